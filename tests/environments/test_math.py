@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,10 +12,14 @@ from pydantic import ValidationError
 from tests.workflows.stage import lines, play, transcript
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environments import math as math_environment
 from kapelle.environments.math import Math
 from kapelle.errors import DataError
-from kapelle.types import Split
+from kapelle.grading.math import math_processes
+from kapelle.grading.processes import Limits
+from kapelle.types import Split, Task
 from kapelle.workflows.chain import Chain
+from kapelle.workflows.solo import Solo
 
 TRAIN = [
     {"question": "Two and three?", "answer": "2+3 = <<2+3=5>>5\n#### 5"},
@@ -56,18 +64,81 @@ SIZES: tuple[tuple[Split, int], ...] = (("train", 2), ("test", 3))
         ("1/3", "#### 0.333", 0.0),
         ("x + 1", r"\boxed{x+1}", 1.0),
         ("x + 1", r"\boxed{x+2}", 0.0),
+        (r"x^2-1", r"\boxed{(x+1)(x-1)}", 1.0),
+        (r"\sqrt{8}", r"\boxed{2\sqrt{2}}", 1.0),
+        (r"(1,2]", r"\boxed{(1, 2]}", 1.0),
+        (r"(1,2]", r"\boxed{[1, 2]}", 0.0),
+        (r"\{1,2\}", r"\boxed{\{2,1\}}", 1.0),
+        (r"\text{Tuesday}", r"\boxed{Tuesday}", 1.0),
         ("5", "#### 5 #### 6", 0.0),
         ("5", r"#### 6 and \boxed{5}", 0.0),
     ],
 )
-def test_grading(gold: str, text: str, score: float) -> None:
-    assert Math().grade(text, gold).score == score
+async def test_grading(gold: str, text: str, score: float) -> None:
+    assert (await Math().grade(text, gold)).score == score
 
 
-def test_where_the_question_does_not_name_the_unit_a_percentage_is_hundredths() -> None:
+async def test_where_the_question_does_not_name_the_unit_a_percentage_is_hundredths() -> None:
     environment = Math(percent_is_unit=False)
-    assert environment.grade("#### 50%", "0.5").score == 1.0
-    assert environment.grade("#### 50%", "50").score == 0.0
+    assert (await environment.grade("#### 50%", "0.5")).score == 1.0
+    assert (await environment.grade("#### 50%", "50")).score == 0.0
+
+
+async def test_what_the_own_reader_leaves_open_is_compared_in_a_process_of_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with math_processes(size=1, limits=Limits(cpu_s=20.0, wall_s=60.0)) as patient:
+        monkeypatch.setattr(math_environment, "shared_math_processes", lambda: patient)
+        environment = Math()
+        assert (await environment.grade(r"\boxed{1-\cos^2 x}", r"\sin^2 x")).score == 1.0
+        assert (await environment.grade(r"\boxed{\cos x}", r"\sin x")).score == 0.0
+
+
+async def test_a_comparison_that_takes_too_long_fails_the_episode_and_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with math_processes(size=1, limits=Limits(cpu_s=0.2, wall_s=0.9)) as hasty:
+        hasty.warm()
+        monkeypatch.setattr(math_environment, "shared_math_processes", lambda: hasty)
+        task = Task("train-0", "q", {"answer": r"\tan 5"})
+        long = r"\boxed{\tan(\tan(\tan(\tan(\tan 5))))}"
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        [episode] = await play(Math(), Solo(), ["solver"], {"solver": lines(long)}, task)
+        ticking.cancel()
+    assert episode.error is not None
+    assert "The grader gave up" in episode.error
+    assert episode.rewards == {}
+    assert ticks > 100, "the event loop went on"
+
+
+def test_the_shared_pool_ends_with_its_process_and_no_fork_ends_it() -> None:
+    program = (
+        "import os, sys\n"
+        "from kapelle.grading.math import grade_math, shared_math_processes\n"
+        "pool = shared_math_processes()\n"
+        "assert pool is shared_math_processes() and not pool._running\n"
+        "pool.warm()\n"
+        "[server] = pool._running\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    sys.exit(shared_math_processes() is pool)\n"
+        "assert os.waitpid(child, 0)[1] == 0 and server.poll() is None\n"
+        "print(server.pid)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
 
 
 def test_equal_answers_have_one_normal_form_for_the_vote() -> None:
@@ -124,7 +195,7 @@ async def test_a_chain_on_a_question(tmp_path: Path) -> None:
     assert episode.success == 1.0
 
 
-def test_the_script_says_the_parts_of_the_solution(tmp_path: Path) -> None:
+async def test_the_script_says_the_parts_of_the_solution(tmp_path: Path) -> None:
     environment = Math(path=folder(tmp_path))
     task = environment.task("train", 0)
     assert environment.script("reasoner", task, (), 0) == "2+3 = 5"
@@ -137,7 +208,7 @@ def test_the_script_says_the_parts_of_the_solution(tmp_path: Path) -> None:
             task = environment.task(split, index)
             for agent in ("actor", "solver"):
                 said = environment.script(agent, task, (), 0)
-                assert environment.grade(said, task.data["answer"]).score == 1.0
+                assert (await environment.grade(said, task.data["answer"])).score == 1.0
 
 
 def test_it_is_what_the_protocols_ask_for() -> None:
@@ -149,11 +220,12 @@ def test_it_is_what_the_protocols_ask_for() -> None:
 
 
 @pytest.mark.data
-def test_gsm8k(gsm8k_folder: Path) -> None:
+async def test_gsm8k(gsm8k_folder: Path) -> None:
     environment = Math(path=str(gsm8k_folder))
     environment.check(["solver"])
     assert (environment.size("train"), environment.size("test")) == (7473, 1319)
     for index in range(1319):
         task = environment.task("test", index)
-        assert environment.grade(environment.script("solver", task, (), 0), task.data["answer"]).score == 1.0
+        said = environment.script("solver", task, (), 0)
+        assert (await environment.grade(said, task.data["answer"])).score == 1.0
     assert environment.task("test", 0).data["answer"] == "18"

@@ -2,13 +2,16 @@ r"""Questions with an answer that can be checked, from a data set: GSM8K unless 
 
 The answer of a row is what follows `####` in its answer field (GSM8K), else the content of its last
 `\boxed{…}` (MATH), else the whole field. An answer that is a number is compared as a number, exactly; any
-other letter by letter.
+other as mathematics: expressions, lists, sets, intervals, points, matrices and equations by what they mean.
+What the exact reader leaves open is compared by math-verify in a process that all worlds share; it starts
+when first needed, and one answer costs a second at most, after which the episode counts as failed.
 
 The script says what the data set's own solution says, without GSM8K's `<<48/2=24>>` annotations.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -19,8 +22,9 @@ from kapelle.configured import Configured
 from kapelle.environments.data_source import DataSource, Row
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.errors import DataError
-from kapelle.grading.exact import grade_exact, plain_text
+from kapelle.grading.exact import plain_text
 from kapelle.grading.extraction import Policy, extract
+from kapelle.grading.math import Undecided, compare_math, read_math, shared_math_processes
 from kapelle.grading.numeric import grade_numeric, parse_number, same_figure, same_value
 from kapelle.grading.verdict import Grade
 from kapelle.types import Message, Split, Task
@@ -108,12 +112,16 @@ class Math(Configured):
         """Open the world of one question."""
         return QuestionWorld(task, agents, lambda text: self.grade(text, task.data["answer"]), {})
 
-    def grade(self, text: str, answer: str) -> Grade:
+    async def grade(self, text: str, answer: str) -> Grade:
         """Return whether a text's final answer is the one given."""
         gold = parse_number(answer)
-        if gold is None:
-            return grade_exact(text, answer, self.extraction)
-        return grade_numeric(text, gold, self.extraction, same_figure if self.percent_is_unit else same_value)
+        if gold is not None:
+            same = same_figure if self.percent_is_unit else same_value
+            return grade_numeric(text, gold, self.extraction, same)
+        read = read_math(text, answer, self.extraction, "figure" if self.percent_is_unit else "hundredths")
+        if isinstance(read, Undecided):
+            return await asyncio.to_thread(compare_math, read, shared_math_processes())
+        return read
 
     def extract(self, text: str) -> str | None:
         """Return the final answer in a normal form, so that equal answers are equal texts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from kapelle.environment import Outcome
 from kapelle.errors import EpisodeError, did_you_mean
@@ -18,11 +18,16 @@ class QuestionWorld:
     """
 
     def __init__(
-        self, task: Task, agents: Sequence[str], grade: Callable[[str], Grade], info: Mapping[str, Json]
+        self,
+        task: Task,
+        agents: Sequence[str],
+        grade: Callable[[str], Grade | Awaitable[Grade]],
+        info: Mapping[str, Json],
     ) -> None:
         self._task = task
         self._agents = tuple(agents)
         self._grade = grade
+        """Says at once what it can; what would block comes as an awaitable."""
         self._info = info
         """What the outcome says about the task itself."""
         self._outcome: Outcome | None = None
@@ -44,7 +49,7 @@ class QuestionWorld:
         for name in actions:
             if name not in self._agents:
                 raise EpisodeError(f"'{name}' answered and has no seat.{did_you_mean(name, self._agents)}")
-        grades = {name: self._graded(text) for name, text in actions.items()}
+        grades = {name: await self._graded(text) for name, text in actions.items()}
         rewards = {name: grade.score for name, grade in grades.items()}
         info: dict[str, Json] = {
             **self._info,
@@ -53,13 +58,14 @@ class QuestionWorld:
         }
         success = sum(rewards.values()) / len(rewards)
         if final is not None:
-            verdict = self._graded(final)
+            verdict = await self._graded(final)
             success, info["final"] = verdict.score, verdict.answer
         self._outcome = Outcome(rewards, success, info)
         return {}
 
-    def _graded(self, text: str) -> Grade:
-        grade = self._grade(text)
+    async def _graded(self, text: str) -> Grade:
+        said = self._grade(text)
+        grade = said if isinstance(said, Grade) else await said
         if grade.status == "ungraded":
             raise EpisodeError(f"The grader gave up: {grade.explanation}")
         return grade

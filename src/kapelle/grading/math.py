@@ -8,8 +8,11 @@ one at all: no letter, decimal point or command that would let a loose compariso
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kapelle.grading.algebra import TooLarge
 from kapelle.grading.exact import plain_text
@@ -20,10 +23,35 @@ from kapelle.grading.math_text import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.processes import Answering, GaveUp, KillableProcesses, Limits
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
+COMPARISON = Limits(cpu_s=0.8, wall_s=0.9)
+"""What one comparison by math-verify may cost, so that no answer holds a grader for a second."""
 
-def math_processes(size: int = 2, limits: Limits | None = None) -> KillableProcesses:
+
+def math_processes(size: int = 2, limits: Limits = COMPARISON) -> KillableProcesses:
     """Return a pool that runs math-verify; at most `size` comparisons at a time, others wait."""
     return KillableProcesses("kapelle.grading.math_worker", size, limits)
+
+
+def shared_math_processes() -> KillableProcesses:
+    """Return the pool that everything in this process shares.
+
+    It starts with the first comparison that needs it and ends with the process.
+    """
+    # A fork must not talk over the pipes of its parent's servers.
+    return _pool_of(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _pool_of(_process: int) -> KillableProcesses:
+    return math_processes()
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """An answer that the own reader does not decide: math-verify is to compare it."""
+
+    answer: str
+    gold: str
 
 
 def grade_math(
@@ -38,6 +66,14 @@ def grade_math(
     `ungraded` when math-verify needs more time or memory than `processes` gives it; an answer that is
     itself oversized, ambiguous or undefined is `no_answer`.
     """
+    read = read_math(text, gold, policies, percent)
+    return compare_math(read, processes) if isinstance(read, Undecided) else read
+
+
+def read_math(
+    text: str, gold: str, policies: Sequence[Policy], percent: Percent = "figure"
+) -> Grade | Undecided:
+    """Return the verdict of the own reader, or what it leaves open; never blocks."""
     found = extract(text, policies)
     if found.text is None:
         return no_answer(found.problem)
@@ -45,15 +81,31 @@ def grade_math(
     if len(answer) > MAX_CHARACTERS:
         return no_answer(f"The answer has {len(answer):,} characters; at most {MAX_CHARACTERS} are read.")
     try:
-        same = _same(answer, gold, processes, percent)
+        same = _same(answer, gold, percent)
     except Refused as problem:
-        return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
-    except GaveUp as problem:
-        return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
+        return _unreadable(answer, str(problem))
+    if same is None:
+        return Undecided(answer, gold)
     return right(answer) if same else wrong(answer, gold)
 
 
-def _same(answer: str, gold: str, processes: Answering, percent: Percent) -> bool:
+def compare_math(left: Undecided, processes: Answering) -> Grade:
+    """Return math-verify's verdict; blocks for as long as `processes` allows, so call it in a thread."""
+    answer, gold = left.answer, left.gold
+    try:
+        same = processes.ask({"gold": f"${tidy(gold)}$", "answer": f"${tidy(answer)}$"})
+    except GaveUp as problem:
+        return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
+    if same is None:
+        return _unreadable(answer, "It cannot be read.")
+    return right(answer) if same else wrong(answer, gold)
+
+
+def _unreadable(answer: str, problem: str) -> Grade:
+    return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
+
+
+def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
         return True
     by_reading = _same_by_reading(answer, gold, percent)
@@ -62,10 +114,7 @@ def _same(answer: str, gold: str, processes: Answering, percent: Percent) -> boo
     why = why_not_comparable(answer, gold)
     if why:
         raise Refused(why)
-    compared = processes.ask({"gold": f"${tidy(gold)}$", "answer": f"${tidy(answer)}$"})
-    if compared is None:
-        raise Refused("It cannot be read.")
-    return bool(compared)
+    return None
 
 
 def _same_by_reading(answer: str, gold: str, percent: Percent) -> bool | None:

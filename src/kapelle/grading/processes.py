@@ -43,7 +43,7 @@ class Limits:
     cpu_s: float = 0.8
     """Seconds of CPU: the limit that counts, the same on a busy machine."""
     wall_s: float = 8.0
-    """Seconds from fork to answer, for work that waits instead."""
+    """Seconds from fork to answer, for work that waits instead, or for its turn on a crowded machine."""
     start_s: float = 60.0
     """Seconds that a server may take to import what it needs, once."""
     memory_bytes: int = 1 << 30
@@ -66,7 +66,7 @@ class KillableProcesses:
         for _ in range(size):
             self._idle.put(None)
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._end = weakref.finalize(self, _end_all, self._running)
+        self._end = weakref.finalize(self, _end_own, self._running, os.getpid())
 
     def warm(self) -> None:
         """Start one server now, so that the first question does not wait for its imports."""
@@ -169,6 +169,12 @@ def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
         return json.loads(data)
     except ValueError as problem:
         raise GaveUp("The process that grades answered something that is not JSON.") from problem
+
+
+def _end_own(servers: set[subprocess.Popen[bytes]], owner: int) -> None:
+    # A fork of this process inherits the pool and not its servers.
+    if os.getpid() == owner:
+        _end_all(servers)
 
 
 def _end_all(servers: set[subprocess.Popen[bytes]]) -> None:
