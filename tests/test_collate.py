@@ -6,19 +6,25 @@ import pytest
 import torch
 from tests.tiny import episode, group, team_of, turn
 
-from kapelle.algorithm import Credit, TurnKey
+from kapelle.algorithm import Credit, CriticLoss, CriticNeed, Estimates, TurnKey
+from kapelle.algorithms.surrogate import ValueLossConfig
 from kapelle.collate import (
     central_prompt,
     critic_sample,
+    critic_samples,
+    embedding_samples,
     policy_sample,
+    policy_samples,
     reference_samples,
-    training_samples,
     value_samples,
 )
 from kapelle.team import Agent, Team
 from kapelle.types import Sampling
 
 CRITICS = {"a": "critic:a", "b": "critic:a"}
+FIT: CriticLoss = ValueLossConfig().build()
+LOCAL = CriticNeed("local", FIT, "own")
+PER_TURN = CriticNeed("local", FIT, "own", unit="turn")
 
 
 class TestPolicySample:
@@ -39,11 +45,29 @@ class TestCriticSample:
     def test_values_are_asked_for_before_each_token_and_after_the_last(self) -> None:
         team = team_of("a", critics={"a": "critic:a"})
         one = episode(turn("a", 0, 2))
-        before = critic_sample(one, one.turns[0], team, "local", {})
-        after = critic_sample(one, one.turns[0], team, "local", {}, after=True)
+        before = critic_sample(one, one.turns[0], team, LOCAL, {})
+        after = critic_sample(one, one.turns[0], team, LOCAL, {}, after=True)
         assert (before.learner, before.tokens, before.targets) == ("critic:a", (5, 10, 11, 20, 21), (3, 4))
         assert (after.tokens, after.targets) == (before.tokens, (5,))
         assert before.temperature == 1.0
+
+    def test_a_value_of_the_turn_is_asked_for_before_anything_is_said(self) -> None:
+        team = team_of("a", critics={"a": "critic:a"})
+        one = episode(turn("a", 0, 2))
+        before = critic_sample(one, one.turns[0], team, PER_TURN, {})
+        after = critic_sample(one, one.turns[0], team, PER_TURN, {}, after=True)
+        assert before.targets == (3,)
+        assert (after.tokens, after.targets) == ((5, 10, 11, 20, 21), (5,))
+
+
+class TestEmbeddingSamples:
+    def test_the_prompt_is_read_alone_and_the_completion_after_it(self) -> None:
+        groups = [group(episode(turn("a", 0, 2)))]
+        saw, said = embedding_samples(groups, {"a": "embedder:a"})
+        (one,), (other,) = saw.values(), said.values()
+        # A token's hidden state is what the place after it is asked from.
+        assert (one.learner, one.tokens, one.targets) == ("embedder:a", (5, 10, 11), (1, 2, 3))
+        assert (other.tokens, other.targets) == ((5, 10, 11, 20, 21), (4, 5))
 
 
 class TestCentralPrompt:
@@ -103,14 +127,14 @@ class TestValueSamples:
     ) -> None:
         team = team_of("a", "b", critics=CRITICS)
         turns = (turn("a", 0), turn("b", 1), turn("a", 2, finish_reason=finish))
-        values, after = value_samples([group(episode(*turns, truncated=cut))], team, "local")
+        values, after = value_samples([group(episode(*turns, truncated=cut))], team, LOCAL)
         assert sorted(key.turn for key in values) == [0, 1, 2]
         assert sorted(key.turn for key in after) == bootstrapped
 
     def test_turns_that_are_not_trained_have_no_value(self) -> None:
         team = team_of("a", "b", critics=CRITICS)
         turns = (turn("a", 0), turn("b", 1, trained=False))
-        values, _ = value_samples([group(episode(*turns))], team, "local")
+        values, _ = value_samples([group(episode(*turns))], team, LOCAL)
         assert [key.turn for key in values] == [0]
 
 
@@ -125,10 +149,14 @@ class TestTrainingSamples:
         }
         values = {keys[0]: torch.tensor([0.1, 0.2]), keys[1]: torch.tensor([0.3])}
         reference = {key: torch.full_like(value, -9.0) for key, value in values.items()}
-        samples = training_samples(groups, team, credit, reference, values, "local")
+        estimates = Estimates(values, reference=reference, proximal={keys[0]: torch.tensor([-1.5, -2.5])})
+        policies = policy_samples(groups, team, credit, estimates)
         # b's turn is left out of its policy's loss, and its critic still learns from it.
-        assert [s.learner for s in samples] == ["a", "critic:a", "critic:a"]
-        policy, first, second = samples
+        assert list(policies) == [keys[0]]
+        policy = policies[keys[0]]
+        first, second = critic_samples(groups, team, credit, estimates, LOCAL)
+        assert [s.learner for s in (policy, first, second)] == ["a", "critic:a", "critic:a"]
+        assert policy.columns["proximal"].tolist() == [-1.5, -2.5]
         assert policy.columns["advantage"].dtype == torch.float32
         assert policy.columns["advantage"].tolist() == [1.0, 2.0]
         assert policy.columns["behaviour"].tolist() == [-1.0, -1.0]

@@ -27,6 +27,8 @@ BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "ppo": "kapelle.algorithms.ppo:PPO",
     "ippo": "kapelle.algorithms.ppo:IPPO",
     "mappo": "kapelle.algorithms.mappo:MAPPO",
+    "marft": "kapelle.algorithms.marft:MARFT",
+    "happo": "kapelle.algorithms.happo:HAPPO",
 }
 
 
@@ -36,6 +38,15 @@ class TurnKey(NamedTuple):
     group: int
     episode: int
     turn: int
+
+
+class Embedding(NamedTuple):
+    """One turn as a frozen model reads it."""
+
+    saw_D: Tensor
+    """Mean last hidden state over the prompt's tokens."""
+    said_D: Tensor
+    """Mean last hidden state over the completion's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,16 @@ class Estimates:
     """Value (scalar) after the last token of a turn at which an episode was cut short."""
     reference: Mapping[TurnKey, Tensor] = field(default_factory=dict)
     """`reference_logp_T`; empty where the algorithm asks for no reference."""
+    proximal: Mapping[TurnKey, Tensor] = field(default_factory=dict)
+    """`logp_T` by the trainer's own weights before the update; empty unless `Algorithm.proximal`."""
+    greedy: Mapping[int, Episode] = field(default_factory=dict)
+    """Group → the greedy episode of its task; empty unless `Algorithm.greedy`."""
+    embedding: Mapping[TurnKey, Embedding] = field(default_factory=dict)
+    """What the agent saw and said, as vectors; empty unless `Algorithm.embeddings`."""
+    score: Mapping[TurnKey, float] = field(default_factory=dict)
+    """A verifier's probability that the turn's answer is right; empty without one."""
+    step: int = 1
+    """Number of the step, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +77,7 @@ class Credit:
 
     advantage_T: Tensor
     return_T: Tensor | None = None
-    """Target of the critic at each token; None without a critic."""
+    """Target of the critic wherever it was asked, `[T]` or `[1]` (`CriticNeed.unit`); None without a critic."""
     weight: float = 1.0
     """0 leaves the turn out of the policy's loss and of its weight."""
 
@@ -115,6 +136,49 @@ class CreditFunction(Protocol):
     def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]: ...
 
 
+class CreditMemory(Protocol):
+    """Credit that remembers or learns from step to step: baselines, mixers, replay.
+
+    Everything that it keeps is in `state`, so that a resumed run goes on bit for bit.
+    """
+
+    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        """Return credit for every turn that is trained on, and take the step into memory."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return what is to be shown of the last call."""
+        ...
+
+    def state(self) -> dict[str, object]:
+        """Return what is remembered, as a tree of tensors and plain values."""
+        ...
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        """Take what `state` returned."""
+        ...
+
+
+class Choose(Protocol):
+    """Says which policies move in a step, in which order; pure."""
+
+    def __call__(self, policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]: ...
+
+
+def everybody(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
+    """Return all policies: the joint order."""
+    return tuple(policies)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which policies an update moves, and whether at once or one after another."""
+
+    choose: Choose = everybody
+    sequential: bool = False
+    """True: each policy's advantages carry the ratios of those that moved before it (HAPPO's M)."""
+
+
 @dataclass(frozen=True, slots=True)
 class CriticNeed:
     """What an algorithm wants to know from critics."""
@@ -125,6 +189,8 @@ class CriticNeed:
     sharing: Literal["own", "shared"]
     """Default of `team.critic_sharing`."""
     coefficient: float = 1.0
+    unit: Literal["token", "turn"] = "token"
+    """One value before each completion token, or one before the whole turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +213,23 @@ class Algorithm:
     """Passes over a step's data."""
     minibatches: int = 1
     """Optimiser steps per pass."""
+    memory: Callable[[Team, int], CreditMemory] | None = None
+    """Makes, of a team and a seed, what gives credit in place of `credit`."""
+    order: Order = Order()
+    proximal: bool = False
+    """True when the loss or the credit reads the trainer's own log-probs before the update."""
+    greedy: bool = False
+    """True when every task is played once more, greedily, as a baseline."""
+    embeddings: bool = False
+    """True when credit reads turns as vectors."""
+    swap_every: int = 0
+    """Steps after which the team's first two policies exchange their weights; 0 never."""
+    redraw: int = 0
+    """How often a task whose group has no variance may be replaced by another in the same step."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
     """Each agent's undiscounted return as it is trained on, the team's reward shared; None shares nothing."""
-    check: Callable[[Team], None] | None = None
-    """Raises ConfigError when a team cannot be trained by it."""
+    checks: tuple[Callable[[Team], None], ...] = ()
+    """Each raises ConfigError when a team cannot be trained by it."""
 
 
 def algorithm_class(name: str) -> type:

@@ -47,13 +47,8 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         raise ConfigError(
             "No agent of this team is trained. Set `team.sharing: lora` or `shared`, or give an agent such `weights`."
         )
-    if algorithm.check is not None:
-        algorithm.check(team)
-    if algorithm.name == "ppo" and len({team.policy_of[name] for name in team.names}) > 1:
-        raise ConfigError(
-            "`ppo` is for one policy; this team has several. Set `algorithm.name: ippo` (a critic for each agent) or "
-            "`mappo` (one central critic)."
-        )
+    for check in algorithm.checks:
+        check(team)
     environment = cast("Environment", config.environment)
     scripted = isinstance(environment, Scripted)
     if algorithm.source == "demonstrations" and not scripted:

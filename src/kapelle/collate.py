@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kapelle.algorithm import Credit, TurnKey, turns_of
+from kapelle.algorithm import Credit, CriticNeed, Estimates, TurnKey, turns_of
 from kapelle.batch import Sample
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Turn
@@ -30,17 +30,23 @@ def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Te
 
 
 def critic_sample(
-    episode: Episode, turn: Turn, team: Team, view: str, columns: Mapping[str, Tensor], after: bool = False
+    episode: Episode,
+    turn: Turn,
+    team: Team,
+    need: CriticNeed,
+    columns: Mapping[str, Tensor],
+    after: bool = False,
 ) -> Sample:
-    """Return a turn as a question to its agent's critic about the value before each completion token.
+    """Return a turn as a question to its agent's critic: values before its tokens, or before the turn.
 
-    `view` is `local` (what the agent itself read) or `central` (see `central_prompt`). With `after`, the
+    `need.view` is `local` (what the agent itself read) or `central` (see `central_prompt`). With `after`, the
     one value after the last token is asked for instead.
     """
-    prompt = turn.prompt_ids if view == "local" else central_prompt(episode, turn)
+    prompt = turn.prompt_ids if need.view == "local" else central_prompt(episode, turn)
     tokens = prompt + turn.completion_ids
-    places = (len(tokens),) if after else tuple(range(len(prompt), len(tokens)))
-    return Sample(team.critic_of[turn.agent], tokens, places, columns)
+    asked = tokens if need.unit == "token" else tokens[: len(prompt) + 1]
+    places = (len(tokens),) if after else tuple(range(len(prompt), len(asked)))
+    return Sample(team.critic_of[turn.agent], tokens if after else asked, places, columns)
 
 
 def central_prompt(episode: Episode, turn: Turn) -> tuple[int, ...]:
@@ -75,40 +81,67 @@ def reference_samples(groups: Sequence[Group], team: Team, name: Mapping[str, st
 
 
 def value_samples(
-    groups: Sequence[Group], team: Team, view: str
+    groups: Sequence[Group], team: Team, need: CriticNeed
 ) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
     """Return what to ask the critics: values of every trained turn, and those after turns cut short."""
     values: dict[TurnKey, Sample] = {}
     after: dict[TurnKey, Sample] = {}
     for key, turn in turns_of(groups):
         episode = groups[key.group].episodes[key.episode]
-        values[key] = critic_sample(episode, turn, team, view, {})
+        values[key] = critic_sample(episode, turn, team, need, {})
         if turn is episode.by(turn.agent)[-1] and (episode.truncated or turn.finish_reason == "length"):
-            after[key] = critic_sample(episode, turn, team, view, {}, after=True)
+            after[key] = critic_sample(episode, turn, team, need, {}, after=True)
     return values, after
 
 
-def training_samples(
-    groups: Sequence[Group],
-    team: Team,
-    credit: Mapping[TurnKey, Credit],
-    reference: Mapping[TurnKey, Tensor],
-    values: Mapping[TurnKey, Tensor],
-    view: str | None,
-) -> list[Sample]:
-    """Return the samples of one update: one per credited turn for its policy, one for its critic."""
-    samples: list[Sample] = []
+def policy_samples(
+    groups: Sequence[Group], team: Team, credit: Mapping[TurnKey, Credit], estimates: Estimates
+) -> dict[TurnKey, Sample]:
+    """Return what each policy learns from: one sample per credited turn."""
+    samples: dict[TurnKey, Sample] = {}
     for key, turn in turns_of(groups):
         given = credit[key]
         if given.weight > 0:
             columns = {
                 "behaviour": torch.tensor(turn.logprobs),
                 "advantage": given.advantage_T.float(),
-                **({"reference": reference[key]} if key in reference else {}),
+                **({"reference": estimates.reference[key]} if key in estimates.reference else {}),
+                **({"proximal": estimates.proximal[key]} if key in estimates.proximal else {}),
             }
-            samples.append(policy_sample(turn, team, turn.policy, columns))
-        if given.return_T is not None:
-            assert view is not None, "returns are for critics"
-            columns = {"return": given.return_T.float(), "value": values[key]}
-            samples.append(critic_sample(groups[key.group].episodes[key.episode], turn, team, view, columns))
+            samples[key] = policy_sample(turn, team, turn.policy, columns)
     return samples
+
+
+def critic_samples(
+    groups: Sequence[Group],
+    team: Team,
+    credit: Mapping[TurnKey, Credit],
+    estimates: Estimates,
+    need: CriticNeed,
+) -> list[Sample]:
+    """Return what critics learn from: one sample per turn that has a target."""
+    samples: list[Sample] = []
+    for key, turn in turns_of(groups):
+        target = credit[key].return_T
+        if target is not None:
+            columns = {"return": target.float(), "value": estimates.values[key]}
+            samples.append(critic_sample(groups[key.group].episodes[key.episode], turn, team, need, columns))
+    return samples
+
+
+def embedding_samples(
+    groups: Sequence[Group], name: Mapping[str, str]
+) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
+    """Return what to ask the embedders (`name`: policy → embedder) about every trained turn: saw, and said.
+
+    The prompt is read alone and the completion after its prompt.
+    """
+    saw: dict[TurnKey, Sample] = {}
+    said: dict[TurnKey, Sample] = {}
+    for key, turn in turns_of(groups):
+        embedder, start = name[turn.policy], len(turn.prompt_ids)
+        tokens = turn.prompt_ids + turn.completion_ids
+        # A hidden state is asked for by the place after its token.
+        saw[key] = Sample(embedder, turn.prompt_ids, tuple(range(1, start + 1)))
+        said[key] = Sample(embedder, tokens, tuple(range(start + 1, len(tokens) + 1)))
+    return saw, said

@@ -26,10 +26,15 @@ def write_checkpoint(
     engine: TorchTrainEngine,
     bases: Mapping[str, str],
     policies: Callable[[Path], None],
+    credit: Mapping[str, object],
 ) -> Path:
-    """Save everything that an exact resume after `step` needs and let `latest` name it."""
+    """Save everything that an exact resume after `step` needs and let `latest` name it.
+
+    `credit` is what the algorithm remembers from step to step.
+    """
     state = {
         "train": engine.state(),
+        "credit": dict(credit),
         "loop": {
             "step": step,
             "bases": dict(bases),
@@ -43,9 +48,13 @@ def write_checkpoint(
 
 
 def read_checkpoint(
-    folder: Path, engine: TorchTrainEngine, bases: Mapping[str, str], say: Callable[[str], None]
+    folder: Path,
+    engine: TorchTrainEngine,
+    bases: Mapping[str, str],
+    say: Callable[[str], None],
+    take_credit: Callable[[Mapping[str, object]], None],
 ) -> Mapping[str, Any]:
-    """Load the newest whole checkpoint into the engine and the generators; return its loop part.
+    """Load the newest whole checkpoint into the engine, the credit's memory and the generators; return its loop part.
 
     `say` hears which newer ones were damaged. Raises CheckpointError when there is none, or when it stands on
     other base weights.
@@ -63,6 +72,7 @@ def read_checkpoint(
             "model that it was trained with."
         )
     engine.load_state(state["train"])
+    take_credit(state["credit"])
     checkpoint.restore_random(loop["random"])
     return loop
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +14,26 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, turns_of
-from kapelle.collate import policy_sample, reference_samples, training_samples, value_samples
+from kapelle.algorithm import Algorithm, Credit, Embedding, Estimates, TurnKey, turns_of
+from kapelle.collate import (
+    critic_samples,
+    embedding_samples,
+    policy_sample,
+    policy_samples,
+    reference_samples,
+    value_samples,
+)
 from kapelle.config import RunConfig
-from kapelle.engines.torch_train import reference_name
+from kapelle.engines.torch_train import embedder_name, reference_name
 from kapelle.engines.train import Objective, TrainEngine
 from kapelle.environment import Environment
 from kapelle.errors import ParityError, TrainingHalted
-from kapelle.metrics import own_returns, rollout_metrics
+from kapelle.metrics import is_dead, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
-from kapelle.types import Group, Task
+from kapelle.timeline import Timeline
+from kapelle.types import Episode, Group, Task
+from kapelle.updates import update_in_order
 
 T = TypeVar("T")
 
@@ -49,6 +57,7 @@ class Loop:
         self._algorithm = algorithm
         self._play = play
         self._engine = engine
+        self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
         critic = algorithm.critic
         self._objective = Objective(
             algorithm.policy_loss,
@@ -62,52 +71,123 @@ class Loop:
 
     def step(self, number: int) -> Step:
         """Take step `number` (from 1) and return what happened; its result depends on the weights alone."""
-        clock = _Clock()
-        tasks = training_tasks(self._play.environment, self._config, number)
-        seed = derive_seed(self._config.seed, "rollout", number)
-        groups = run_async(lambda: rollout(self._play, tasks, self._algorithm.group_size, seed))
-        clock.lap("rollout")
+        clock = Timeline()
+        play = replace(self._play, timeline=clock)
+        groups = self._played(play, number)
         self._halt_on_failures(groups)
         self._refuse_other_weights(groups)
         metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
-        estimates = self._estimates(groups)
-        clock.lap("score")
-        samples = self._samples(groups, estimates, metrics)
-        if samples:
-            metrics |= self._engine.update(samples, self._objective)
-        clock.lap("update")
-        self._publish()
-        every = self._algorithm.reference_every
-        if every and number % every == 0:
-            self._engine.refresh_references()
-        clock.lap("publish")
+        clock.enter("score")
+        estimates = self._estimates(play, groups, number)
+        clock.leave()
+        clock.enter("update")
+        metrics |= self._update(groups, estimates, number)
+        clock.leave()
+        clock.enter("publish")
+        self._hand_over(number)
+        clock.leave()
         tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
-        metrics |= clock.metrics(tokens)
-        return Step(number, tuple(groups), metrics)
+        return Step(number, tuple(groups), metrics | _time_metrics(clock, tokens))
 
-    def _samples(self, groups: Sequence[Group], estimates: Estimates, metrics: dict[str, float]) -> list[Any]:
-        team = self._play.team
-        if self._algorithm.credit is None:
-            return [policy_sample(turn, team, turn.policy, {}) for _, turn in turns_of(groups)]
-        credit = self._algorithm.credit(groups, estimates)
-        metrics |= _credit_metrics(groups, credit)
-        view = self._algorithm.critic.view if self._algorithm.critic else None
-        return training_samples(groups, team, credit, estimates.reference, estimates.values, view)
+    def _played(self, play: Play, number: int) -> list[Group]:
+        """Play the step's tasks; with `redraw`, groups without variance make way for further tasks."""
+        algorithm = self._algorithm
+        seed = derive_seed(self._config.seed, "rollout", number)
+        tasks = training_tasks(play.environment, self._config, number)
+        groups = run_async(lambda: rollout(play, tasks, algorithm.group_size, seed))
+        returns = algorithm.returns or own_returns
+        for attempt in range(1, algorithm.redraw + 1):
+            dead = [k for k, group in enumerate(groups) if is_dead(group, returns)]
+            if not dead:
+                break
+            others = training_tasks(play.environment, self._config, number, attempt)
+            again = [others[k] for k in dead]
+            fresh = run_async(lambda again=again: rollout(play, again, algorithm.group_size, seed))  # type: ignore[misc]
+            for k, group in zip(dead, fresh, strict=True):
+                groups[k] = group
+        return groups
 
-    def _estimates(self, groups: Sequence[Group]) -> Estimates:
-        team, critic = self._play.team, self._algorithm.critic
+    def _update(self, groups: Sequence[Group], estimates: Estimates, number: int) -> dict[str, float]:
+        team, algorithm = self._play.team, self._algorithm
+        give = self._memory or algorithm.credit
+        if give is None:
+            samples = {key: policy_sample(turn, team, turn.policy, {}) for key, turn in turns_of(groups)}
+            return self._engine.update(list(samples.values()), self._objective) if samples else {}
+        credit = give(groups, estimates)
+        metrics = _credit_metrics(groups, credit)
+        if self._memory is not None:
+            metrics |= self._memory.metrics()
+        return metrics | update_in_order(
+            self._engine,
+            self._objective,
+            algorithm.order,
+            algorithm.order.choose(team.trained, number, self._config.seed),
+            policy_samples(groups, team, credit, estimates),
+            critic_samples(groups, team, credit, estimates, algorithm.critic) if algorithm.critic else [],
+            groups,
+        )
+
+    def _estimates(self, play: Play, groups: Sequence[Group], number: int) -> Estimates:
+        team, algorithm = self._play.team, self._algorithm
         values: dict[TurnKey, Tensor] = {}
         bootstrap: dict[TurnKey, Tensor] = {}
-        reference: dict[TurnKey, Tensor] = {}
-        if critic is not None:
-            ask, after = value_samples(groups, team, critic.view)
+        if algorithm.critic is not None:
+            ask, after = value_samples(groups, team, algorithm.critic)
             scored = self._engine.score([*ask.values(), *after.values()])
             values = dict(zip(ask, scored, strict=False))
             bootstrap = {key: value[0] for key, value in zip(after, scored[len(ask) :], strict=True)}
-        if self._algorithm.reference_every is not None:
-            questions = reference_samples(groups, team, {name: reference_name(name) for name in team.trained})
-            reference = dict(zip(questions, self._engine.score(list(questions.values())), strict=True))
-        return Estimates(values, bootstrap, reference)
+        reference: dict[TurnKey, Tensor] = {}
+        if algorithm.reference_every is not None:
+            reference = self._scored(groups, {name: reference_name(name) for name in team.trained})
+        return Estimates(
+            values,
+            bootstrap,
+            reference,
+            self._scored(groups, {name: name for name in team.trained}) if algorithm.proximal else {},
+            self._greedy(play, groups, number) if algorithm.greedy else {},
+            self._embedding(groups) if algorithm.embeddings else {},
+            step=number,
+        )
+
+    def _scored(self, groups: Sequence[Group], name: Mapping[str, str]) -> dict[TurnKey, Tensor]:
+        """Return the log-probs of every trained turn by the learner or reference that `name` gives its policy."""
+        questions = reference_samples(groups, self._play.team, name)
+        return dict(zip(questions, self._engine.score(list(questions.values())), strict=True))
+
+    def _embedding(self, groups: Sequence[Group]) -> dict[TurnKey, Embedding]:
+        team = self._play.team
+        saw, said = embedding_samples(groups, {name: embedder_name(name) for name in team.trained})
+        vectors = self._engine.embed([*saw.values(), *said.values()])
+        return {
+            key: Embedding(a, b)
+            for key, a, b in zip(saw, vectors[: len(saw)], vectors[len(saw) :], strict=True)
+        }
+
+    def _greedy(self, play: Play, groups: Sequence[Group], number: int) -> dict[int, Episode]:
+        """Play each task once more with every agent at its likeliest; a task where that fails is left out."""
+        seed = derive_seed(self._config.seed, "greedy", number)
+        tasks = [group.task for group in groups]
+        played = run_async(lambda: rollout(greedy_play(play), tasks, 1, seed))
+        return {g: group.episodes[0] for g, group in enumerate(played) if group.episodes[0].error is None}
+
+    def _hand_over(self, number: int) -> None:
+        """Exchange roles where it is time, and let the rollout engine act with the new weights."""
+        every = self._algorithm.swap_every
+        if every and number % every == 0:
+            self._engine.exchange(*self._play.team.trained[:2])
+        self._publish()
+        every_reference = self._algorithm.reference_every
+        if every_reference and number % every_reference == 0:
+            self._engine.refresh_references()
+
+    def state(self) -> dict[str, object]:
+        """Return what credit remembers, for a checkpoint."""
+        return self._memory.state() if self._memory is not None else {}
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        """Take what `state` returned."""
+        if self._memory is not None:
+            self._memory.load_state(state)
 
     def _publish(self) -> None:
         for policy, published in self._engine.publish().items():
@@ -138,13 +218,17 @@ class Loop:
             )
 
 
-def training_tasks(environment: Environment, config: RunConfig, step: int) -> list[Task]:
-    """Return the tasks of a step: every task of a finite split once per epoch, in an order drawn anew."""
+def training_tasks(environment: Environment, config: RunConfig, step: int, attempt: int = 0) -> list[Task]:
+    """Return the tasks of a step: every task of a finite split once per epoch, in an order drawn anew.
+
+    `attempt` gives a further draw for the same step, of what a later step plays too.
+    """
     import random
 
     count = config.training.tasks_per_step
     size = environment.size("train")
-    cursors = range((step - 1) * count, step * count)
+    ahead = attempt * config.training.steps
+    cursors = range((step - 1 + ahead) * count, (step + ahead) * count)
     if size is None:
         return [
             environment.task("train", derive_seed(config.seed, "task", cursor) >> 16) for cursor in cursors
@@ -200,19 +284,8 @@ def _credit_metrics(groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -
     return row
 
 
-class _Clock:
-    """Where the seconds of a step went."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
-        self._last = now
-
-    def metrics(self, tokens: int) -> dict[str, float]:
-        total = time.perf_counter() - self._start
-        row = {f"time/{name}": seconds for name, seconds in self._laps.items()}
-        return row | {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
+def _time_metrics(clock: Timeline, tokens: int) -> dict[str, float]:
+    parts = clock.seconds()
+    total = sum(parts.values())
+    row = {f"time/{name}": seconds for name, seconds in parts.items()}
+    return row | {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}

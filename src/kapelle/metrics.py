@@ -131,7 +131,7 @@ def rollout_metrics(
     _put_mean(row, "success", [episode.success for episode in valid if episode.success is not None])
     _put_mean(row, "truncated", [float(episode.truncated) for episode in valid])
     _put_mean(
-        row, "dead_groups", [float(_is_dead(group, returns)) for group in groups if len(group.episodes) > 1]
+        row, "dead_groups", [float(is_dead(group, returns)) for group in groups if len(group.episodes) > 1]
     )
     for agent in _names(episode.agents for episode in played):
         seated = [episode for episode in valid if agent in episode.agents]
@@ -162,7 +162,8 @@ def _terminal(agent: str, episodes: Sequence[Episode]) -> list[float]:
     return [episode.rewards[agent] for episode in episodes if agent in episode.rewards]
 
 
-def _is_dead(group: Group, returns: Callable[[Episode], Mapping[str, float]]) -> bool:
+def is_dead(group: Group, returns: Callable[[Episode], Mapping[str, float]] = own_returns) -> bool:
+    """Return whether no trained agent's return varies among a group's episodes."""
     learners = _names((turn.agent for turn in episode.turns if turn.trained) for episode in group.valid)
     seats = learners or _names(episode.agents for episode in group.valid)
     earned = [returns(episode) for episode in group.valid]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
 from kapelle.environment import Answerable, Environment, Outcome, World
 from kapelle.errors import ContextError, EngineError, EpisodeError
 from kapelle.seeds import derive_seed
 from kapelle.team import Agent, Team
+from kapelle.timeline import Timeline
 from kapelle.types import Episode, Group, Message, Sampling, Task, Turn
 from kapelle.workflow import Workflow
 
@@ -30,6 +31,8 @@ class Play:
     engine: RolloutEngine
     sampling: Mapping[str, Sampling] | None = None
     """Sampling by agent in place of the team's own; greedy evaluation uses it."""
+    timeline: Timeline = field(default_factory=Timeline, compare=False)
+    """Who is told where the time goes."""
 
 
 class LiveSeat:
@@ -74,17 +77,16 @@ class LiveSeat:
         seed = derive_seed(self._scene.seed, self._agent.name, self._said)
         seen = self._scene.clock
         self._said += 1
-        completion = await play.engine.generate(
-            Request(
-                policy.name,
-                self._agent.name,
-                tuple(self._messages),
-                prompt,
-                replace(sampling, max_tokens=min(sampling.max_tokens, renderer.context - len(prompt))),
-                seed,
-                self._scene.task,
-            )
+        request = Request(
+            policy.name,
+            self._agent.name,
+            tuple(self._messages),
+            prompt,
+            replace(sampling, max_tokens=min(sampling.max_tokens, renderer.context - len(prompt))),
+            seed,
+            self._scene.task,
         )
+        completion = await play.timeline.during("generate", play.engine.generate(request))
         if not all(map(math.isfinite, completion.logprobs)):
             raise EpisodeError(
                 f"Policy '{policy.name}' spoke with log-probs that are not finite: its weights are broken. "
@@ -180,7 +182,7 @@ class LiveScene:
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Move in the world and book what it pays on the agents' last turns."""
-        paid = await self._world.step(actions, final)
+        paid = await self.play.timeline.during("environment", self._world.step(actions, final))
         for agent, reward in paid.items():
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
             if last is None:
@@ -206,7 +208,11 @@ async def play_episode(play: Play, task: Task, seed: int) -> Episode:
         try:
             scene = LiveScene(play, task, seed, world)
             await play.workflow.run(scene)
-            outcome = world.outcome()
+            play.timeline.enter("grade")
+            try:
+                outcome = world.outcome()
+            finally:
+                play.timeline.leave()
         finally:
             await world.close()
         _check_rewards(scene.turns, outcome, play.environment.reward_range, names)

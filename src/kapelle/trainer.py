@@ -161,6 +161,7 @@ class Trainer:
             ),
             self.config.seed,
             references=self.algorithm.reference_every is not None,
+            embedders=self.algorithm.embeddings,
         )
         environment, workflow = (
             cast("Environment", self.config.environment),
@@ -250,7 +251,7 @@ class Trainer:
 
     def _publish_all(self) -> None:
         for name in self.team.trained:
-            self.play.engine.load(name, self.engine.weights(name), self.engine.learners[name].steps)
+            self.play.engine.load(name, self.engine.weights(name), self.engine.learners[name].version)
 
     def _record(self, step: Step) -> None:
         if self._run is None:
@@ -269,7 +270,9 @@ class Trainer:
     def save(self) -> Path:
         """Write a checkpoint; nothing is lost when that fails."""
         assert self._run is not None, "a trainer without a run directory keeps nothing"
-        folder = write_checkpoint(self._run, self.done, self.engine, self.base_hashes, self.save_policies)
+        folder = write_checkpoint(
+            self._run, self.done, self.engine, self.base_hashes, self.save_policies, self._loop.state()
+        )
         self._saved = self.done
         checkpoint.prune(self._run.checkpoints, self.config.checkpoint.keep)
         return folder
@@ -288,7 +291,11 @@ class Trainer:
     def load_checkpoint(self, folder: Path) -> Mapping[str, Any]:
         """Take the newest whole checkpoint of a folder and return its loop part; says which were damaged."""
         loop = read_checkpoint(
-            folder, self.engine, self.base_hashes, lambda said: self.listener.phase("checkpoint", said)
+            folder,
+            self.engine,
+            self.base_hashes,
+            lambda said: self.listener.phase("checkpoint", said),
+            self._loop.load_state,
         )
         self.done = int(loop["step"])
         self._publish_all()

@@ -12,7 +12,7 @@ from tests.tiny import episode, group, turn
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
 from kapelle.algorithms.mappo import MAPPO
-from kapelle.algorithms.ppo import IPPO, PPO, build_actor_critic
+from kapelle.algorithms.ppo import IPPO, PPO, actor_critic_row
 from kapelle.types import Group
 
 PLAIN = {"gamma_turn": 0.5, "lam": 0.5, "normalise": "none"}
@@ -166,7 +166,7 @@ class TestIdentities:
         rows = [
             PPO.model_validate(settings).build(),
             IPPO.model_validate(settings).build(),
-            build_actor_critic(MAPPO.model_validate(settings), "local"),
+            actor_critic_row(MAPPO.model_validate(settings), "mappo", "local"),
         ]
         reference, *others = [credit(row, groups, Estimates(TestTwoTurns.VALUES)) for row in rows]
         for other in others:

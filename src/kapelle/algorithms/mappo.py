@@ -12,28 +12,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.ppo import GAEConfig, build_actor_critic
-from kapelle.algorithms.rewards import TeamReward
-from kapelle.algorithms.surrogate import SurrogateConfig, ValueLossConfig
-from kapelle.configured import Configured
+from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 
 
-class MAPPO(Configured):
+class MAPPO(ActorCritic):
     """Settings of MAPPO."""
 
     name: Literal["mappo"] = "mappo"
-    group_size: int = Field(1, ge=1)
-    team_reward: TeamReward = "mean"
-    gae: GAEConfig = GAEConfig()
-    loss: SurrogateConfig = SurrogateConfig()
-    value_loss: ValueLossConfig = ValueLossConfig()
-    reference_every: int = Field(0, ge=0)
-    epochs: int = Field(2, ge=1)
-    minibatches: int = Field(1, ge=1)
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return build_actor_critic(self, "central")
+        return actor_critic_row(self, self.name, "central")

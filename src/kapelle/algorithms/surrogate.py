@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from kapelle.algorithm import Loss, Outputs, PolicyLoss, Targets
 from kapelle.configured import Configured
 from kapelle.functional import divergences, masking, policy_losses
+from kapelle.functional.advantages import truncated_importance_weight
 
 
 class SurrogateConfig(Configured):
@@ -23,6 +24,8 @@ class SurrogateConfig(Configured):
     geometric mean (GSPO, 2507.18071 eq. 7).
     """
 
+    kind: Literal["clipped", "cispo"] = "clipped"
+    """`cispo`: the clipped ratio is a detached weight on log π (2506.13585)."""
     level: Literal["token", "turn", "sequence"] = "token"
     clip_low: float = Field(0.2, ge=0.0, lt=1.0)
     clip_high: float = Field(0.2, ge=0.0)
@@ -38,6 +41,15 @@ class SurrogateConfig(Configured):
     kl_estimator: Literal["k2", "k3"] = "k3"
     """k1 has no gradient in expectation as a loss and is not offered here."""
     entropy_coefficient: float = Field(0.0, ge=0.0)
+    importance_cap: float | None = Field(None, ge=1.0)
+    """C of truncated importance sampling: ρ is against the trainer's own log-probs before the update, and each
+    token weighs min(C, π_trainer/π_sampler). Costs one more forward pass; null takes ρ against the sampler."""
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> SurrogateConfig:
+        if self.kind == "cispo" and (self.level != "token" or self.dual_clip is not None):
+            raise ValueError("`kind: cispo` weighs tokens: leave `level: token`, and `dual_clip` out")
+        return self
 
     def build(self) -> PolicyLoss:
         """Return the loss as a pure function."""
@@ -56,21 +68,19 @@ class _Surrogate:
         """Return the sum, the weight and the metrics of one batch."""
         s = self._settings
         mask_K = targets.mask_K
-        log_ratio_K = self._ratio(outputs.logp_K, targets)
-        clip = {"clip_low": s.clip_low, "clip_high": s.clip_high}
-        if s.dual_clip is None:
-            surrogate = policy_losses.clipped_surrogate(log_ratio_K, targets["advantage"], **clip)
-        else:
-            surrogate = policy_losses.dual_clipped_surrogate(
-                log_ratio_K, targets["advantage"], dual_clip=s.dual_clip, **clip
-            )
+        surrogate = self._surrogate(outputs, targets)
         loss_K = surrogate.loss
         tokens = mask_K.sum()
+        metrics: dict[str, tuple[Tensor, Tensor]] = {}
+        if s.importance_cap is not None:
+            weight_K = truncated_importance_weight(
+                targets["proximal"], targets["behaviour"], cap=s.importance_cap
+            )
+            loss_K = loss_K * weight_K
+            metrics["importance"] = (masking.masked_sum(weight_K, mask_K), tokens)
         drift_K = divergences.kl_k3(targets["behaviour"], outputs.logp_K.detach())
-        metrics = {
-            "clip_share": (masking.masked_sum(surrogate.clipped, mask_K), tokens),
-            "drift": (masking.masked_sum(drift_K, mask_K), tokens),
-        }
+        metrics["clip_share"] = (masking.masked_sum(surrogate.clipped, mask_K), tokens)
+        metrics["drift"] = (masking.masked_sum(drift_K, mask_K), tokens)
         if "reference" in targets.columns:
             kl_K = self._kl(outputs.logp_K, targets["reference"])
             loss_K = loss_K + s.kl_coefficient * kl_K
@@ -81,6 +91,17 @@ class _Surrogate:
         total, weight = self._aggregate(loss_K, targets)
         return Loss(total, weight, metrics)
 
+    def _surrogate(self, outputs: Outputs, targets: Targets) -> policy_losses.PolicyLoss:
+        s, advantage_K = self._settings, targets["advantage"]
+        old_K = targets["behaviour"] if s.importance_cap is None else targets["proximal"]
+        log_ratio_K = self._ratio(outputs.logp_K, old_K, targets)
+        clip = {"clip_low": s.clip_low, "clip_high": s.clip_high}
+        if s.kind == "cispo":
+            return policy_losses.cispo(outputs.logp_K, log_ratio_K, advantage_K, **clip)
+        if s.dual_clip is None:
+            return policy_losses.clipped_surrogate(log_ratio_K, advantage_K, **clip)
+        return policy_losses.dual_clipped_surrogate(log_ratio_K, advantage_K, dual_clip=s.dual_clip, **clip)
+
     def _aggregate(self, loss_K: Tensor, targets: Targets) -> masking.WeightedSum:
         where = (targets.mask_K, targets.segment_K, targets.segments)
         if self._settings.aggregation == "token_mean":
@@ -90,20 +111,18 @@ class _Surrogate:
         return masking.sequence_sum_over_constant(loss_K, *where, constant=self._settings.constant)
 
 
-def _token_ratio(logp_K: Tensor, targets: Targets) -> Tensor:
-    return policy_losses.token_log_ratio(logp_K, targets["behaviour"])
+def _token_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
+    return policy_losses.token_log_ratio(logp_K, old_K)
 
 
-def _turn_ratio(logp_K: Tensor, targets: Targets) -> Tensor:
-    ratio_S = policy_losses.turn_log_ratio(
-        logp_K, targets["behaviour"], targets.mask_K, targets.segment_K, targets.segments
-    )
+def _turn_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
+    ratio_S = policy_losses.turn_log_ratio(logp_K, old_K, targets.mask_K, targets.segment_K, targets.segments)
     return ratio_S[targets.segment_K]
 
 
-def _sequence_ratio(logp_K: Tensor, targets: Targets) -> Tensor:
+def _sequence_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
     ratio_S = policy_losses.sequence_log_ratio(
-        logp_K, targets["behaviour"], targets.mask_K, targets.segment_K, targets.segments
+        logp_K, old_K, targets.mask_K, targets.segment_K, targets.segments
     )
     return ratio_S[targets.segment_K]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
@@ -35,7 +36,9 @@ class Learner:
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
         self.steps = 0
-        """Optimiser steps taken."""
+        """Optimiser steps taken by these weights."""
+        self.version = 0
+        """Changes of this learner's weights: it never names two sets of weights, also after an exchange."""
         self.changed = False
         """True when a step was taken since the weights were last published."""
         self._settings = settings
@@ -80,6 +83,7 @@ class Learner:
             self._scaler.step(self._optimizer)
         self._scaler.update()
         self.steps += finite
+        self.version += finite
         self.changed = self.changed or finite
         self.forget_gradient()
         size = {"grad_norm": float(norm)} if finite else {}
@@ -97,6 +101,7 @@ class Learner:
             "weights": {name: parameter.detach() for name, parameter in self.parameters.items()},
             "optimizer": {names[index]: dict(entry) for index, entry in moments.items()},
             "steps": self.steps,
+            "version": self.version,
             "scaler": self._scaler.state_dict(),
         }
 
@@ -114,8 +119,18 @@ class Learner:
             }
         )
         self.steps = int(state["steps"])
+        self.version = int(state["version"])
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(dict(state["scaler"]))
+
+    def exchange(self, other: Learner) -> None:
+        """Change places with another learner of the same shape: weights, optimiser state, counters, loss scale."""
+        own, theirs = deepcopy(self.state()), deepcopy(other.state())
+        version = max(self.version, other.version) + 1
+        for learner, state in ((self, theirs), (other, own)):
+            learner.load_state(state)
+            learner.version = version
+            learner.changed = True
 
 
 def _copied(entry: Mapping[str, Tensor]) -> dict[str, Tensor]:

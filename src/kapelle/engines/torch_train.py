@@ -62,6 +62,7 @@ class TorchTrainEngine:
         limits: Limits,
         seed: int,
         references: bool = False,
+        embedders: bool = False,
     ) -> None:
         """Add adapters and heads to the models and make one learner for each policy that is trained."""
         self._limits = limits
@@ -85,11 +86,13 @@ class TorchTrainEngine:
             self._learn(critic.name, model, optimizer, optimizer.critic_lr or optimizer.lr)
         if references:
             self.refresh_references()
+        if embedders:
+            self._add_embedders()
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Number of optimiser steps behind the weights of each trained policy."""
-        return {p.name: self._learners[p.name].steps for p in self._policies if p.trained}
+        """Number of changes behind the weights of each trained policy."""
+        return {p.name: self._learners[p.name].version for p in self._policies if p.trained}
 
     @property
     def learners(self) -> Mapping[str, Learner]:
@@ -122,6 +125,15 @@ class TorchTrainEngine:
             return self._learners[name].parameters
         return home.model.bank.parameters(name) if home.adapter else home.model.base_parameters()
 
+    def _add_embedders(self) -> None:
+        """Keep, for each policy, its base as it is now: that of an adapter, or a copy of one that is trained."""
+        copies: dict[int, LanguageModel] = {}
+        for policy in self._policies:
+            model = self._homes[policy.name].model
+            if policy.trained and policy.lora is None:
+                model = copies.setdefault(id(model), copy_language_model(model, embedder_name(policy.name)))
+            self._homes[embedder_name(policy.name)] = _Home(model, None)
+
     def refresh_references(self) -> None:
         """Make every reference policy a frozen copy of its trained policy as it is now."""
         for policy in self._policies:
@@ -133,6 +145,35 @@ class TorchTrainEngine:
                 self._homes[name] = _Home(model, name)
             else:
                 self._homes[name] = _Home(copy_language_model(model, name), None)
+
+    def exchange(self, one: str, other: str) -> None:
+        """Let two policies change places: weights, optimiser state and references, bit for bit."""
+        self._learners[one].exchange(self._learners[other])
+        ours, theirs = reference_name(one), reference_name(other)
+        if ours not in self._homes:
+            return
+        with torch.no_grad():
+            for mine, yours in zip(self.weights(ours).values(), self.weights(theirs).values(), strict=True):
+                held = mine.clone()
+                mine.copy_(yours)
+                yours.copy_(held)
+
+    @torch.no_grad()
+    def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
+        answers: dict[int, Tensor] = {}
+        for chosen, batch in self._batches(samples):
+            home = self._homes[batch.owners[0][0]]
+            with home.model.computing([(None, first, last) for _, first, last in batch.owners]):
+                hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
+            hidden_KD = hidden_ND.index_select(0, batch.source_K).float().cpu()
+            for part in batch.parts.values():
+                counts = part.targets.segment_K.bincount(minlength=part.targets.segments).tolist()
+                for k, rows_TD in zip(
+                    part.samples, hidden_KD[part.first : part.last].split(counts), strict=True
+                ):
+                    answers[chosen[k]] = rows_TD.mean(0)
+        return [answers[k] for k in range(len(samples))]
 
     @torch.no_grad()
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -327,7 +368,7 @@ class TorchTrainEngine:
             learner = self._learners.get(policy.name)
             if learner and learner.changed:
                 learner.changed = False
-                changed[policy.name] = Published(learner.parameters, learner.steps)
+                changed[policy.name] = Published(learner.parameters, learner.version)
         return changed
 
     def state(self) -> dict[str, object]:
@@ -348,6 +389,11 @@ class TorchTrainEngine:
             for name, tensors in cast("Mapping[str, Any]", state["references"]).items():
                 for key, tensor in self.weights(name).items():
                     tensor.copy_(tensors[key])
+
+
+def embedder_name(policy: str) -> str:
+    """Return the name under which the frozen base of a policy is asked for embeddings."""
+    return f"embedder:{policy}"
 
 
 def reference_name(policy: str) -> str:

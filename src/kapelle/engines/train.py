@@ -44,7 +44,7 @@ class TrainEngine(Protocol):
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Number of optimiser steps behind the weights of each trained policy."""
+        """Number of changes behind the weights of each trained policy: optimiser steps, and exchanges."""
         ...
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -57,6 +57,17 @@ class TrainEngine(Protocol):
 
     def publish(self) -> Mapping[str, Published]:
         """Return the weights of the policies that changed since the last call."""
+        ...
+
+    def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return the mean last hidden state `_D` over the tokens before each sample's targets, by a frozen base.
+
+        The learner of such a sample is `embedder_name(policy)`.
+        """
+        ...
+
+    def exchange(self, one: str, other: str) -> None:
+        """Let two policies change places: weights, optimiser state and references, bit for bit."""
         ...
 
     def refresh_references(self) -> None:

@@ -1,0 +1,30 @@
+"""HAPPO: agents improve one after another, each on what those before it have changed (2109.11251).
+
+In a fresh random order i_1 … i_n: M¹ = Â, and after agent i_m's update M^{m+1} = M^m · ρ_new of its turn in the
+same round; i_m maximises E[min(ρM^m, clip(ρ)M^m)]. The advantages are MAPPO's, by one central critic. ρ of an agent
+is the ratio of its turn as one action, also where the loss clips token by token, with the log-sum clamped to ±20.
+
+Every agent needs weights of its own: with shared weights an agent's update would move the others too, and the
+monotonic improvement that the order buys is lost.
+
+Deviations from the paper: none in the update; the critic learns beside the first agent in the order.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kapelle.algorithm import Algorithm
+from kapelle.algorithms.orders import OrderConfig, Sequential
+from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
+
+
+class HAPPO(ActorCritic):
+    """Settings of HAPPO."""
+
+    name: Literal["happo"] = "happo"
+    order: OrderConfig = Sequential(name="sequential")
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return actor_critic_row(self, self.name, "central")

@@ -1,0 +1,52 @@
+"""MARFT: reinforcement fine-tuning of a team as one chain of turns (2504.16129).
+
+The agents of a round act one after another, each seeing what those before it said, so the whole episode is one
+sequence of decisions: δ = r + γ·V(next observation in the chain) − V(this observation), the next observation being
+the next agent's, and after the last agent the first one's in the following round. What the team earns stands once,
+on the chain's last turn. A central critic, with one value before each turn, judges them all.
+
+`level: action` (the paper's first form): one ratio per turn, the product over its tokens, and one value per turn.
+`level: token`: a ratio and a value for each token; γ crosses turns only.
+
+Deviations from the paper: the critic reads the global state through the base model's own layers, in place of an
+encoder beside it; `team_reward: last` is the paper's public code with `share_reward_in_agent: false`. That code
+allocates advantages as integers, and reads the seat number 0 in `share_critic_with` as "no"; neither is followed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from kapelle.algorithm import Algorithm
+from kapelle.algorithms.gae import GAECredit
+from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
+from kapelle.algorithms.rewards import chain_path
+
+
+class MARFT(ActorCritic):
+    """Settings of MARFT."""
+
+    name: Literal["marft"] = "marft"
+    level: Literal["action", "token"] = "action"
+    """What one decision is; it sets `loss.level` and `gae.unit`, which are not to be set beside it."""
+
+    @model_validator(mode="after")
+    def _one_level(self) -> MARFT:
+        for section, key in (("loss", "level"), ("gae", "unit")):
+            if key in getattr(self, section).model_fields_set:
+                raise ValueError(f"`{section}.{key}` follows from `level: {self.level}`; remove it")
+        return self
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        action = self.level == "action"
+        settings = self.model_copy(
+            update={
+                "loss": self.loss.model_copy(update={"level": "turn" if action else "token"}),
+                "gae": self.gae.model_copy(update={"unit": "turn" if action else "token"}),
+            }
+        )
+        chain = GAECredit(settings.gae, chain_path(self.team_reward, self.penalties), chain=True)
+        return actor_critic_row(settings, self.name, "central", chain)

@@ -1,0 +1,89 @@
+"""Where the seconds of a step went: every moment is booked to one activity, so the parts sum to the whole.
+
+While code of an activity runs, the moment is its own. While all code waits, the moment belongs to the first
+of `ACTIVITIES` that somebody waits for; what nobody accounts for is `idle`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+ACTIVITIES: Final = ("generate", "environment", "grade", "score", "update", "publish")
+
+
+class Timeline:
+    """Books time to activities, also while many coroutines take turns on one thread."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._seconds = dict.fromkeys((*ACTIVITIES, "idle"), 0.0)
+        self._waiting = dict.fromkeys(ACTIVITIES, 0)
+        self._running: list[str] = []
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of every activity and of `idle`; they sum to the time since the start."""
+        self._book()
+        return dict(self._seconds)
+
+    async def during(self, activity: str, work: Awaitable[T]) -> T:
+        """Await `work`, booking what it computes, and what all others wait meanwhile, to `activity`."""
+        done: T = await _Timed(self, activity, work)
+        return done
+
+    def enter(self, activity: str) -> None:
+        """Book from now on to `activity`, until `leave`."""
+        self._book()
+        self._running.append(activity)
+
+    def leave(self) -> None:
+        """End what `enter` began last."""
+        self._book()
+        self._running.pop()
+
+    def await_more(self, activity: str, count: int) -> None:
+        """Note that `count` more (or fewer) wait for `activity`."""
+        self._book()
+        self._waiting[activity] += count
+
+    def _book(self) -> None:
+        now = time.perf_counter()
+        whose = (
+            self._running[-1]
+            if self._running
+            else next((name for name in ACTIVITIES if self._waiting[name]), "idle")
+        )
+        self._seconds[whose] += now - self._last
+        self._last = now
+
+
+class _Timed:
+    """An awaitable around another one, which tells the timeline when it runs and when it waits."""
+
+    def __init__(self, timeline: Timeline, activity: str, work: Awaitable[Any]) -> None:
+        self._timeline, self._activity, self._work = timeline, activity, work
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        timeline, activity = self._timeline, self._activity
+        steps = self._work.__await__()
+        resume: Callable[[], Any] = partial(next, steps)
+        timeline.await_more(activity, 1)
+        try:
+            while True:
+                timeline.enter(activity)
+                try:
+                    waits_for = resume()
+                except StopIteration as done:
+                    return done.value
+                finally:
+                    timeline.leave()
+                try:
+                    resume = partial(steps.send, (yield waits_for))
+                except BaseException as error:  # noqa: BLE001 - a message for the work, which answers it
+                    resume = partial(steps.throw, error)
+        finally:
+            timeline.await_more(activity, -1)
