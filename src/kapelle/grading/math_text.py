@@ -15,6 +15,9 @@ MAX_CHARACTERS = 400
 _SPACING = re.compile(
     r"(?<!\\)\\(?:[,;:! ]|quad\b|qquad\b|displaystyle\b|left\b|right\b|limits\b)|(?<=\S)~(?=\S)"
 )
+_ARRAY = re.compile(
+    r"[\[(]\s*\\begin\{array\}\{[clr]{1,32}\}((?:(?!\\begin).)*)\\end\{array\}\s*[\])]", re.DOTALL
+)
 _NAMED = {
     "°": r"^\circ",
     "×": "*",
@@ -31,14 +34,14 @@ _AND = re.compile(r",?\s*(?:\\(?:text|mathrm|textrm)\{\s*,?\s*(?:and|or)\s*\}|\b
 _LHS = re.compile(
     r"([A-Za-z]|\\[A-Za-z]+)((?:_\{?[A-Za-z0-9]+\}?)?)(?:\([a-z](?:,\s*[a-z])*\))?\s*(?:=|\\in\b)(?!=)\s*"
 )
-_TEXT = r"\\(?:text|mathrm|textrm|textbf|textit|mbox|mathbf|operatorname)"
+_TEXT = r"\\(?:text|mathrm|textnormal|textrm|textbf|textit|mbox|mathbf|operatorname)"
 _ONLY_TEXT = re.compile(_TEXT + r"\{([^{}\\$]*)\}")
 _UNIT = re.compile(rf"\s*{_TEXT}\{{\s*([^{{}}\\$]+?)\.?\s*\}}(?:\^\{{?([23])\}}?)?$")
 _PLAIN_UNIT = re.compile(
     r"(?<=[0-9)}])\s+([A-Za-z]{2,}(?: [A-Za-z]{2,})?)(?:\^\{?([23])\}?)?$|(?<=[0-9])\s*(cm|mm|km|kg)(?:\^\{?([23])\}?)?$"
 )
 _DEGREE = re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree)\s*\}?$")
-_PERCENT = re.compile(r"\s*\\?%$")
+_PERCENT = re.compile(r"\s*(?:\\?%|(?<=[0-9)}\s])(?:\\text\{\s*)?(?:pct|percent(?:age)?)(?:\s*\})?)$")
 _CURRENCY = re.compile(r"([-+]?)\s*(\\\$|\$|€|£|\\pounds\b|\\euro\b)\s*(?=[-+]?[0-9.\\])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' .-]*[A-Za-z.]")
 
@@ -87,6 +90,7 @@ def tidy(text: str) -> str:
     # `11,\! 111`: the thin space pulls the digits of one number together.
     body = re.sub(r",\s*\\!\s*", ",", body)
     body = _SPACING.sub(lambda match: " " if match[0] in {"\\ ", "~"} else "", body)
+    body = _ARRAY.sub(lambda match: rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}", body)
     body = _NAMED_PATTERN.sub(lambda match: _NAMED[match[0]], body)
     return body.replace("{,}", ",").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}").strip()
 

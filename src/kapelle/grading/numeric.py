@@ -5,8 +5,8 @@ Nothing is evaluated. The size of a literal is bounded before any arithmetic is 
 tolerance to hide in.
 
 A number here is one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3`, `\frac{3}{4}`, with `$`,
-`€` or `£` before it and `%` after it. A text with anything else in it (a unit, a second number, an
-expression, `nan`) is not a number.
+`€` or `£` before it, or `€` or `£` behind it, and `%`, `pct`, `percent` or `percentage` at its end. A text
+with anything else in it (a unit, a second number, an expression, `nan`) is not a number.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _NUMBER = re.compile(
     rf"""
     (?P<sign>[-+]?) \s* (?P<currency>[$€£]?) \s* (?P<inner>-?)
     (?: (?P<decimal>{_PLAIN}) (?:[eE](?P<exponent>[-+]?[0-9]{{1,4}}))?
-      | (?:(?P<whole>[0-9]+)\s+)? (?P<top>[0-9]+) \s*/\s* (?P<bottom>[0-9]+)
+      | (?:(?P<whole>[0-9]+)[ \t]+)? (?P<top>[0-9]+) \s*/\s* (?P<bottom>[0-9]+)
       | \\[dt]?frac (?: \{{(?P<tex_top>-?[0-9]+)\}}\{{(?P<tex_bottom>[0-9]+)\}} | (?P<short>[0-9]{{2}}) )
     )
-    \s* (?P<percent>%?) \.?
+    \s* (?P<after>[€£]?) (?P<percent>%?|pct|percent(?:age)?) \.?
     """,
     re.VERBOSE,
 )
@@ -63,13 +63,14 @@ def parse_number(text: str) -> Number | None:
         text = text[1:-1].strip()
     text = text.rstrip("$ ")
     match = _NUMBER.fullmatch(text)
-    if match is None or (match["sign"] and match["inner"]):
+    if match is None or (match["sign"] and match["inner"]) or (match["currency"] and match["after"]):
         return None
     magnitude = _magnitude(match)
     if magnitude is None:
         return None
     negative = match["sign"] == "-" or match["inner"] == "-"
-    return Number(-magnitude if negative else magnitude, bool(match["percent"]), match["currency"])
+    currency = match["currency"] or match["after"]
+    return Number(-magnitude if negative else magnitude, bool(match["percent"]), currency)
 
 
 def _magnitude(match: re.Match[str]) -> Fraction | None:
@@ -82,7 +83,8 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
         top, bottom = int(match["short"][0]), int(match["short"][1])
     else:
         top, bottom = int(match["top"] or match["tex_top"]), int(match["bottom"] or match["tex_bottom"])
-    if bottom == 0:
+    # `11 7/6` may be a mixed number or a slip; nobody can tell.
+    if bottom == 0 or (match["whole"] and top >= bottom):
         return None
     return int(match["whole"] or 0) + Fraction(top, bottom)
 
