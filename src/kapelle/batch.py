@@ -34,6 +34,8 @@ class Sample:
     mask: Tensor | None = None
     """1.0 where a target counts; None counts all."""
     temperature: float = 1.0
+    bundle: int | None = None
+    """Samples of one learner and one bundle are compared by the loss: they share a forward pass and a step."""
 
     def __post_init__(self) -> None:
         assert self.targets, "a sample asks for something"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from kapelle.algorithm import Loss, Outputs
 from kapelle.batch import Batch, Part, Sample, pack
 from kapelle.config import OptimizerConfig
+from kapelle.engines.bundles import minibatches, passes
 from kapelle.engines.head import token_statistics
 from kapelle.engines.learner import Learner
 from kapelle.engines.tally import Tally, book
@@ -199,7 +201,8 @@ class TorchTrainEngine:
         if objective.parity and dropout:
             self._check_parity(self.parity(samples), totals)
         for epoch in range(objective.epochs):
-            for number, chosen in enumerate(self._minibatches(samples, objective.minibatches, epoch)):
+            seed_of = partial(self._shuffle_seed, epoch=epoch)
+            for number, chosen in enumerate(minibatches(samples, objective.minibatches, seed_of)):
                 fresh = objective.parity and not dropout and epoch == number == 0
                 self._step([samples[k] for k in chosen], objective, totals, fresh)
         return {name: total / weight if weight else 0.0 for name, (total, weight) in totals.items()}
@@ -314,24 +317,14 @@ class TorchTrainEngine:
         batches: list[tuple[list[int], Batch]] = []
         for chosen in bases.values():
             model = self._homes[samples[chosen[0]].learner].model
-            own = [samples[k] for k in chosen]
-            packed = pack(own, self._limits.microbatch_tokens, model.device, share=model.lean is not None)
-            batches.extend((chosen, batch) for batch in packed)
+            for whole, room in passes(chosen, samples, self._limits.microbatch_tokens):
+                own = [samples[k] for k in whole]
+                packed = pack(own, room, model.device, share=model.lean is not None)
+                batches.extend((whole, batch) for batch in packed)
         return batches
 
-    def _minibatches(self, samples: Sequence[Sample], parts: int, epoch: int) -> list[list[int]]:
-        """Split every learner's samples at random into `parts`; the split of one ignores the others."""
-        split: list[list[int]] = [[] for _ in range(parts)]
-        for learner in dict.fromkeys(sample.learner for sample in samples):
-            own = [k for k, sample in enumerate(samples) if sample.learner == learner]
-            if parts > 1:
-                generator = torch.Generator().manual_seed(
-                    derive_seed(self._seed, learner, self._learners[learner].steps, epoch)
-                )
-                own = [own[k] for k in torch.randperm(len(own), generator=generator).tolist()]
-            for number in range(parts):
-                split[number].extend(sorted(own[number::parts]))
-        return [chosen for chosen in split if chosen]
+    def _shuffle_seed(self, learner: str, epoch: int) -> int:
+        return derive_seed(self._seed, learner, self._learners[learner].steps, epoch)
 
     def _models(self) -> list[LanguageModel]:
         return list({id(home.model): home.model for home in self._homes.values()}.values())
