@@ -103,7 +103,7 @@ class Reinforce(Configured):
     group_size: int = 4
 
     def build(self) -> Algorithm:
-        return Algorithm(self.name, _reinforce, GRPO(scale="none").credit, group_size=self.group_size)
+        return Algorithm(self.name, _reinforce, GRPO(scale="none").build().credit, group_size=self.group_size)
 
 
 def _reinforce(outputs: Outputs, targets: Targets) -> Loss:

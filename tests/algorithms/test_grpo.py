@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from tests.tiny import TASK, episode, group, turn
 
 from kapelle.algorithm import Credit, Estimates, TurnKey
 from kapelle.algorithms.grpo import GRPO
+from kapelle.algorithms.rloo import RLOO
 from kapelle.types import Episode, Group, Task
 
 
@@ -21,9 +22,15 @@ def solo(reward: float, *, tokens: int = 2, task: Task = TASK, **fields: object)
     return episode(turn("a", 0, tokens, **fields), rewards={"a": reward}, task=task)
 
 
-def advantages(algorithm: GRPO, groups: Sequence[Group]) -> list[float]:
+def credit_of(algorithm: GRPO | RLOO, groups: Sequence[Group]) -> Mapping[TurnKey, Credit]:
+    give = algorithm.build().credit
+    assert give is not None
+    return give(groups, Estimates())
+
+
+def advantages(algorithm: GRPO | RLOO, groups: Sequence[Group]) -> list[float]:
     """The advantage of each turn, which all of its tokens share."""
-    credit = algorithm.credit(groups, Estimates())
+    credit = credit_of(algorithm, groups)
     values = []
     for key in sorted(credit):
         assert len(set(credit[key].advantage_T.tolist())) == 1
@@ -44,12 +51,11 @@ class TestByHand:
 
     def test_against_the_others(self) -> None:
         # 1 − (0 + 0 + 1)/3 and 0 − (1 + 0 + 1)/3
-        rloo = GRPO(baseline="leave_one_out", scale="none")
-        assert advantages(rloo, [self.GROUP]) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+        assert advantages(RLOO(), [self.GROUP]) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
 
     def test_every_token_of_a_turn_has_its_advantage(self) -> None:
         groups = [group(solo(1.0, tokens=1), solo(0.0, tokens=4))]
-        credit = GRPO(scale="none").credit(groups, Estimates())
+        credit = credit_of(GRPO(scale="none"), groups)
         assert credit[TurnKey(0, 0, 0)].advantage_T.tolist() == [0.5]
         assert credit[TurnKey(0, 1, 0)].advantage_T.tolist() == [-0.5] * 4
         assert {c.return_T for c in credit.values()} == {None}
@@ -64,18 +70,16 @@ class TestGroups:
     def test_a_failed_episode_leaves_its_group(self) -> None:
         failed = Episode(group(solo(1.0)).task, 0, ("a",), (turn("a", 0),), error="EpisodeError: gone")
         groups = [group(solo(1.0), failed, solo(0.0))]
-        credit = GRPO(scale="none").credit(groups, Estimates())
+        credit = credit_of(GRPO(scale="none"), groups)
         assert sorted(credit) == [TurnKey(0, 0, 0), TurnKey(0, 2, 0)]
         assert advantages(GRPO(scale="none"), groups) == pytest.approx([0.5, -0.5])
 
     def test_a_step_in_which_everything_failed_credits_nothing(self) -> None:
         failed = Episode(group(solo(1.0)).task, 0, ("a",), error="EpisodeError: gone")
-        assert GRPO().credit([group(failed, failed)], Estimates()) == {}
+        assert credit_of(GRPO(), [group(failed, failed)]) == {}
 
-    @pytest.mark.parametrize(
-        "algorithm", [GRPO(), GRPO(scale="none"), GRPO(baseline="leave_one_out", scale="none")]
-    )
-    def test_a_group_in_which_all_earn_the_same_teaches_nothing(self, algorithm: GRPO) -> None:
+    @pytest.mark.parametrize("algorithm", [GRPO(), GRPO(scale="none"), GRPO(compare="episode"), RLOO()])
+    def test_a_group_in_which_all_earn_the_same_teaches_nothing(self, algorithm: GRPO | RLOO) -> None:
         for reward in (0.0, 1.0, 0.1, 1 / 3):
             assert advantages(algorithm, [group(*[solo(reward)] * 5)]) == [0.0] * 5
 
@@ -103,10 +107,16 @@ class TestTeams:
         shared = GRPO(scale="none", team_reward="sum")
         assert advantages(shared, groups) == pytest.approx([-9.5, -9.5, -9.5, 9.5, 9.5, 9.5])
 
+    def test_a_whole_episode_is_compared_with_the_others(self) -> None:
+        # Returns 11 and 30, for every agent, whoever earned them.
+        groups = [group(self.pair(1.0, 10.0), self.pair(0.0, 30.0))]
+        whole = GRPO(scale="none", team_reward="individual", compare="episode")
+        assert advantages(whole, groups) == pytest.approx([-9.5] * 3 + [9.5] * 3)
+
     def test_an_agent_that_spoke_in_some_episodes_is_compared_over_those(self) -> None:
         alone = episode(turn("a", 0), agents=("a", "b"), rewards={"a": 4.0, "b": 4.0})
         groups = [group(self.pair(1.0, 1.0), self.pair(0.0, 0.0), alone)]
-        credit = GRPO(scale="none").credit(groups, Estimates())
+        credit = credit_of(GRPO(scale="none"), groups)
         means = {"a": 5 / 3, "b": 0.5}
         assert float(credit[TurnKey(0, 0, 1)].advantage_T[0]) == pytest.approx(1.0 - means["b"])
         assert float(credit[TurnKey(0, 2, 0)].advantage_T[0]) == pytest.approx(4.0 - means["a"])
@@ -116,7 +126,7 @@ class TestTeams:
             turns = (turn("a", 0), turn("b", 1, trained=False))
             return episode(*turns, rewards={"b": reward})
 
-        credit = GRPO(scale="none").credit([group(one(1.0), one(0.0))], Estimates())
+        credit = credit_of(GRPO(scale="none"), [group(one(1.0), one(0.0))])
         assert {key.turn for key in credit} == {0}
         assert float(credit[TurnKey(0, 0, 0)].advantage_T[0]) == 0.5
 
@@ -131,12 +141,12 @@ class TestTruncation:
     def test_kept(self) -> None:
         algorithm = GRPO(scale="none")
         assert advantages(algorithm, [self.CUT]) == pytest.approx([2 / 3, -1 / 3, -1 / 3])
-        assert self.weights(dict(algorithm.credit([self.CUT], Estimates()))) == [1.0, 1.0, 1.0]
+        assert self.weights(dict(credit_of(algorithm, [self.CUT]))) == [1.0, 1.0, 1.0]
 
     def test_masked_it_leaves_the_loss_and_stays_in_the_baseline(self) -> None:
         algorithm = GRPO(scale="none", truncated="mask")
         assert advantages(algorithm, [self.CUT]) == pytest.approx([2 / 3, -1 / 3, -1 / 3])
-        assert self.weights(dict(algorithm.credit([self.CUT], Estimates()))) == [0.0, 1.0, 1.0]
+        assert self.weights(dict(credit_of(algorithm, [self.CUT]))) == [0.0, 1.0, 1.0]
 
     def test_penalised(self) -> None:
         algorithm = GRPO(scale="none", truncated="penalise", truncation_penalty=0.4)
@@ -146,8 +156,6 @@ class TestTruncation:
         for settings in ({"truncated": "penalise"}, {"truncation_penalty": 0.5}):
             with pytest.raises(ValidationError, match="set both or neither"):
                 GRPO.model_validate(settings)
-        with pytest.raises(ValidationError, match="leave_one_out"):
-            GRPO(baseline="leave_one_out")
 
 
 class TestProperties:
@@ -159,8 +167,7 @@ class TestProperties:
     def test_a_shift_of_all_rewards_changes_nothing(
         self, rewards: list[float], shift: float, kind: str
     ) -> None:
-        settings = {"baseline": "leave_one_out", "scale": "none"} if kind == "rloo" else {"scale": kind}
-        algorithm = GRPO.model_validate(settings)
+        algorithm = RLOO() if kind == "rloo" else GRPO.model_validate({"scale": kind})
         rewards = [round(r, 3) for r in rewards]
         plain = advantages(algorithm, [group(*(solo(r) for r in rewards))])
         shifted = advantages(algorithm, [group(*(solo(r + shift) for r in rewards))])
@@ -169,5 +176,5 @@ class TestProperties:
     def test_whole_rewards_are_not_whole_advantages(self) -> None:
         counts = [solo(r) for r in (1, 2, 2, 2)]
         assert advantages(GRPO(scale="none"), [group(*counts)]) == pytest.approx([-0.75, 0.25, 0.25, 0.25])
-        credit = GRPO(scale="none").credit([group(*counts)], Estimates())
+        credit = credit_of(GRPO(scale="none"), [group(*counts)])
         assert {c.advantage_T.dtype for c in credit.values()} == {torch.float32}

@@ -65,9 +65,7 @@ FREE = PenaltyConfig()
 class RewardSource(Protocol):
     """Says what each turn of an episode is paid, by the turn's index; `place` is (group, episode)."""
 
-    def __call__(
-        self, place: tuple[int, int], episode: Episode, estimates: Estimates
-    ) -> Mapping[int, float]:
+    def __call__(self, place: tuple[int, int], episode: Episode, estimates: Estimates) -> Mapping[int, float]:
         """Return the reward of every trained turn."""
         ...
 

@@ -1,0 +1,25 @@
+"""Dr.MAS: every agent normalised by its own mean and std, over all its turns in the group.
+
+Agents of one team can earn and speak very differently; a mean and std over all of them would scale one agent's
+gradient by another's spread. Here the set is the agent's own turns in the task's episodes, each with the agent's
+return, so that an episode in which it spoke often counts as often.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kapelle.algorithm import Algorithm
+from kapelle.algorithms.groups import by_turns_of_agent
+from kapelle.algorithms.monte_carlo import MonteCarlo, SetCredit
+from kapelle.functional.advantages import group_scaled
+
+
+class DrMAS(MonteCarlo):
+    """Settings of Dr.MAS."""
+
+    name: Literal["dr_mas"] = "dr_mas"
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return self.row(self.name, SetCredit(self, by_turns_of_agent, group_scaled))

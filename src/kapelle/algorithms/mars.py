@@ -1,0 +1,62 @@
+"""MARS: turn-level returns, normalised for each player (2510.15414).
+
+Players of a game face different odds: the second player of Kuhn poker wins more than the first. Each turn's
+return-to-go (γ = 1, over the player's own turns) is normalised over all turns of its player in the step, so that no
+seat is better than another on average. `sum_then_normalise` is the paper's order; `normalise_then_sum` that of its
+public code: rewards normalised per player, then summed, then centred on the mean of each player's distinct sums.
+
+No global whitening follows: it would undo the centring. A player is an agent; with one policy in all seats the
+normalisation is still per seat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, turns_of
+from kapelle.algorithms.monte_carlo import MonteCarlo, spread
+from kapelle.algorithms.rewards import TeamReward
+from kapelle.functional.advantages import normalise_then_sum, sum_then_normalise
+from kapelle.types import Group
+
+
+class MARS(MonteCarlo):
+    """Settings of MARS."""
+
+    name: Literal["mars"] = "mars"
+    group_size: int = Field(1, ge=1)
+    """Episodes per task; players are compared over the whole step, not within a group."""
+    team_reward: TeamReward = "individual"
+    normalise: Literal["sum_then_normalise", "normalise_then_sum"] = "sum_then_normalise"
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return self.row(self.name, self.credit)
+
+    def credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        """Return each turn's normalised return-to-go."""
+        turns = turns_of(groups)
+        if not turns:
+            return {}
+        paid = {
+            (g, e): self.paid(episode)
+            for g, group in enumerate(groups)
+            for e, episode in enumerate(group.episodes)
+            if episode.error is None
+        }
+        players: dict[str, int] = {}
+        paths: dict[tuple[int, int, str], int] = {}
+        player_B = torch.tensor([players.setdefault(turn.agent, len(players)) for _, turn in turns])
+        path_B = torch.tensor(
+            [paths.setdefault((key.group, key.episode, turn.agent), len(paths)) for key, turn in turns]
+        )
+        reward_B = torch.tensor(
+            [paid[key.group, key.episode][turn.index] for key, turn in turns], dtype=torch.float64
+        )
+        order = {"sum_then_normalise": sum_then_normalise, "normalise_then_sum": normalise_then_sum}
+        advantage_B = order[self.normalise](reward_B, path_B, player_B, len(players))
+        return spread(self, groups, dict(zip((key for key, _ in turns), advantage_B.tolist(), strict=True)))

@@ -1,0 +1,34 @@
+"""OPO: the baseline of least variance when longer answers have noisier gradients (2505.23585).
+
+A = R − Σ len·R / Σ len over the group, lengths in tokens of the agent's trajectory. On-policy: one update per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithms.groups import by_agent, compare
+from kapelle.algorithms.monte_carlo import MonteCarlo, spread
+from kapelle.functional.advantages import length_weighted_baseline
+from kapelle.types import Group
+
+
+class OPO(MonteCarlo):
+    """Settings of on-policy RL with the length-weighted baseline."""
+
+    name: Literal["opo"] = "opo"
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return self.row(self.name, self.credit)
+
+    def credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        """Return each turn's advantage within its agent's attempts at the task."""
+        members = by_agent(groups, self.paid)
+        length_B = torch.tensor([member.tokens for member in members])
+        advantage = compare(members, lambda r_B, g_B, n: length_weighted_baseline(r_B, length_B, g_B, n))
+        return spread(self, groups, advantage)

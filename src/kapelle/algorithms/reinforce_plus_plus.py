@@ -1,0 +1,105 @@
+"""REINFORCE++: no group, no critic, one normalisation over the whole batch (2501.03262).
+
+A at token k = Σ_{k'≥k} γ^{k'−k} r_{k'}, where r carries −β(log π_b − log π_ref) at every token and the turn's reward
+at its last, whitened over all tokens of a policy. `baseline: group` is the form with a baseline: R − mean_g of the
+agent's attempts, then whitened over a policy's attempts.
+
+Returns run over the agent's own tokens, all its turns in a row. Whitening is per policy: a joint step is then each
+policy's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, turns_of
+from kapelle.algorithms.groups import by_agent, compare
+from kapelle.algorithms.monte_carlo import MonteCarlo, spread
+from kapelle.functional.advantages import whitened_group_centred, whitened_return_to_go
+from kapelle.types import Group, Turn
+
+
+class ReinforcePlusPlus(MonteCarlo):
+    """Settings of REINFORCE++."""
+
+    name: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
+    group_size: int = Field(1, ge=1)
+    """Episodes per task; two or more with `baseline: group`."""
+    baseline: Literal["none", "group"] = "none"
+    gamma: float = Field(1.0, ge=0.0, le=1.0)
+    """Discount per token."""
+    kl_in_reward: float = Field(0.0, ge=0.0)
+    """β of the per-token penalty to the reference policy."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ReinforcePlusPlus:
+        if self.baseline == "group" and self.group_size < 2:
+            raise ValueError("`baseline: group` compares attempts; set `group_size: 2` or more")
+        if self.baseline == "group" and (self.kl_in_reward or self.gamma != 1.0):
+            raise ValueError(
+                "`baseline: group` gives a whole attempt one advantage: leave `gamma` and `kl_in_reward` out, and "
+                "use `loss.kl_coefficient`"
+            )
+        return self
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        credit = self.group_credit if self.baseline == "group" else self.token_credit
+        return self.row(self.name, credit, reference=self.kl_in_reward > 0)
+
+    def group_credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        """Return R − mean_g, whitened over each policy's attempts."""
+        policy = {key: turn.policy for key, turn in turns_of(groups)}
+        advantage: dict[TurnKey, float] = {}
+        members = by_agent(groups, self.paid)
+        for name in dict.fromkeys(policy.values()):
+            own = [member for member in members if policy[member.keys[0]] == name]
+            advantage |= compare(own, whitened_group_centred)
+        return spread(self, groups, advantage)
+
+    def token_credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        """Return each token's whitened return-to-go."""
+        paths: dict[str, dict[tuple[int, int, str], list[tuple[TurnKey, Turn]]]] = {}
+        for key, turn in turns_of(groups):
+            own = paths.setdefault(turn.policy, {})
+            own.setdefault((key.group, key.episode, turn.agent), []).append((key, turn))
+        credit: dict[TurnKey, Credit] = {}
+        for trajectories in paths.values():
+            credit |= self._of_policy(list(trajectories.values()), groups, estimates)
+        return credit
+
+    def _of_policy(
+        self,
+        trajectories: Sequence[Sequence[tuple[TurnKey, Turn]]],
+        groups: Sequence[Group],
+        estimates: Estimates,
+    ) -> dict[TurnKey, Credit]:
+        rows = [
+            torch.cat([self._reward(key, turn, groups, estimates) for key, turn in pairs])
+            for pairs in trajectories
+        ]
+        pad = torch.nn.utils.rnn.pad_sequence
+        reward_NT = pad(rows, batch_first=True)
+        mask_NT = pad([torch.ones_like(row_T) for row_T in rows], batch_first=True)
+        advantage_NT = whitened_return_to_go(reward_NT, mask_NT, gamma=self.gamma)
+        credit: dict[TurnKey, Credit] = {}
+        for pairs, advantage_T in zip(trajectories, advantage_NT, strict=True):
+            lengths = [len(turn.completion_ids) for _, turn in pairs]
+            pieces = advantage_T[: sum(lengths)].split(lengths)
+            credit |= {
+                key: Credit(a_T, weight=self.weight(turn))
+                for (key, turn), a_T in zip(pairs, pieces, strict=True)
+            }
+        return credit
+
+    def _reward(self, key: TurnKey, turn: Turn, groups: Sequence[Group], estimates: Estimates) -> Tensor:
+        reward_T = torch.zeros(len(turn.completion_ids))
+        if self.kl_in_reward:
+            reward_T -= self.kl_in_reward * (torch.tensor(turn.logprobs) - estimates.reference[key])
+        reward_T[-1] += self.paid(groups[key.group].episodes[key.episode])[turn.index]
+        return reward_T

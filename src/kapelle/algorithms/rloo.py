@@ -1,0 +1,27 @@
+"""RLOO: each attempt against the mean of the others (2402.14740), A_j = R_j − mean of the other G − 1.
+
+Unbiased, as the baseline of an attempt does not contain it; not divided by a std. A group that failures have shrunk
+to one keeps its raw return.
+
+Deviations from the paper: the clipped surrogate in place of plain REINFORCE. With `epochs: 1` and `minibatches: 1`
+nothing is clipped and the gradient is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kapelle.algorithm import Algorithm
+from kapelle.algorithms.groups import by_agent
+from kapelle.algorithms.monte_carlo import MonteCarlo, SetCredit
+from kapelle.functional.advantages import leave_one_out
+
+
+class RLOO(MonteCarlo):
+    """Settings of REINFORCE with a leave-one-out baseline."""
+
+    name: Literal["rloo"] = "rloo"
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return self.row(self.name, SetCredit(self, by_agent, leave_one_out))
