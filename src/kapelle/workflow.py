@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kapelle.configured import find_class
-from kapelle.environment import Environment
+from kapelle.environment import Answerable, Environment
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.team import Agent
 from kapelle.types import Message, Task, Turn
@@ -28,6 +28,8 @@ BUILTIN_WORKFLOWS: Mapping[str, str] = {
     "parallel": "kapelle.workflows.parallel:Parallel",
     "chain": "kapelle.workflows.chain:Chain",
     "debate": "kapelle.workflows.debate:Debate",
+    "cory": "kapelle.workflows.cory:Cory",
+    "play": "kapelle.workflows.play:Play",
 }
 
 
@@ -39,11 +41,11 @@ class Seat(Protocol):
         """The agent that sits here."""
         ...
 
-    async def say(self, *heard: Message | str) -> Turn:
+    async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
         """Add messages to the agent's conversation, let it speak, record and return the turn.
 
         A plain string is a user message. The conversation goes on from the very tokens that the
-        agent sampled before.
+        agent sampled before; with `fresh` it starts anew, the agent's system message first.
         """
         ...
 
@@ -70,8 +72,10 @@ class Scene(Protocol):
         """Return the seat of an agent."""
         ...
 
-    async def together(self, words: Mapping[str, Sequence[Message | str]]) -> dict[str, Turn]:
-        """Let several agents speak at the same moment; none sees what another says."""
+    async def together(
+        self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
+    ) -> dict[str, Turn]:
+        """Let several agents speak at the same moment; none sees what another says. See `Seat.say`."""
         ...
 
     def observe(self, agent: str) -> str:
@@ -123,6 +127,34 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     the template.
     """
     return _FIELD.sub(lambda match: values.get(match[1], match[0]), template)
+
+
+def told(question: str, said: Mapping[str, str]) -> str:
+    """Return the question and below it what each agent said, as one prompt."""
+    return "\n\n".join([question, *(f"{name}: {text}" for name, text in said.items())])
+
+
+def need_answers(workflow: str, does: str, environment: Environment) -> None:
+    """Raise ConfigError for a game: `does` says what the workflow needs an answer for."""
+    if not isinstance(environment, Answerable):
+        raise ConfigError(
+            f"`workflow.name: {workflow}` {does}, and `{environment.name}` is a game of moves. "
+            "Set `workflow.name: parallel`."
+        )
+
+
+def check_names(agents: Sequence[Agent], taken: Sequence[str]) -> None:
+    """Raise ConfigError when an agent has the name of a field that templates know otherwise."""
+    for agent in agents:
+        if agent.name in taken:
+            raise ConfigError(
+                f"An agent named '{agent.name}' cannot be told from {{{agent.name}}}. Rename it."
+            )
+
+
+def braced(names: Sequence[str]) -> str:
+    """Return names as fields of a template, for error messages."""
+    return ", ".join(f"{{{name}}}" for name in names)
 
 
 def check_template(agent: Agent, known: Sequence[str], where: str) -> None:

@@ -5,14 +5,13 @@ A Reasoner that prepares and an Actor that answers, as in MARFT (2504.16129), ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from kapelle.configured import Configured
-from kapelle.environment import Answerable, Environment
-from kapelle.errors import ConfigError
+from kapelle.environment import Environment
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_template, fill
+from kapelle.workflow import Scene, braced, check_names, check_template, fill, need_answers, told
 
 
 class Chain(Configured):
@@ -27,16 +26,11 @@ class Chain(Configured):
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, or a prompt that uses what its agent cannot have heard."""
-        if not isinstance(environment, Answerable):
-            raise ConfigError(
-                f"`workflow.name: chain` ends in one answer, and `{environment.name}` is a game of moves. "
-                "Set `workflow.name: parallel`."
-            )
+        need_answers("chain", "ends in one answer", environment)
+        check_names(agents, ["question"])
         known = ["question"]
         for agent in agents:
-            if agent.name == "question":
-                raise ConfigError("An agent named 'question' cannot be told from {question}. Rename it.")
-            check_template(agent, known, f"the workflow `chain` at its place (it may use {_braced(known)})")
+            check_template(agent, known, f"the workflow `chain` at its place (it may use {braced(known)})")
             known.append(agent.name)
 
     async def run(self, scene: Scene) -> None:
@@ -46,16 +40,8 @@ class Chain(Configured):
             question = scene.observe(name)
             template = scene[name].agent.prompt
             prompt = (
-                _told(question, said) if template is None else fill(template, {"question": question, **said})
+                told(question, said) if template is None else fill(template, {"question": question, **said})
             )
             said[name] = (await scene[name].say(prompt)).text
         last = scene.names[-1]
         await scene.step({last: said[last]}, final=said[last])
-
-
-def _told(question: str, said: Mapping[str, str]) -> str:
-    return "\n\n".join([question, *(f"{name}: {text}" for name, text in said.items())])
-
-
-def _braced(names: Sequence[str]) -> str:
-    return ", ".join(f"{{{name}}}" for name in names)

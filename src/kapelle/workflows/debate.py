@@ -13,11 +13,11 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.configured import Configured
-from kapelle.environment import Answerable, Environment
+from kapelle.environment import Environment
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.types import Turn
-from kapelle.workflow import Scene, check_template, fill
+from kapelle.workflow import Scene, check_template, fill, need_answers
 
 
 class Debate(Configured):
@@ -36,11 +36,7 @@ class Debate(Configured):
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, too few agents, or a template with an unknown field."""
-        if not isinstance(environment, Answerable):
-            raise ConfigError(
-                f"`workflow.name: debate` votes on one answer, and `{environment.name}` is a game of moves. "
-                "Set `workflow.name: parallel`."
-            )
+        need_answers("debate", "votes on one answer", environment)
         if len(agents) < 2:
             raise ConfigError(
                 f"A debate takes two agents or more, and the team has only '{agents[0].name}'. "

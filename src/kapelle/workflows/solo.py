@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kapelle.configured import Configured
-from kapelle.environment import Answerable, Environment
+from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_template, fill
+from kapelle.workflow import Scene, check_template, fill, need_answers
 
 
 class Solo(Configured):
@@ -21,11 +21,7 @@ class Solo(Configured):
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, an unknown agent, or a prompt with an unknown field."""
-        if not isinstance(environment, Answerable):
-            raise ConfigError(
-                f"`workflow.name: solo` asks for one answer, and `{environment.name}` is a game of moves. "
-                "Set `workflow.name: parallel`."
-            )
+        need_answers("solo", "asks for one answer", environment)
         names = [agent.name for agent in agents]
         if self.agent is not None and self.agent not in names:
             raise ConfigError(

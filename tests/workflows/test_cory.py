@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+from tests.workflows.stage import expert, lines, play, transcript
+
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.matrix import Matrix
+from kapelle.errors import ConfigError
+from kapelle.team import Agent
+from kapelle.types import Task
+from kapelle.workflow import workflow_class
+from kapelle.workflows.cory import Cory
+
+TASK = Task("train-0", "47+85", {"answer": 132})
+
+
+async def test_the_observer_reads_the_pioneers_answer_and_speaks_for_the_team() -> None:
+    scripts = {"one": lines("122"), "two": lines("132")}
+    [episode] = await play(Arithmetic(), Cory(), ["one", "two"], scripts, TASK)
+    assert transcript(episode) == [
+        "0 seen=0 47+85 -> one: 122",
+        "1 seen=1 47+85\n\none: 122 -> two: 132",
+    ]
+    assert episode.rewards == {"one": 0.0, "two": 1.0}, "each is paid for its own answer"
+    assert episode.success == 1.0
+    assert episode.info["final"] == "132"
+
+
+async def test_a_right_pioneer_does_not_save_the_team_from_its_observer() -> None:
+    scripts = {"one": expert(Arithmetic()), "two": lines("131")}
+    [episode] = await play(Arithmetic(), Cory(), ["one", "two"], scripts, TASK)
+    assert episode.rewards == {"one": 1.0, "two": 0.0}
+    assert episode.success == 0.0
+
+
+async def test_prompts_may_use_the_role_or_the_name() -> None:
+    scripts = {"one": lines("{question}"), "two": lines("132")}
+    for field in ("pioneer", "one"):
+        agents = [Agent("one", prompt="Q {question}"), Agent("two", prompt=f"{{question}} after {{{field}}}")]
+        [episode] = await play(Arithmetic(), Cory(), agents, scripts, TASK)
+        assert [t.heard[0].content for t in episode.turns] == ["Q 47+85", "47+85 after {question}"]
+
+
+async def test_seat_order_decides_the_roles_not_the_names() -> None:
+    scripts = {"pioneer": lines("132"), "observer": lines("132")}
+    [episode] = await play(Arithmetic(), Cory(), ["pioneer", "observer"], scripts, TASK)
+    assert [turn.agent for turn in episode.turns] == ["pioneer", "observer"]
+    with pytest.raises(ConfigError, match="'pioneer' cannot be told"):
+        Cory().check([Agent("observer"), Agent("pioneer")], Arithmetic())
+
+
+def test_what_cannot_be_played_is_refused() -> None:
+    for names in (["a"], ["a", "b", "c"]):
+        with pytest.raises(ConfigError, match=r"exactly two, the pioneer first"):
+            Cory().check([Agent(name) for name in names], Arithmetic())
+    with pytest.raises(ConfigError, match=r"`matrix` is a game of moves"):
+        Cory().check([Agent("a"), Agent("b")], Matrix())
+    with pytest.raises(ConfigError, match=r"agent 'a' uses \{b\}, which the pioneer"):
+        Cory().check([Agent("a", prompt="{b}"), Agent("b")], Arithmetic())
+    with pytest.raises(ConfigError, match=r"uses \{pionner\}.*Did you mean 'pioneer'"):
+        Cory().check([Agent("a"), Agent("b", prompt="{pionner}")], Arithmetic())
+    with pytest.raises(ConfigError, match="Rename it"):
+        Cory().check([Agent("question"), Agent("b")], Arithmetic())
+
+
+def test_it_is_found_by_name() -> None:
+    assert workflow_class("cory") is Cory
