@@ -20,6 +20,8 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "math": "kapelle.environments.math:Math",
     "gsm8k_steps": "kapelle.environments.gsm8k_steps:GSM8KSteps",
     "matrix": "kapelle.environments.matrix:Matrix",
+    "code": "kapelle.environments.code:Code",
+    "openspiel": "kapelle.environments.openspiel:OpenSpiel",
 }
 
 
@@ -108,6 +110,15 @@ class Answerable(Protocol):
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text in a normal form, None when it has none."""
+        ...
+
+
+@runtime_checkable
+class Scorable(Protocol):
+    """A world that can say what a text would earn as an answer before the episode is over."""
+
+    async def score(self, agent: str, text: str) -> float:
+        """Return the score in [0, 1] of a text as this agent's answer; the world stays as it is."""
         ...
 
 

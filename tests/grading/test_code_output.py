@@ -74,7 +74,7 @@ def test_why_an_output_is_worth_nothing_is_said(sandbox: Bubblewrap) -> None:
     limits = Limits(wall_s=1.0)
     test = (OutputTest("", "1\n"),)
     for solution, why in (
-        ("raise SystemExit('sorry')", "differs: sorry"),
+        ("raise SystemExit('sorry')", "printed nothing; sorry"),
         ("while True: pass", "limit of"),
         ("import os; os.write(1, b'\\xff')", "UTF-8"),
     ):

@@ -47,7 +47,8 @@ def _outcome(solution: str, test: OutputTest, sandbox: Backend, limits: Limits |
     if same_output(printed, test.stdout, test.tolerance):
         return TestOutcome("passed")
     said = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return TestOutcome("failed", ": ".join(["the output differs", *said])[:500])
+    shown = repr(printed.strip()[:200]) if printed.strip() else "nothing"
+    return TestOutcome("failed", "; ".join([f"the program printed {shown}", *said])[:500])
 
 
 def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:

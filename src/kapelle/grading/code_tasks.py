@@ -29,15 +29,17 @@ class CodeTask:
 
 
 def mbpp_task(row: Mapping[str, Any]) -> CodeTask:
-    """Return the problem of one row of MBPP. Its first assert is shown, all are graded.
+    """Return the problem of one row of MBPP, sanitized or not. Its first assert is shown, all are graded.
 
     Raises DataError for a row of another form.
     """
     try:
         programs, extra = tuple(row["test_list"]), tuple(row.get("challenge_test_list", ()))
-        setup, solution = row["test_setup_code"], row["code"]
+        sanitized = "test_imports" in row
+        setup, solution = "\n".join(row["test_imports"]) if sanitized else row["test_setup_code"], row["code"]
         names = _shared_names(solution, (setup, *programs, *extra))
-        shown = f"{row['text']}\n\nYour code must pass this test:\n{programs[0].strip()}"
+        text = row["prompt" if sanitized else "text"]
+        shown = f"{text}\n\nYour code must pass this test:\n{programs[0].strip()}"
         return CodeTask(
             id=f"mbpp-{row['task_id']}",
             prompt=shown,

@@ -64,7 +64,12 @@ def said(text: str) -> Extraction:
     plain = clean(text)
     if plain is None:
         return Extraction(None, "The text holds characters that make it read otherwise than it is stored.")
-    return Extraction(_after_thinking(_END_OF_TURN.split(plain, maxsplit=1)[0]))
+    return Extraction(own_turn(plain))
+
+
+def own_turn(text: str) -> str:
+    """Return what a turn says to others, letter by letter: no thoughts, nothing behind the end of the turn."""
+    return _after_thinking(_END_OF_TURN.split(text, maxsplit=1)[0])
 
 
 _END_OF_TURN = re.compile(
