@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.tiny import episode, group, turn
@@ -8,13 +9,13 @@ from tests.tiny import episode, group, turn
 from kapelle.collection import dump_rows, episode_reward, good_episodes, sft_rows
 from kapelle.types import Message
 
-TALK = episode(
-    turn("a", 0, text="2,11", heard=(Message("system", "Add."), Message("user", "47+85"))),
-    turn("b", 1, text="122", heard=(Message("user", "2,11"),)),
+FIRST = turn("a", 0, text="2,11", heard=(Message("system", "Add."), Message("user", "47+85")))
+OTHER = turn("b", 1, text="122", heard=(Message("user", "2,11"),))
+NEXT = replace(
     turn("a", 2, text="2,11+1", heard=(Message("user", "wrong"),)),
-    rewards={"b": 1.0},
-    success=0.5,
+    prompt_ids=(*FIRST.prompt_ids, *FIRST.completion_ids, 7),
 )
+TALK = episode(FIRST, OTHER, NEXT, rewards={"b": 1.0}, success=0.5)
 
 
 def test_a_row_is_the_agents_own_conversation_and_what_it_said_next() -> None:
@@ -34,6 +35,12 @@ def test_a_row_is_the_agents_own_conversation_and_what_it_said_next() -> None:
     assert {(row["task"], row["episode"], row["reward"], row["weights_hash"]) for row in rows} == {
         ("t0", 3, 0.5, "h")
     }
+
+
+def test_a_conversation_that_began_anew_forgets_what_was_said_before() -> None:
+    anew = replace(NEXT, prompt_ids=(8, 9))
+    row = sft_rows(0, episode(FIRST, OTHER, anew, success=1.0))[2]
+    assert row["messages"] == [{"role": "user", "content": "wrong"}]
 
 
 def test_earlier_rows_do_not_know_what_comes_later() -> None:

@@ -38,10 +38,15 @@ def good_episodes(groups: Sequence[Group], least: float) -> Iterator[tuple[int, 
 def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
     """Return the rows of an episode, one per turn; see the module's text for the form."""
     heard: dict[str, list[Message]] = {}
+    known: dict[str, tuple[int, ...]] = {}
     rows = []
     for turn in episode.turns:
         messages = heard.setdefault(turn.agent, [])
+        before = known.get(turn.agent, ())
+        if turn.prompt_ids[: len(before)] != before:
+            messages.clear()  # the agent began a new conversation
         messages.extend(turn.heard)
+        known[turn.agent] = turn.prompt_ids + turn.completion_ids
         rows.append(
             {
                 "task": episode.task.id,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
-from kapelle.environment import Answerable, Environment, Outcome, World
+from kapelle.environment import Answerable, Environment, Outcome, Scorable, World
 from kapelle.errors import ContextError, EngineError, EpisodeError
 from kapelle.seeds import derive_seed
 from kapelle.team import Agent, Team
@@ -41,7 +41,8 @@ class LiveSeat:
     def __init__(self, scene: LiveScene, agent: Agent) -> None:
         self._scene = scene
         self._agent = agent
-        self._messages: list[Message] = [Message("system", agent.system)] if agent.system else []
+        self._opening = [Message("system", agent.system)] if agent.system else []
+        self._messages: list[Message] = []
         self._last: Turn | None = None
         self._said = 0
 
@@ -50,24 +51,24 @@ class LiveSeat:
         """The agent that sits here."""
         return self._agent
 
-    async def say(self, *heard: Message | str) -> Turn:
+    async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
         """Hear, speak, record and return the turn; see `workflow.Seat`."""
-        turn = await self.draft(heard)
+        turn = await self.draft(heard, fresh)
         return self._scene.commit([turn])[0]
 
-    async def draft(self, heard: Sequence[Message | str]) -> Turn:
+    async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> Turn:
         """Speak without recording yet, so that simultaneous turns are recorded in seat order."""
         play = self._scene.play
         policy = play.team.policy(self._agent.name)
         messages = [Message("user", m) if isinstance(m, str) else m for m in heard]
         renderer = play.engine.renderer(policy.name)
-        if self._last is None:
-            fresh = [*self._messages, *messages]
-            prompt = renderer.start(fresh)
+        if self._last is None or fresh:
+            messages = [*self._opening, *messages]
+            self._messages = list(messages)
+            prompt = renderer.start(messages)
         else:
-            fresh = messages
+            self._messages.extend(messages)
             prompt = renderer.extend(self._last.prompt_ids, self._last.completion_ids, messages)
-        self._messages.extend(messages)
         sampling = (play.sampling or {}).get(self._agent.name, self._agent.sampling)
         if len(prompt) >= renderer.context:
             raise ContextError(
@@ -93,7 +94,7 @@ class LiveSeat:
                 "Go back to an earlier checkpoint, and lower `optimizer.lr`."
             )
         self._messages.append(Message("assistant", completion.text, speaker=self._agent.name))
-        self._last = self._turn(policy.name, policy.trained, prompt, completion, tuple(fresh), seen)
+        self._last = self._turn(policy.name, policy.trained, prompt, completion, tuple(messages), seen)
         return self._last
 
     def _turn(
@@ -167,9 +168,13 @@ class LiveScene:
         self._turns.extend(turns)
         return turns
 
-    async def together(self, words: Mapping[str, Sequence[Message | str]]) -> dict[str, Turn]:
+    async def together(
+        self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
+    ) -> dict[str, Turn]:
         """Let several agents speak at the same moment; see `workflow.Scene`."""
-        drafts = await asyncio.gather(*(self._seats[name].draft(heard) for name, heard in words.items()))
+        drafts = await asyncio.gather(
+            *(self._seats[name].draft(heard, fresh) for name, heard in words.items())
+        )
         return {turn.agent: turn for turn in self.commit(drafts)}
 
     def observe(self, agent: str) -> str:
@@ -194,6 +199,19 @@ class LiveScene:
         """Return the final answer of a text where the environment knows answers, else None."""
         environment = self.play.environment
         return environment.extract(text) if isinstance(environment, Answerable) else None
+
+    async def score(self, turn: Turn) -> float:
+        """Score a recorded turn's text as an answer; see `workflow.Scene`."""
+        if not isinstance(self._world, Scorable):
+            raise EpisodeError(
+                f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
+                "Set `workflow.score_rounds: false`, or another environment."
+            )
+        score = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
+        if not 0.0 <= score <= 1.0:
+            raise EpisodeError(f"The world scored a text of '{turn.agent}' {score}, outside [0, 1].")
+        self._turns[turn.index] = replace(self._turns[turn.index], score=score)
+        return score
 
 
 async def play_episode(play: Play, task: Task, seed: int) -> Episode:

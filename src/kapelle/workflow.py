@@ -94,6 +94,13 @@ class Scene(Protocol):
         """Return the final answer of a text where the environment knows answers, else None."""
         ...
 
+    async def score(self, turn: Turn) -> float:
+        """Score a turn's text as its agent's answer, write it on `Turn.score` and return it.
+
+        Nothing is paid and the world stays as it is. EpisodeError where the world cannot score a text.
+        """
+        ...
+
 
 class Workflow(Protocol):
     """A topology: frozen settings and one async program."""

@@ -1,0 +1,221 @@
+"""What players of OpenSpiel's games read and write: views and moves as text, in two wordings.
+
+`full` is a few plain lines for a language model; `short` is one line of as few bytes as the game allows.
+Both show what OpenSpiel's information state or observation string of that player holds, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Wording = Literal["full", "short"]
+View = Literal["information", "observation"]
+
+Show = Callable[[str], str]
+"""A player's string, as OpenSpiel writes it → what the player reads."""
+
+Move = Callable[[str], str]
+"""A move as OpenSpiel writes it → as players write it."""
+
+
+def plain_view(raw: str) -> str:
+    """Return the string without space at the ends of its lines; inside them it may be part of a board."""
+    return "\n".join(line.rstrip() for line in raw.strip("\n").splitlines())
+
+
+def one_line(raw: str) -> str:
+    """Return the string in one line, `/` between lines."""
+    return "/".join(plain_view(raw).splitlines())
+
+
+_WHOSE = re.compile(r"\[P[0-9]+\]")
+
+
+def plain_move(raw: str) -> str:
+    """Return a move without brackets around it, marks at its ends, and whose it is."""
+    text = _WHOSE.sub("", raw, count=1).strip(" ,;")
+    return text[1:-1] if text.startswith("(") and text.endswith(")") else text
+
+
+_KUHN = {"p": "pass", "b": "bet"}
+
+
+def _kuhn_view(raw: str) -> str:
+    if not raw:
+        return "No card yet."
+    past = ", ".join(_KUHN[letter] for letter in raw[1:])
+    return f"Your card: {raw[0]}\nMoves so far: {past or 'none'}"
+
+
+_LEDUC = {"0": "fold", "1": "call", "2": "raise"}
+
+
+def _leduc_fields(raw: str) -> dict[str, str]:
+    return {key: value.strip() for key, value in re.findall(r"\[(\w+):? ?([^\]]*)\]", raw)}
+
+
+def _leduc_view(raw: str) -> str:
+    known = _leduc_fields(raw)
+    lines = [f"Your card: {known['Private']}", f"Public card: {known.get('Public', 'none yet')}"]
+    lines += [f"Pot: {known['Pot']}", f"Chips left: {known['Money']}"]
+    for number in (1, 2):
+        moves = ", ".join(_LEDUC[code] for code in known.get(f"Round{number}", "").split())
+        if moves or number == 1:
+            lines.append(f"Round {number}: {moves or 'no moves yet'}")
+    return "\n".join(lines)
+
+
+def _leduc_short(raw: str) -> str:
+    known = _leduc_fields(raw)
+    past = ["".join(_LEDUC[code][0] for code in known.get(name, "").split()) for name in ("Round1", "Round2")]
+    return f"{known['Private']} {known.get('Public', '-')} {past[0]}/{past[1]}"
+
+
+def _dice_view(raw: str) -> str:
+    dice, *bids = raw.split()
+    return f"Your dice: {' '.join(dice)}\nBids so far (count-face): {', '.join(bids) or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Hanabi:
+    """What a player sees of a game of Hanabi."""
+
+    lives: str
+    hints: str
+    fireworks: str
+    hands: tuple[tuple[str, ...], ...]
+    """Own hand first, then those of the players after; a card is `face || hinted|possible`."""
+    deck: str
+    discards: str
+
+
+def _hanabi_fields(raw: str) -> _Hanabi:
+    head, _, rest = raw.partition("Hands:\n")
+    body, _, tail = rest.partition("Deck size:")
+    values = dict(line.split(":", 1) for line in head.strip().splitlines())
+    hands = [
+        tuple(line.strip() for line in hand.strip().splitlines() if line.strip())
+        for hand in body.split("-----")
+    ]
+    deck, _, discards = tail.partition("Discards:")
+    return _Hanabi(
+        values["Life tokens"].strip(),
+        values["Info tokens"].strip(),
+        values["Fireworks"].strip(),
+        tuple(tuple(card for card in hand if card != "Cur player") for hand in hands),
+        deck.strip(),
+        discards.strip(),
+    )
+
+
+def _hanabi_view(raw: str) -> str:
+    seen = _hanabi_fields(raw)
+    lines = [
+        f"Lives: {seen.lives}, hints: {seen.hints}, cards in the deck: {seen.deck}",
+        f"Fireworks: {seen.fireworks}",
+        f"Discarded: {seen.discards or 'nothing'}",
+    ]
+    for k, hand in enumerate(seen.hands):
+        cards = [_card(card, own=k == 0) for card in hand]
+        whose = (
+            "Your hand (unseen; what each card may be)" if k == 0 else f"Player +{k} (what they may think)"
+        )
+        lines.append(f"{whose}: {', '.join(cards)}")
+    return "\n".join(lines)
+
+
+def _card(card: str, *, own: bool) -> str:
+    face, _, knowledge = card.partition(" || ")
+    may = knowledge.partition("|")[2]
+    return may if own else f"{face} ({may})"
+
+
+def _hanabi_short(raw: str) -> str:
+    seen = _hanabi_fields(raw)
+    hands = ";".join(
+        ",".join(_card(card, own=k == 0).replace(" (", "=").rstrip(")") for card in hand)
+        for k, hand in enumerate(seen.hands)
+    )
+    fireworks, discards = seen.fireworks.replace(" ", ""), seen.discards.replace(" ", "")
+    return f"L{seen.lives} I{seen.hints} D{seen.deck} F{fireworks} X{discards} {hands}"
+
+
+def _hanabi_move(raw: str) -> str:
+    """Return `P0` play, `D1` discard, `1R` tell the next player of colour R, `23` the second next of rank 3."""
+    words = plain_move(raw).split()
+    return f"{words[2][1:]}{words[-1]}" if words[0] == "Reveal" else f"{words[0][0]}{words[1]}"
+
+
+def _tiny_move(raw: str) -> str:
+    """Return `a1` for OpenSpiel's `p0a1`."""
+    return f"a{raw.partition('a')[2]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How one game is put in words."""
+
+    view: Show = plain_view
+    move: Move = plain_move
+
+
+_FULL: Mapping[tuple[str, View], Words] = {
+    ("kuhn_poker", "information"): Words(_kuhn_view),
+    ("leduc_poker", "information"): Words(_leduc_view),
+    ("liars_dice", "information"): Words(_dice_view),
+    ("hanabi", "observation"): Words(_hanabi_view),
+    ("tiny_hanabi", "information"): Words(move=_tiny_move),
+}
+_SHORT: Mapping[tuple[str, View], Words] = {
+    ("leduc_poker", "information"): Words(_leduc_short),
+    ("hanabi", "observation"): Words(_hanabi_short, _hanabi_move),
+    ("tiny_hanabi", "information"): Words(one_line, _tiny_move),
+}
+
+
+def words_of(game: Any, wording: Wording, view: View) -> Words:
+    """Return how a game is put in words; games without words of their own are shown as OpenSpiel does."""
+    key = (game.get_type().short_name, view)
+    if wording == "short":
+        return _SHORT.get(key, Words(one_line))
+    return _FULL.get(key, Words())
+
+
+def normal(text: str) -> str:
+    """Return a move in the form in which moves are compared: its last line, space and end marks aside."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return plain_move(" ".join(lines[-1].split()).strip("`\"'.*")) if lines else ""
+
+
+def match(text: str, moves: Sequence[Sequence[str]]) -> int | None:
+    """Return the place of the move that a text says, None when it says none or could mean several.
+
+    Each move is given by its names. Letter case counts only where it tells two moves apart.
+    """
+    said = normal(text)
+    exact = [place for place, names in enumerate(moves) if said in {normal(name) for name in names}]
+    if not exact:
+        folded = said.casefold()
+        exact = [
+            place
+            for place, names in enumerate(moves)
+            if folded in {normal(name).casefold() for name in names}
+        ]
+    return exact[0] if len(exact) == 1 else None
+
+
+_LISTED = re.compile(r"<(.*)>")
+
+
+def listed(moves: Sequence[str]) -> str:
+    """Return legal moves as players read them."""
+    return f"<{' | '.join(moves)}>"
+
+
+def read_listed(text: str) -> list[str]:
+    """Return the moves that the last list in a text names; none where there is no list."""
+    found = _LISTED.findall(text)
+    return found[-1].split(" | ") if found else []
