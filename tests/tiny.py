@@ -136,6 +136,7 @@ def with_columns(samples: Sequence[Sample], **columns: Sequence[Tensor]) -> list
             {**s.columns, **{name: values[k] for name, values in columns.items()}},
             s.mask,
             s.temperature,
+            s.bundle,
         )
         for k, s in enumerate(samples)
     ]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "sft": "kapelle.algorithms.sft:SFT",
+    "dpo": "kapelle.algorithms.dpo:DPO",
     "grpo": "kapelle.algorithms.grpo:GRPO",
     "rloo": "kapelle.algorithms.rloo:RLOO",
     "opo": "kapelle.algorithms.opo:OPO",
@@ -88,6 +89,8 @@ class Credit:
     """Target of the critic wherever it was asked, `[T]` or `[1]` (`CriticNeed.unit`); None without a critic."""
     weight: float = 1.0
     """0 leaves the turn out of the policy's loss and of its weight."""
+    pair: int | None = None
+    """Turns of one number are compared by the loss: advantage +1 on the chosen side, −1 on the rejected."""
 
 
 @dataclass(frozen=True, slots=True)

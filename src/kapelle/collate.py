@@ -6,6 +6,7 @@ Shapes: T completion tokens of one turn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -107,8 +108,9 @@ def policy_samples(
                 "advantage": given.advantage_T.float(),
                 **({"reference": estimates.reference[key]} if key in estimates.reference else {}),
                 **({"proximal": estimates.proximal[key]} if key in estimates.proximal else {}),
+                **({} if given.pair is None else {"pair": torch.full_like(given.advantage_T, given.pair)}),
             }
-            samples[key] = policy_sample(turn, team, turn.policy, columns)
+            samples[key] = replace(policy_sample(turn, team, turn.policy, columns), bundle=given.pair)
     return samples
 
 
