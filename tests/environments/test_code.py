@@ -24,7 +24,7 @@ from kapelle.types import Split, Task
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.solo import Solo
 
-DOUBLE = {
+DOUBLE: dict[str, Any] = {
     "task_id": 1,
     "text": "Write a function to double a number.",
     "code": "def double(x):\r\n\treturn 2 * x",
@@ -33,14 +33,14 @@ DOUBLE = {
     "challenge_test_list": [],
 }
 OTHER = {**DOUBLE, "task_id": 2, "text": "Double."}
-HALVE = {
+HALVE: dict[str, Any] = {
     "task_id": "Halve/0",
     "prompt": 'import math\n\n\ndef halve(x):\n    """Return half of x, rounded down."""\n',
     "canonical_solution": "    return math.floor(x / 2)\n",
     "test": "def check(candidate):\n    assert candidate(4) == 2\n    assert candidate(7) == 3\n",
     "entry_point": "halve",
 }
-SUM = {
+SUM: dict[str, Any] = {
     "question": "Read two numbers on a line and print their sum.",
     "public_tests": {"input": ["1 2\n"], "output": ["3\n"]},
     "private_tests": {"input": ["20 22\n", "-1 1\n"], "output": ["42\n", "0\n"]},

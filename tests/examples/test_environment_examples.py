@@ -1,0 +1,21 @@
+"""The examples of environments run, and what they show is true."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from kapelle.sandbox.bubblewrap import Bubblewrap
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_a_program_is_repaired_in_its_second_attempt(
+    sandbox: Bubblewrap, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert runpy.run_path(str(EXAMPLES / "repair_code.py"))["main"]() == 1.0
+    said = capsys.readouterr().out
+    assert "Tests that are not shown to you: not all passed." in said
+    assert "largest(9, 2, 3)" not in said
