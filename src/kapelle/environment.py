@@ -20,7 +20,6 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "math": "kapelle.environments.math:Math",
     "gsm8k_steps": "kapelle.environments.gsm8k_steps:GSM8KSteps",
     "matrix": "kapelle.environments.matrix:Matrix",
-    "openspiel": "kapelle.environments.openspiel:OpenSpiel",
     "code": "kapelle.environments.code:Code",
     "openspiel": "kapelle.environments.openspiel:OpenSpiel",
 }

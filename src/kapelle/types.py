@@ -78,6 +78,8 @@ class Turn:
     """The messages that entered the agent's context since its last turn."""
     reward: float = 0.0
     """What the environment paid this agent between this turn and its next one."""
+    score: float | None = None
+    """What this text would earn as its agent's answer, in [0, 1], where a workflow asked; never a reward."""
     parent: int | None = None
     """Index of the turn that this one branches from (tree sampling, greedy baselines)."""
     trained: bool = True

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 from tests.workflows.stage import lines, play, transcript
 
 from kapelle.environments.arithmetic import Arithmetic
@@ -10,7 +11,7 @@ from kapelle.team import Agent
 from kapelle.types import Task
 from kapelle.workflow import Workflow, workflow_class
 from kapelle.workflows.chain import Chain
-from kapelle.workflows.debate import Debate, majority
+from kapelle.workflows.debate import Debate
 from kapelle.workflows.solo import Solo
 
 TASK = Task("train-0", "47+85", {"answer": 132})
@@ -61,18 +62,66 @@ async def test_the_reply_decides_what_is_seen() -> None:
     assert episode.turns[3].heard[0].content == "47+85|{a}|a: 1"
 
 
-def test_texts_without_an_answer_have_no_vote() -> None:
-    said = {"a": "?", "b": "!", "c": "so 5", "d": "?"}
-    assert majority(said, {"a": None, "b": None, "c": "5", "d": None}, seed=0) == "so 5"
-    assert majority({"a": "?", "b": "!"}, {"a": None, "b": None}, seed=0) == "?"
+async def test_enough_agreement_ends_it() -> None:
+    rounds = {}
+    for share in (None, 1 / 3, 0.6, 2 / 3, 0.67, 1.0):
+        debate = Debate(rounds=4, consensus=share)
+        scripts = {n: lines(*t) for n, t in CONVERGING.items()}
+        [episode] = await play(Arithmetic(), debate, ["a", "b", "c"], scripts, TASK)
+        rounds[share] = len(episode.turns) // 3
+    # Round 1: all differ. Round 2: two of three agree. Round 3: all do.
+    assert rounds == {None: 4, 1 / 3: 1, 0.6: 2, 2 / 3: 2, 0.67: 3, 1.0: 3}
 
 
-def test_the_vote_does_not_depend_on_the_seats() -> None:
-    said = {"a": "x", "b": "x", "c": "y", "d": "y"}
-    backward = dict(reversed(said.items()))
-    for seed in range(20):
-        forward = majority(said, said, seed)
-        assert majority(backward, backward, seed) == forward
+CONVERGING = {
+    "a": ("122", "132", "132", "132"),
+    "b": ("132", "132", "132", "132"),
+    "c": ("142", "122", "132", "132"),
+}
+
+
+async def test_consensus_waits_for_the_rounds_that_must_be_and_texts_without_an_answer_agree_with_nobody() -> (
+    None
+):
+    scripts = dict.fromkeys("ab", lines("132", "132", "132"))
+    [episode] = await play(
+        Arithmetic(), Debate(rounds=3, consensus=1.0, min_rounds=2), ["a", "b"], scripts, TASK
+    )
+    assert len(episode.turns) == 4
+    silent = dict.fromkeys("ab", lines("?", "?", "?"))
+    [episode] = await play(Arithmetic(), Debate(rounds=3, consensus=0.5), ["a", "b"], silent, TASK)
+    assert len(episode.turns) == 6
+
+
+async def test_an_agent_that_has_settled_falls_silent_and_its_answer_stands() -> None:
+    debate = Debate(rounds=4, settled_after=2)
+    scripts = {"a": lines("132", "so 132"), "b": lines("1", "2", "3", "122"), "c": lines("5", "132", "132")}
+    [episode] = await play(Arithmetic(), debate, ["a", "b", "c"], scripts, TASK)
+    assert [turn.agent for turn in episode.turns] == ["a", "b", "c", "a", "b", "c", "b", "c", "b"]
+    assert episode.turns[-1].heard[0].content.startswith("a: so 132\nc: 132\n"), "the others go on reading it"
+    assert episode.rewards == {"a": 1.0, "b": 0.0, "c": 1.0}
+    assert episode.success == 1.0
+
+
+async def test_all_settled_is_the_end() -> None:
+    scripts = dict.fromkeys("ab", lines("1", "1"))
+    [episode] = await play(Arithmetic(), Debate(rounds=9, settled_after=2), ["a", "b"], scripts, TASK)
+    assert len(episode.turns) == 4
+
+
+async def test_every_rounds_answers_can_be_scored_and_are_not_paid_for() -> None:
+    scripts = {"a": lines("122", "132"), "b": lines("132", "none")}
+    [episode] = await play(Arithmetic(), Debate(score_rounds=True), ["a", "b"], scripts, TASK)
+    assert [turn.score for turn in episode.turns] == [0.0, 1.0, 1.0, 0.0]
+    assert [turn.reward for turn in episode.turns] == [0.0] * 4
+    assert episode.rewards == {"a": 1.0, "b": 0.0}
+    [plain] = await play(Arithmetic(), Debate(), ["a", "b"], scripts, TASK)
+    assert [turn.score for turn in plain.turns] == [None] * 4
+
+
+def test_more_rounds_that_must_be_than_may_be_are_refused() -> None:
+    with pytest.raises(ValidationError, match="`min_rounds: 3` is more than `rounds: 2`"):
+        Debate(rounds=2, min_rounds=3)
 
 
 @pytest.mark.parametrize("workflow", [Solo(), Chain(), Debate()])

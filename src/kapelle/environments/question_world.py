@@ -63,6 +63,10 @@ class QuestionWorld:
         self._outcome = Outcome(rewards, success, info)
         return {}
 
+    async def score(self, agent: str, text: str) -> float:
+        """Return what a text would earn now; the question stays open."""
+        return (await self._graded(text)).score
+
     async def _graded(self, text: str) -> Grade:
         said = self._grade(text)
         grade = said if isinstance(said, Grade) else await said

@@ -1,23 +1,23 @@
 """Agents answer together, read each other's answers, and answer again; the majority speaks for the team.
 
-Multi-agent debate as in 2305.14325; the vote over final answers as in self-consistency (2203.11171).
+Multi-agent debate as in 2305.14325; the vote over final answers as in self-consistency (2203.11171); the
+stop at consensus and a score for every round's answer as MAPoRL (2502.18439) needs them.
 """
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kapelle.configured import Configured
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.types import Turn
-from kapelle.workflow import Scene, check_template, fill, need_answers
+from kapelle.workflow import Scene, check_names, check_template, fill, need_answers
+from kapelle.workflows.voting import agreement, majority
 
 
 class Debate(Configured):
@@ -29,10 +29,27 @@ class Debate(Configured):
 
     name: Literal["debate"] = "debate"
     rounds: int = Field(2, ge=1)
-    """How often every agent answers; 1 is a plain majority vote."""
+    """How often every agent answers at most; 1 is a plain majority vote."""
     reply: str = "{answers}\n\nAnswer again."
     """What an agent reads after a round: `{answers}` are the others' last texts, one a line with their
     names before them; `{question}` is the question and an agent's name its last text."""
+    consensus: float | None = Field(None, gt=0.0, le=1.0)
+    """Share of all agents that must give one answer for the debate to stop; null never stops early."""
+    min_rounds: int = Field(1, ge=1)
+    """Rounds before consensus can stop the debate, or an agent fall silent."""
+    settled_after: int | None = Field(None, ge=2)
+    """An agent that gave the same answer in so many rounds running falls silent: its last one stands.
+    Null lets everybody speak in every round."""
+    score_rounds: bool = False
+    """True writes what each answer would have earned on its turn (`Turn.score`); it is no reward."""
+
+    @model_validator(mode="after")
+    def _some_round_can_stop(self) -> Debate:
+        if self.min_rounds > self.rounds:
+            raise ValueError(
+                f"`min_rounds: {self.min_rounds}` is more than `rounds: {self.rounds}`. Lower it, or raise `rounds`."
+            )
+        return self
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, too few agents, or a template with an unknown field."""
@@ -42,53 +59,51 @@ class Debate(Configured):
                 f"A debate takes two agents or more, and the team has only '{agents[0].name}'. "
                 "Add agents, or set `workflow.name: solo`."
             )
+        check_names(agents, ["question", "answers"])
+        known = ["question", "answers", *(agent.name for agent in agents)]
         for agent in agents:
-            if agent.name in {"question", "answers"}:
-                raise ConfigError(
-                    f"An agent named '{agent.name}' cannot be told from {{{agent.name}}}. Rename it."
-                )
             check_template(agent, ["question"], "the first round of `debate`")
             # `reply` is every agent's prompt of the later rounds.
-            known = ["question", "answers", *(other.name for other in agents)]
             check_template(Agent(agent.name, prompt=self.reply), known, "`workflow.reply`")
 
     async def run(self, scene: Scene) -> None:
         """Play one episode."""
         questions = {name: scene.observe(name) for name in scene.names}
-        words = {
-            name: [fill(scene[name].agent.prompt or "{question}", {"question": questions[name]})]
-            for name in scene.names
-        }
-        said = _texts(await scene.together(words))
-        for _ in range(self.rounds - 1):
-            words = {
-                name: [
-                    fill(self.reply, {"question": questions[name], "answers": _others(name, said), **said})
-                ]
-                for name in scene.names
-            }
-            said = _texts(await scene.together(words))
-        await scene.step(
-            said, final=majority(said, {n: scene.extract(t) for n, t in said.items()}, scene.seed)
-        )
+        said: dict[str, str] = {}
+        answers: dict[str, str | None] = {}
+        running = dict.fromkeys(scene.names, 1)
+        speakers = scene.names
+        for number in range(1, self.rounds + 1):
+            words = {name: [self._prompt(scene, name, questions[name], said)] for name in speakers}
+            turns = await scene.together(words)
+            if self.score_rounds:
+                await _scored(scene, turns)
+            before = dict(answers)
+            said |= {name: turn.text for name, turn in turns.items()}
+            answers |= {name: scene.extract(turn.text) for name, turn in turns.items()}
+            for name in speakers:
+                same = number > 1 and answers[name] is not None and answers[name] == before[name]
+                running[name] = running[name] + 1 if same else 1
+            if number < self.min_rounds:
+                continue
+            if self.consensus is not None and agreement(answers) >= self.consensus - 1e-9:
+                break
+            speakers = tuple(name for name in speakers if not self._settled(running[name]))
+            if not speakers:
+                break
+        ordered = {name: said[name] for name in scene.names}
+        await scene.step(ordered, final=majority(ordered, answers, scene.seed))
+
+    def _settled(self, rounds: int) -> bool:
+        return self.settled_after is not None and rounds >= self.settled_after
+
+    def _prompt(self, scene: Scene, name: str, question: str, said: Mapping[str, str]) -> str:
+        if not said:
+            return fill(scene[name].agent.prompt or "{question}", {"question": question})
+        others = "\n".join(f"{other}: {said[other]}" for other in scene.names if other != name)
+        return fill(self.reply, {"question": question, "answers": others, **said})
 
 
-def _texts(turns: Mapping[str, Turn]) -> dict[str, str]:
-    return {name: turn.text for name, turn in turns.items()}
-
-
-def _others(name: str, said: Mapping[str, str]) -> str:
-    return "\n".join(f"{other}: {text}" for other, text in said.items() if other != name)
-
-
-def majority(said: Mapping[str, str], answers: Mapping[str, str | None], seed: int) -> str:
-    """Return the text whose answer most agents gave; `seed` draws among answers that tie.
-
-    Texts without an answer have no vote, unless none has one.
-    """
-    votes = Counter(answer for answer in answers.values() if answer is not None)
-    if not votes:
-        return next(iter(said.values()))
-    most = max(votes.values())
-    chosen = random.Random(f"{seed}/majority").choice(sorted(a for a, n in votes.items() if n == most))
-    return next(text for name, text in said.items() if answers[name] == chosen)
+async def _scored(scene: Scene, turns: Mapping[str, Turn]) -> None:
+    for turn in turns.values():
+        await scene.score(turn)
