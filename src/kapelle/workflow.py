@@ -28,7 +28,11 @@ BUILTIN_WORKFLOWS: Mapping[str, str] = {
     "parallel": "kapelle.workflows.parallel:Parallel",
     "chain": "kapelle.workflows.chain:Chain",
     "debate": "kapelle.workflows.debate:Debate",
+    "vote": "kapelle.workflows.vote:Vote",
+    "summary": "kapelle.workflows.summary:Summary",
+    "reflect": "kapelle.workflows.reflect:Reflect",
     "cory": "kapelle.workflows.cory:Cory",
+    "router": "kapelle.workflows.router:Router",
     "play": "kapelle.workflows.play:Play",
 }
 

@@ -1,0 +1,127 @@
+"""Agents draft at the same moment, one reads all drafts and answers; more layers make a mixture of agents.
+
+Mixture of agents (2406.04692): every layer reads the drafts of the layer before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from kapelle.configured import Configured
+from kapelle.environment import Environment
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.team import Agent
+from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
+
+
+class Summary(Configured):
+    """Layers of drafts, then one aggregator, whose answer is the team's.
+
+    A drafter reads its prompt (`{question}` alone without one) when it first speaks, and `reply` when it
+    speaks again. The aggregator's prompt may use `{question}`, `{drafts}` and the names of the last layer's
+    drafters; without a prompt it reads the question and all of their drafts.
+    """
+
+    name: Literal["summary"] = "summary"
+    aggregator: str | None = None
+    """Who reads the drafts and answers; null takes the last seat."""
+    layers: int | tuple[tuple[str, ...], ...] = Field(1)
+    """How many layers all drafters draft in, or the drafters of each layer by name."""
+    reply: str = "{drafts}\n\nAnswer again."
+    """What a drafter reads in a later layer: `{drafts}` are the texts of the layer before, one a line with
+    names before them; `{question}` is the question and an agent's name that agent's draft."""
+    score_drafts: bool = False
+    """True scores each drafter by its own last draft, beside the aggregator; else only the aggregator is."""
+
+    def check(self, agents: Sequence[Agent], environment: Environment) -> None:
+        """Raise ConfigError for a game, too few agents, unknown names or a template with an unknown field."""
+        need_answers("summary", "ends in one answer", environment)
+        names = [agent.name for agent in agents]
+        if len(agents) < 2:
+            raise ConfigError(
+                f"A summary takes a drafter and an aggregator, and the team has only '{names[0]}'. "
+                "Add agents, or set `workflow.name: solo`."
+            )
+        if self.aggregator is not None and self.aggregator not in names:
+            raise ConfigError(
+                f"workflow.aggregator names the unknown agent '{self.aggregator}'."
+                f"{did_you_mean(self.aggregator, names)}"
+            )
+        check_names(agents, ["question", "drafts"])
+        last = self._aggregator(names)
+        self._check_layers(names, last)
+        layers = self._layers(names)
+        for agent in agents:
+            if agent.name == last:
+                known = ["question", "drafts", *layers[-1]]
+                check_template(agent, known, "the aggregator of `summary`")
+            else:
+                check_template(agent, ["question"], "a first draft of `summary`")
+        for layer in layers[:-1]:
+            check_template(Agent(last, prompt=self.reply), ["question", "drafts", *layer], "`workflow.reply`")
+
+    def _check_layers(self, names: Sequence[str], aggregator: str) -> None:
+        if isinstance(self.layers, int):
+            if self.layers < 1:
+                raise ConfigError(f"workflow.layers is {self.layers}. Somebody has to draft: set 1 or more.")
+            return
+        if not self.layers or not all(self.layers):
+            raise ConfigError(
+                "workflow.layers has a layer without drafters. Name one agent in each at least."
+            )
+        for layer in self.layers:
+            for name in layer:
+                if name not in names:
+                    raise ConfigError(
+                        f"workflow.layers names the unknown agent '{name}'.{did_you_mean(name, names)}"
+                    )
+                if name == aggregator:
+                    raise ConfigError(
+                        f"'{name}' drafts in workflow.layers and is the aggregator too. Set `workflow.aggregator` "
+                        "to an agent of no layer."
+                    )
+            if len(set(layer)) < len(layer):
+                raise ConfigError(f"A layer of workflow.layers names an agent twice: {', '.join(layer)}.")
+
+    def _aggregator(self, names: Sequence[str]) -> str:
+        return self.aggregator or names[-1]
+
+    def _layers(self, names: Sequence[str]) -> Sequence[Sequence[str]]:
+        if not isinstance(self.layers, int):
+            return self.layers
+        return [[name for name in names if name != self._aggregator(names)]] * self.layers
+
+    async def run(self, scene: Scene) -> None:
+        """Play one episode."""
+        latest: dict[str, str] = {}
+        before: dict[str, str] = {}
+        for number, layer in enumerate(self._layers(scene.names)):
+            words = {name: [self._draft_prompt(scene, name, number, latest, before)] for name in layer}
+            turns = await scene.together(words)
+            before = {name: turns[name].text for name in layer}
+            latest |= before
+        last = self._aggregator(scene.names)
+        question, template = scene.observe(last), scene[last].agent.prompt
+        fields = {"question": question, "drafts": _lines(before), **before}
+        prompt = told(question, before) if template is None else fill(template, fields)
+        answer = (await scene[last].say(prompt)).text
+        await scene.step({**(latest if self.score_drafts else {}), last: answer}, final=answer)
+
+    def _draft_prompt(
+        self, scene: Scene, name: str, layer: int, latest: Mapping[str, str], before: Mapping[str, str]
+    ) -> str:
+        question = scene.observe(name)
+        fields = {"question": question, "drafts": _lines(before), **before}
+        opening = fill(scene[name].agent.prompt or "{question}", {"question": question})
+        if layer == 0:
+            return opening
+        reply = fill(self.reply, fields)
+        # Who joins in a later layer has not read the question yet.
+        return reply if name in latest or "{question}" in self.reply else f"{opening}\n\n{reply}"
+
+
+def _lines(said: Mapping[str, str]) -> str:
+    return "\n".join(f"{name}: {text}" for name, text in said.items())

@@ -1,0 +1,57 @@
+"""Agents answer at the same moment and vote: the majority's answer, or the heaviest, is the team's.
+
+Self-consistency (2203.11171) over agents instead of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field, FiniteFloat
+
+from kapelle.configured import Configured
+from kapelle.environment import Environment
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.team import Agent
+from kapelle.workflow import Scene, check_template, fill, need_answers
+from kapelle.workflows.voting import majority
+
+
+class Vote(Configured):
+    """One round of answers; each agent is scored by its own, the team by the one that wins the vote."""
+
+    name: Literal["vote"] = "vote"
+    weights: Mapping[str, FiniteFloat] = Field(default={})
+    """Votes of an agent, at least 0; 1 for who is not named. Empty: one agent, one vote."""
+
+    def check(self, agents: Sequence[Agent], environment: Environment) -> None:
+        """Raise ConfigError for a game, one agent alone, weights of strangers or weights that elect nobody."""
+        need_answers("vote", "counts answers", environment)
+        names = [agent.name for agent in agents]
+        if len(agents) < 2:
+            raise ConfigError(
+                f"A vote takes two agents or more, and the team has only '{names[0]}'. "
+                "Add agents, or set `workflow.name: solo`."
+            )
+        for name, weight in self.weights.items():
+            if name not in names:
+                raise ConfigError(
+                    f"workflow.weights names the unknown agent '{name}'.{did_you_mean(name, names)}"
+                )
+            if weight < 0:
+                raise ConfigError(f"workflow.weights.{name} is {weight}. A vote weighs 0 or more.")
+        if all(self.weights.get(name, 1.0) == 0 for name in names):
+            raise ConfigError("workflow.weights gives nobody a vote. Leave one agent more than 0.")
+        for agent in agents:
+            check_template(agent, ["question"], "the workflow `vote`")
+
+    async def run(self, scene: Scene) -> None:
+        """Play one episode."""
+        words = {
+            name: [fill(scene[name].agent.prompt or "{question}", {"question": scene.observe(name)})]
+            for name in scene.names
+        }
+        said = {name: turn.text for name, turn in (await scene.together(words)).items()}
+        answers = {name: scene.extract(text) for name, text in said.items()}
+        await scene.step(said, final=majority(said, answers, scene.seed, self.weights))
