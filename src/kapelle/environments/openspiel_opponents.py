@@ -22,6 +22,10 @@ Choose = Callable[[Any, int], int]
 """State and seat → action, one of the legal ones."""
 
 
+Chances = Mapping[str, Mapping[int, float]]
+"""Information state → legal action → its probability."""
+
+
 class RandomOpponent(Configured):
     """Draws evenly from the legal moves."""
 
@@ -151,16 +155,16 @@ def count_decisions(written: str) -> int:
 
 
 @cache
-def regret_policy(written: str, iterations: int) -> Any:
-    """Return OpenSpiel's average policy after so many iterations of CFR+; kept for the process."""
+def regret_policy(written: str, iterations: int) -> Chances:
+    """Return the average policy after so many iterations of CFR+; kept for the process."""
     solver = spiel().CFRPlusSolver(spiel().load_game(written))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
-    return solver.average_policy()
+    return _table(written, solver)
 
 
 @cache
-def equilibrium(written: str, tolerance: float) -> Any:
+def equilibrium(written: str, tolerance: float) -> Chances:
     """Return a policy whose NashConv is at most `tolerance`; kept for the process.
 
     Raises ConfigError when 20,000 iterations of CFR+ do not reach it.
@@ -171,21 +175,27 @@ def equilibrium(written: str, tolerance: float) -> Any:
         for _ in range(burst):
             solver.evaluate_and_update_policy()
         done += burst
-        policy = solver.average_policy()
-        if spiel().nash_conv(game, policy) <= tolerance:
-            return policy
+        if spiel().nash_conv(game, solver.average_policy()) <= tolerance:
+            return _table(written, solver)
         burst = min(done, 2000)
     raise ConfigError(
         f"No policy of {written} with a NashConv of {tolerance} was found. Set a greater `tolerance`."
     )
 
 
-def play_table(policy: Any, seed: int) -> Choose:
+def _table(written: str, solver: Any) -> Chances:
+    """Return a solver's average policy as plain numbers: OpenSpiel's object dies with its solver."""
+    policy = solver.average_policy()
+    keys = {state.information_state_string() for state in walk(spiel().load_game(written))}
+    return {key: dict(policy.action_probabilities(key)) for key in sorted(keys)}
+
+
+def play_table(chances: Chances, seed: int) -> Choose:
     """Return a player that draws its moves from a table's probabilities."""
     draw = random.Random(seed)
 
     def choose(state: Any, seat: int) -> int:
-        chances: Mapping[int, float] = policy.action_probabilities(state.information_state_string(seat))
-        return int(draw.choices(list(chances), list(chances.values()))[0])
+        own = chances[state.information_state_string(seat)]
+        return int(draw.choices(list(own), list(own.values()))[0])
 
     return choose
