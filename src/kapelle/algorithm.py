@@ -38,6 +38,8 @@ BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "mappo": "kapelle.algorithms.mappo:MAPPO",
     "marft": "kapelle.algorithms.marft:MARFT",
     "happo": "kapelle.algorithms.happo:HAPPO",
+    "vdn": "kapelle.algorithms.vdn:VDN",
+    "qmix": "kapelle.algorithms.qmix:QMIX",
 }
 
 

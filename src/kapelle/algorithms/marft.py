@@ -48,5 +48,6 @@ class MARFT(ActorCritic):
                 "gae": self.gae.model_copy(update={"unit": "turn" if action else "token"}),
             }
         )
-        chain = GAECredit(settings.gae, chain_path(self.team_reward, self.penalties), chain=True)
+        paid = self.umad.paid(chain_path(self.team_reward, self.penalties))
+        chain = GAECredit(settings.gae, paid, chain=True)
         return actor_critic_row(settings, self.name, "central", chain)

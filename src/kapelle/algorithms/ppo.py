@@ -18,6 +18,7 @@ from kapelle.algorithms.gae import GAEConfig, GAECredit
 from kapelle.algorithms.orders import Joint, OrderConfig, check_separate_weights
 from kapelle.algorithms.rewards import FREE, PenaltyConfig, TeamReward, own_path, shared_by
 from kapelle.algorithms.surrogate import SurrogateConfig, ValueLossConfig
+from kapelle.algorithms.umad import UMADConfig
 from kapelle.configured import Configured
 from kapelle.errors import ConfigError
 from kapelle.team import Team
@@ -38,6 +39,7 @@ class ActorCritic(Configured):
     order: OrderConfig = Joint()
     epochs: int = Field(2, ge=1)
     minibatches: int = Field(1, ge=1)
+    umad: UMADConfig = UMADConfig()
 
 
 class PPO(ActorCritic):
@@ -69,13 +71,14 @@ def actor_critic_row(
 ) -> Algorithm:
     """Return the row of clipped actors with critics of the given view; `credit` in place of own-path GAE."""
     s = settings
+    credit = credit or GAECredit(s.gae, s.umad.paid(own_path(s.team_reward, s.penalties)))
     order = s.order.build()
     if order.sequential:
         checks = (*checks, partial(check_separate_weights, algorithm=name))
     return Algorithm(
         name=name,
         policy_loss=s.loss.build(),
-        credit=credit or GAECredit(s.gae, own_path(s.team_reward, s.penalties)),
+        credit=s.umad.gained(credit),
         group_size=s.group_size,
         critic=CriticNeed(
             view,
@@ -91,7 +94,7 @@ def actor_critic_row(
         returns=shared_by(s.team_reward, s.penalties),
         order=order,
         proximal=s.loss.importance_cap is not None or s.gae.vtrace,
-        checks=checks,
+        checks=(s.umad.check, *checks),
     )
 
 

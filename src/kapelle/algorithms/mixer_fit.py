@@ -1,0 +1,169 @@
+"""Fitting Q_tot to what teams earned: targets, target networks, the optimiser, and their state.
+
+- `monte_carlo`: Q_tot of a round is fitted to the discounted rewards that followed it. An episode cut by a limit of
+  turns counts as it was paid.
+- `td`: to r + γ·Q̄_tot of the next round's own actions (SARSA: nothing is maximised), mixed over more steps by λ. The
+  last round of a cut episode has no next actions: it is no row of the fit, and the one before it looks at Q̄ there.
+
+Q̄ is the target network: a copy at the start, of utilities and mixer both, that follows softly or by period.
+
+Shapes: B rounds, N episodes, K rounds of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from kapelle.algorithms.replay import Fitted, Replay, Rounds
+from kapelle.algorithms.utilities import TeamEstimate, TeamValue
+from kapelle.configured import Configured
+from kapelle.functional.masking import keep_masked, masked_mean, pack, unpack
+from kapelle.functional.mixing import copied, periodic_update, soft_update
+from kapelle.functional.returns import lambda_return, return_to_go
+from kapelle.seeds import derive_seed
+
+GRADIENT_NORM = 10.0
+"""To which the gradient of a fit is clipped, as in QMIX's code."""
+
+
+class Soft(Configured):
+    """The target moves by a share τ of the way after every update of the fit."""
+
+    name: Literal["soft"] = "soft"
+    tau: float = Field(0.05, gt=0.0, le=1.0)
+
+
+class Periodic(Configured):
+    """The target is copied anew every so many updates of the fit."""
+
+    name: Literal["periodic"]
+    every: int = Field(100, ge=1)
+
+
+class FitConfig(Configured):
+    """How utilities and mixer are learned."""
+
+    lr: float = Field(1e-3, gt=0.0)
+    target: Literal["monte_carlo", "td"] = "monte_carlo"
+    lam: float = Field(0.0, ge=0.0, le=1.0)
+    """λ of `target: td`, per round; 1 is Monte Carlo."""
+    follow: Annotated[Soft | Periodic, Field(discriminator="name")] = Soft()
+    """How the target network follows; read with `target: td`."""
+    capacity: int = Field(1024, ge=1)
+    """Episodes that are remembered."""
+    min_fill: int = Field(64, ge=1)
+    """Episodes that must be remembered before anything is fitted."""
+    updates: int = Field(32, ge=1)
+    """Updates per step."""
+    batch: int = Field(64, ge=1)
+    """Episodes per update."""
+    device: str = "cpu"
+    """Where utilities and mixer live."""
+
+
+class Target(NamedTuple):
+    """What Q_tot is to be, and in which rounds."""
+
+    value_NK: Tensor
+    mask_NK: Tensor
+
+
+class MixerFit:
+    """Utilities, mixer, their target and their optimiser."""
+
+    def __init__(self, settings: FitConfig, gamma: float, net: TeamValue, seed: int) -> None:
+        """Take a fresh network; `gamma` discounts from one round to the next."""
+        self.net = net.to(settings.device)
+        self.target = copied(self.net.state_dict())
+        self.updates = 0
+        self._settings, self._gamma, self._seed = settings, gamma, seed
+        self._optimizer = torch.optim.Adam(self.net.parameters(), settings.lr)
+        self._targets = _TARGETS[settings.target]
+
+    def learn(self, replay: Replay) -> float:
+        """Take one step's updates on what is remembered; return their mean squared error."""
+        if self.updates == 0:
+            self.net.standardise_by(self.placed(replay.draw(replay.capacity, self._seed)).rounds)
+            self.target = copied(self.net.state_dict())
+        losses: list[float] = []
+        for _ in range(self._settings.updates):
+            batch = replay.draw(self._settings.batch, derive_seed(self._seed, "replay", self.updates))
+            losses.append(self._update(self.placed(batch)))
+        return sum(losses) / len(losses)
+
+    def placed(self, batch: Fitted) -> Fitted:
+        """Return a batch on the networks' device."""
+        where = self._settings.device
+        rounds = Rounds(*(column.to(where) for column in batch.rounds))
+        return Fitted(rounds, *(column.to(where) for column in batch[1:]))
+
+    def _update(self, batch: Fitted) -> float:
+        goal = self.goal(batch)
+        error_B = self.net(batch.rounds).total_B - pack(goal.value_NK, batch.mask_NK)
+        loss = masked_mean(error_B.square(), pack(goal.mask_NK, batch.mask_NK))
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), GRADIENT_NORM)
+        self._optimizer.step()
+        self.updates += 1
+        self._follow()
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def goal(self, batch: Fitted) -> Target:
+        """Return what Q_tot of each round is to be."""
+        return self._targets(self, batch)
+
+    def monte_carlo(self, batch: Fitted) -> Target:
+        """Return the discounted rewards from each round on."""
+        return Target(return_to_go(batch.reward_NK, batch.mask_NK, self._gamma), batch.mask_NK)
+
+    def td(self, batch: Fitted) -> Target:
+        """Return r + γ·((1 − λ)·Q̄ + λ·G) of the next round."""
+        estimate: TeamEstimate = torch.func.functional_call(self.net, self.target, (batch.rounds,))
+        value_NK = unpack(estimate.total_B, batch.mask_NK)
+        last_N = batch.mask_NK.sum(1, keepdim=True).long() - 1
+        bootstrap_N = keep_masked(value_NK.gather(1, last_N).squeeze(1), batch.cut_N)
+        places_NK = torch.arange(value_NK.shape[1], device=value_NK.device).expand_as(value_NK)
+        unseen_NK = (places_NK == last_N) & batch.cut_N.bool().unsqueeze(1)
+        mask_NK = batch.mask_NK.masked_fill(unseen_NK, 0.0)
+        value_NK = lambda_return(
+            batch.reward_NK, value_NK, mask_NK, bootstrap_N, gamma=self._gamma, lam=self._settings.lam
+        )
+        return Target(value_NK, mask_NK)
+
+    def _follow(self) -> None:
+        online, follow = self.net.state_dict(), self._settings.follow
+        if isinstance(follow, Soft):
+            self.target = soft_update(self.target, online, tau=follow.tau)
+        else:
+            self.target = periodic_update(self.target, online, step=self.updates, period=follow.every)
+
+    def state(self) -> dict[str, object]:
+        """Return networks, target, optimiser and the number of updates, which seeds what is drawn next."""
+        return {
+            "network": copied(self.net.state_dict()),
+            "target": copied(self.target),
+            "optimizer": {str(k): dict(v) for k, v in self._optimizer.state_dict()["state"].items()},
+            "updates": self.updates,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned."""
+        self.net.load_state_dict(state["network"])
+        self.target = {name: x.clone().to(self._settings.device) for name, x in state["target"].items()}
+        moments = {int(k): {n: x.clone() for n, x in v.items()} for k, v in state["optimizer"].items()}
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.updates = state["updates"]
+
+
+_TARGETS: Mapping[str, Callable[[MixerFit, Fitted], Target]] = {
+    "monte_carlo": MixerFit.monte_carlo,
+    "td": MixerFit.td,
+}

@@ -1,0 +1,44 @@
+"""QMIX: the team's value rises with every agent's utility, in a way that depends on the state (1803.11485).
+
+Q_tot = |W2|·ELU(|W1|·Q + b1) + V, all weights made of the state by hypernetworks; `credit_mixer.py` says how credit
+follows from it, `replay.py` what the state is. Unlike a sum it can say that an agent's good words count only
+together with another's.
+
+Deviations from the paper: utilities judge turns and choose none, so nothing is maximised over actions; Monte Carlo
+returns by default; two layers in the hypernetworks of W1 and W2, as in the authors' later code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from kapelle.algorithm import Algorithm
+from kapelle.algorithms.credit_mixer import CreditMixer, mixer_row
+from kapelle.algorithms.utilities import MonotonicMixer
+from kapelle.configured import Configured
+
+
+class MixingConfig(Configured):
+    """Size of the mixing network."""
+
+    units: int = Field(32, ge=1)
+    """Mixing units."""
+    hidden: int = Field(64, ge=1)
+    """Width of the hidden layer of the hypernetworks that make W1 and W2."""
+
+
+class QMIX(CreditMixer):
+    """Settings of value decomposition by a monotonic mix."""
+
+    name: Literal["qmix"] = "qmix"
+    mixing: MixingConfig = MixingConfig()
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return mixer_row(
+            self,
+            self.name,
+            lambda width, agents: MonotonicMixer(width, agents, self.mixing.units, self.mixing.hidden),
+        )
