@@ -21,6 +21,7 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "gsm8k_steps": "kapelle.environments.gsm8k_steps:GSM8KSteps",
     "matrix": "kapelle.environments.matrix:Matrix",
     "code": "kapelle.environments.code:Code",
+    "bfcl": "kapelle.environments.bfcl:Bfcl",
     "openspiel": "kapelle.environments.openspiel:OpenSpiel",
 }
 

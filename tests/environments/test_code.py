@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import expert, lines, play, transcript
 
-from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Scorable, Scripted, environment_class
 from kapelle.environments.code import Code
 from kapelle.environments.code_problems import MBPP_SPLITS
 from kapelle.errors import DataError, EpisodeError, SandboxError
@@ -240,6 +240,14 @@ async def test_steps_that_make_no_sense(mbpp: str) -> None:
     assert world.movers() == ()
     with pytest.raises(EpisodeError, match="'coder' has no attempt left; the environment allows 1"):
         await world.step({"coder": RIGHT})
+
+
+async def test_a_program_is_scored_without_counting_as_an_attempt(mbpp: str) -> None:
+    environment = Code(path=mbpp, partial_credit=True)
+    world = environment.start(environment.task("train", 0), ["coder"], 0)
+    assert isinstance(world, Scorable)
+    assert [await world.score("coder", text) for text in (RIGHT, WRONG)] == [1.0, pytest.approx(1 / 3)]
+    assert world.movers() == ("coder",)
 
 
 async def test_tests_that_cannot_be_run_fail_the_episode(sandbox: Bubblewrap, tmp_path: Path) -> None:

@@ -97,6 +97,10 @@ class CodeWorld:
             self._final, self._over = self._worth(grades[final]), True
         return {}
 
+    async def score(self, agent: str, text: str) -> float:
+        """Return what the program of a text would earn, without counting as an attempt."""
+        return self._worth(await self._graded(text))
+
     async def _graded(self, text: str) -> CodeGrade:
         program = program_of(text)
         if program is None:

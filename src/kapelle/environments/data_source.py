@@ -96,9 +96,9 @@ class Splits:
 def _load(source: DataSource, key: str, setting: str) -> Splits:
     local = Path(source.path).expanduser()
     if local.is_file():
-        rows = _file(local)
-        test = tuple(row for row in rows if _held_out(row.text(key, setting), source.test_share))
-        train = tuple(row for row in rows if not _held_out(row.text(key, setting), source.test_share))
+        rows = read_rows(local)
+        test = tuple(row for row in rows if held_out(row.text(key, setting), source.test_share))
+        train = tuple(row for row in rows if not held_out(row.text(key, setting), source.test_share))
     elif local.is_dir():
         train, test = (_folder(local, name, source) for name in (source.train, source.test))
     elif _HUB_NAME.fullmatch(source.path) and not source.path.endswith(SUFFIXES):
@@ -123,7 +123,8 @@ def _load(source: DataSource, key: str, setting: str) -> Splits:
     return Splits(kept, test, len(train) - len(kept))
 
 
-def _held_out(key: str, share: float) -> bool:
+def held_out(key: str, share: float) -> bool:
+    """Return whether the row with a key belongs to the test split: a hash of the key decides."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
@@ -133,9 +134,9 @@ def _folder(folder: Path, name: str, source: DataSource) -> tuple[Row, ...]:
     for place in places:
         for candidate in (place / name, *(place / f"{name}{suffix}" for suffix in SUFFIXES)):
             if candidate.is_file():
-                return _file(candidate)
+                return read_rows(candidate)
         if shards := sorted(place.glob(f"{name}-*.parquet")):
-            return tuple(row for shard in shards for row in _file(shard))
+            return tuple(row for shard in shards for row in read_rows(shard))
     there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
     raise DataError(
         f"The folder '{folder}' has no file '{name}' with one of the endings {', '.join(SUFFIXES)}. "
@@ -144,7 +145,8 @@ def _folder(folder: Path, name: str, source: DataSource) -> tuple[Row, ...]:
     )
 
 
-def _file(file: Path) -> tuple[Row, ...]:
+def read_rows(file: Path) -> tuple[Row, ...]:
+    """Return the rows of one local file; DataError when it is damaged or of another form."""
     if file.name.endswith(".parquet"):
         return _parquet(file)
     compressed = file.name.endswith(".gz")

@@ -9,6 +9,7 @@ stands outside the strings can only be calls and literals; nothing is evaluated.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,4 +182,37 @@ _FORMS: Mapping[Form, Callable[[str], list[Call] | None]] = {
     "hermes": _hermes,
     "llama": _llama,
     "pythonic": _pythonic,
+}
+
+
+def write_calls(calls: Sequence[Call], form: Form) -> str:
+    """Return a text that makes these calls in a form; `parse_calls` reads them back."""
+    return _WRITERS[form](calls)
+
+
+def _written_hermes(calls: Sequence[Call]) -> str:
+    return "\n".join(f"<tool_call>\n{_object(call, 'arguments')}\n</tool_call>" for call in calls)
+
+
+def _written_llama(calls: Sequence[Call]) -> str:
+    objects = [_object(call, "parameters") for call in calls]
+    return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
+
+
+def _object(call: Call, arguments: str) -> str:
+    return json.dumps({"name": call.name, arguments: dict(call.arguments)}, ensure_ascii=False)
+
+
+def _written_pythonic(calls: Sequence[Call]) -> str:
+    inside = (
+        f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
+        for call in calls
+    )
+    return f"[{', '.join(inside)}]"
+
+
+_WRITERS: Mapping[Form, Callable[[Sequence[Call]], str]] = {
+    "hermes": _written_hermes,
+    "llama": _written_llama,
+    "pythonic": _written_pythonic,
 }

@@ -1,0 +1,202 @@
+"""Which tool to call with what: the single-turn questions of the Berkeley Function Calling Leaderboard.
+
+An agent reads a question and the schemas of tools, and makes the calls that answer it; nothing is executed.
+Right are the calls that BFCL lists as accepted (`grading.tool_call` has the rules); of the category
+`irrelevance`, whose tools cannot help, no call at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from kapelle.configured import Configured
+from kapelle.environments.data_source import SUFFIXES, Row, held_out, read_rows
+from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.tool_prompt import tools_prompt
+from kapelle.errors import DataError
+from kapelle.grading.tool_call import grade_tool_call
+from kapelle.grading.tool_text import Call, Form, NotCalls, parse_calls, write_calls
+from kapelle.types import Json, Message, Split, Task
+
+Category = Literal[
+    "simple_python",
+    "multiple",
+    "parallel",
+    "parallel_multiple",
+    "live_simple",
+    "live_multiple",
+    "live_parallel",
+    "live_parallel_multiple",
+    "irrelevance",
+]
+NO_CALL_IS_RIGHT: frozenset[Category] = frozenset({"irrelevance"})
+"""Categories without a file of accepted answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One question and what answers it."""
+
+    id: str
+    question: str
+    tools: tuple[Json, ...]
+    accepted: tuple[Mapping[str, Mapping[str, Json]], ...]
+
+
+class Bfcl(Configured):
+    """Questions that are answered by calling tools, graded by BFCL's accepted calls."""
+
+    name: Literal["bfcl"] = "bfcl"
+    path: str = "bfcl"
+    """A folder with a file for each category (`simple_python.jsonl`) and `possible_answer/` with the same names."""
+    categories: tuple[Category, ...] = Field(("simple_python", "multiple", "parallel"), min_length=1)
+    """Which files are read."""
+    form: Form = "hermes"
+    """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    test_share: float = Field(0.1, gt=0.0, lt=1.0)
+    """Share of the questions held out for testing; a hash of each id decides."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The calls are right or wrong."""
+        return (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The folder and the share of each split."""
+        names = ", ".join(self.categories)
+        return {
+            "train": f"{self.path} ({names}), {1 - self.test_share:.0%} of the questions, by a hash of the id",
+            "test": f"{self.path} ({names}), {self.test_share:.0%} of the questions, by a hash of the id",
+        }
+
+    def _items(self, split: Split) -> tuple[Item, ...]:
+        return tuple(
+            item
+            for category in self.categories
+            for item in _read(self.path, category, self.test_share)[split]
+        )
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read every category; DataError names what is missing, empty or of another form."""
+        for split in ("train", "test"):
+            if not self._items(split):
+                raise DataError(
+                    f"No question of '{self.path}' falls into the {split} split. Set `environment.test_share`, "
+                    "or read more `environment.categories`."
+                )
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of questions."""
+        return len(self._items(split))
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the question at an index, its tools before it."""
+        item = self._items(split)[index]
+        question = f"{tools_prompt(item.tools, self.form)}\n\n{item.question}"
+        return Task(f"{split}-{index}", question, {"id": item.id, "accepted": list(item.accepted)})
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
+        """Open the world of one question."""
+        accepted = task.data["accepted"]
+        return QuestionWorld(
+            task,
+            agents,
+            lambda text: grade_tool_call(text, accepted, (self.form,)),
+            {"id": task.data["id"]},
+        )
+
+    def extract(self, text: str) -> str | None:
+        """Return a text's calls in one normal form, so that equal calls are equal votes; None without any."""
+        try:
+            calls = parse_calls(text, (self.form,))
+        except NotCalls:
+            return None
+        return "\n".join(sorted(write_calls([call], "pythonic") for call in calls)) or None
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        """Return the first accepted calls, or words where no call is right."""
+        calls = gold_calls(task.data["accepted"])
+        return write_calls(calls, self.form) if calls else "None of these tools can help."
+
+
+def gold_calls(accepted: Sequence[Mapping[str, Mapping[str, Json]]]) -> list[Call]:
+    """Return the calls that take the first accepted value of every argument that is not left out."""
+    return [
+        Call(name, {key: _first(values) for key, values in options.items() if _given(values)})
+        for call in accepted
+        for name, options in call.items()
+    ]
+
+
+def _first(options: Json) -> Json:
+    return _plain(next(value for value in options if value != "") if isinstance(options, list) else options)
+
+
+def _plain(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {key: _first(options) for key, options in value.items() if _given(options)}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _given(options: Json) -> bool:
+    return not isinstance(options, list) or any(value != "" for value in options)
+
+
+@lru_cache(maxsize=32)
+def _read(path: str, category: Category, test_share: float) -> Mapping[Split, tuple[Item, ...]]:
+    folder = Path(path).expanduser()
+    accepted: dict[str, Json] = {}
+    if category not in NO_CALL_IS_RIGHT:
+        answers = read_rows(_file(folder / "possible_answer", category))
+        accepted = {row.text("id", "path"): _accepted(row) for row in answers}
+    items = [_item(row, accepted, category in NO_CALL_IS_RIGHT) for row in read_rows(_file(folder, category))]
+    return {
+        "train": tuple(item for item in items if not held_out(item.id, test_share)),
+        "test": tuple(item for item in items if held_out(item.id, test_share)),
+    }
+
+
+def _file(folder: Path, category: Category) -> Path:
+    candidates = [folder / f"{category}{suffix}" for suffix in SUFFIXES]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise DataError(
+        f"There is no file '{folder / category}.jsonl' (or {', '.join(SUFFIXES[:1] + SUFFIXES[2:])}). Set "
+        "`environment.path` to BFCL's folder, its files renamed to their categories, or other "
+        "`environment.categories`."
+    )
+
+
+def _accepted(row: Row) -> tuple[Mapping[str, Mapping[str, Json]], ...]:
+    value = row.fields.get("ground_truth")
+    calls = value if isinstance(value, list) else None
+    if calls is None or not all(isinstance(c, dict) and len(c) == 1 and _options(c) for c in calls):
+        raise DataError(
+            f"{row.place}: `ground_truth` is not a list of one tool with its accepted arguments each. Mend it."
+        )
+    return tuple(calls)
+
+
+def _options(call: Mapping[str, Json]) -> bool:
+    return all(isinstance(options, dict) for options in call.values())
+
+
+def _item(row: Row, accepted: Mapping[str, Json], no_call: bool) -> Item:
+    number = row.text("id", "path")
+    if not no_call and number not in accepted:
+        raise DataError(f"{row.place}: the question '{number}' has no accepted answer in `possible_answer`.")
+    try:
+        messages = [message for turn in row.fields["question"] for message in turn]
+        question = "\n\n".join(str(message["content"]) for message in messages)
+        tools = tuple(row.fields["function"])
+    except (KeyError, TypeError) as fault:
+        raise DataError(f"{row.place} is no row of BFCL: {fault!r} is missing or of another form.") from None
+    return Item(number, question, tools, () if no_call else accepted[number])

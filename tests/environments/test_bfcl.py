@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workflows.stage import expert, lines, play, team_of, transcript
+
+from kapelle.engines.scripted import ScriptedEngine
+from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environments.bfcl import Bfcl, Category, gold_calls
+from kapelle.errors import DataError
+from kapelle.grading.tool_text import Call, Form, write_calls
+from kapelle.rollout import Play, rollout
+from kapelle.types import Split
+from kapelle.workflows.debate import Debate
+from kapelle.workflows.solo import Solo
+
+SCHEMA = {
+    "name": "weather",
+    "description": "Forecast of a city.",
+    "parameters": {"type": "dict", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+FORMS: tuple[Form, ...] = ("hermes", "llama", "pythonic")
+
+
+def folder(path: Path, rows: int = 12, **changes: Any) -> str:
+    (path / "possible_answer").mkdir()
+    questions, answers = [], []
+    for k in range(rows):
+        row = {"id": f"simple_python_{k}", "question": [[{"role": "user", "content": f"Rain in Bern {k}?"}]]}
+        questions.append({**row, "function": [SCHEMA], **changes})
+        gold = [{"weather": {"city": [f"Bern {k}", f"Bern {k}, CH"], "days": ["", 1]}}]
+        answers.append({"id": row["id"], "ground_truth": gold})
+    irrelevant = [{**question, "id": f"irrelevance_{k}"} for k, question in enumerate(questions)]
+    for name, content in (
+        ("simple_python", questions),
+        ("irrelevance", irrelevant),
+        ("possible_answer/simple_python", answers),
+    ):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    return str(path)
+
+
+def only(path: str, *categories: Category, form: Form = "hermes") -> Bfcl:
+    return Bfcl(path=path, categories=categories, form=form, test_share=0.5)
+
+
+async def test_a_question_is_answered_with_a_call(tmp_path: Path) -> None:
+    environment = only(folder(tmp_path), "simple_python", form="llama")
+    task = environment.task("train", 0)
+    number = task.data["id"].rpartition("_")[2]
+    call = json.dumps({"name": "weather", "parameters": {"city": f"bern {number}"}})
+    [episode] = await play(environment, Solo(), ["caller"], {"caller": lines(call)}, task)
+    schema = json.dumps(SCHEMA)
+    [said] = transcript(episode)
+    assert said == (
+        f"0 seen=0 You can call these tools:\n<tools>\n{schema}\n</tools>\n"
+        "To call a tool, answer with this object and nothing else; several calls are a list of them:\n"
+        '{"name": "tool name", "parameters": {"argument": "value"}}\n\n'
+        f"Rain in Bern {number}? -> caller: {call}"
+    )
+    assert episode.rewards == {"caller": 1.0}
+    assert episode.info["id"] == f"simple_python_{number}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_the_script_is_right_and_what_is_near_it_is_not(tmp_path: Path, form: Form) -> None:
+    environment = only(folder(tmp_path), "simple_python", form=form)
+    task = environment.task("test", 1)
+    [gold] = gold_calls(task.data["accepted"])
+    others = [f for f in FORMS if f != form]
+    wrong = [
+        "",
+        "It will rain.",
+        write_calls([Call("weather", {})], form),
+        write_calls([Call("weather", {**gold.arguments, "city": "Basel"})], form),
+        write_calls([Call("weather", {**gold.arguments, "hours": 1})], form),
+        write_calls([Call("rain", gold.arguments)], form),
+        write_calls([gold, gold], form),
+        *(write_calls([gold], other) for other in others),
+    ]
+    scripts = {f"w{k}": lines(text) for k, text in enumerate(wrong)}
+    for name, script in {"expert": expert(environment), **scripts}.items():
+        [episode] = await play(environment, Solo(), [name], {name: script}, task)
+        assert episode.rewards == {name: float(name == "expert")}, (name, wrong)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_where_no_tool_helps_no_call_is_right(tmp_path: Path, form: Form) -> None:
+    environment = only(folder(tmp_path), "irrelevance", form=form)
+    task = environment.task("train", 0)
+    scripts = {"expert": expert(environment), "caller": lines(write_calls([Call("weather", {})], form))}
+    for name, script in scripts.items():
+        [episode] = await play(environment, Solo(), [name], {name: script}, task)
+        assert episode.rewards == {name: float(name == "expert")}
+
+
+async def test_equal_calls_are_equal_votes(tmp_path: Path) -> None:
+    environment = only(folder(tmp_path), "simple_python")
+    task = environment.task("train", 0)
+    [gold] = gold_calls(task.data["accepted"])
+    said = write_calls([gold], "hermes")
+    scripts = {"a": lines(said), "b": lines("Let me see.\n" + said.replace('": ', '" :  ')), "c": lines("no")}
+    [episode] = await play(environment, Debate(rounds=1), [*scripts], scripts, task)
+    assert episode.success == 1.0
+    assert environment.extract("<tool_call>") is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_written_is_read_back(form: Form) -> None:
+    from kapelle.grading.tool_text import parse_calls
+
+    calls = (
+        Call("a.b", {"x": [1, -2], "y": {"z": 'it\'s "so"\n'}, "none": None, "yes": True}),
+        Call("f", {}),
+        Call("ü", {"text": "zwölf"}),
+    )
+    for several in (calls, calls[:1], calls[2:]):
+        assert parse_calls(write_calls(several, form), [form]) == several
+
+
+def test_faults_of_the_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"There is no file '.*multiple.jsonl'.*Set `environment.path`"):
+        only(folder(tmp_path), "multiple").check(["a"])
+    answers = tmp_path / "possible_answer" / "simple_python.jsonl"
+    whole = answers.read_text()
+    answers.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    with pytest.raises(DataError, match=r"'simple_python_11' has no accepted answer"):
+        Bfcl(path=str(tmp_path), categories=("simple_python",), test_share=0.4).check(["a"])
+    answers.write_text(whole.replace('[{"weather"', '[[{"weather"', 1).replace("}}]", "}}]]", 1))
+    with pytest.raises(DataError, match=r"line 1: `ground_truth` is not a list"):
+        Bfcl(path=str(tmp_path), categories=("simple_python",), test_share=0.3).check(["a"])
+
+
+def test_a_split_without_a_question_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"No question of .* falls into the test split"):
+        Bfcl(path=folder(tmp_path, rows=2), categories=("irrelevance",), test_share=0.01).check(["a"])
+
+
+def test_a_row_of_another_form_is_named(tmp_path: Path) -> None:
+    environment = only(folder(tmp_path, question="why"), "irrelevance")
+    with pytest.raises(DataError, match=r"irrelevance.jsonl, line \d+ is no row of BFCL"):
+        environment.check(["a"])
+
+
+def test_it_is_what_the_protocols_ask_for() -> None:
+    environment: Environment = Bfcl()
+    assert environment_class("bfcl") is Bfcl
+    assert isinstance(environment, Answerable)
+    assert isinstance(environment, Scripted)
+    assert environment.sources["test"] == (
+        "bfcl (simple_python, multiple, parallel), 10% of the questions, by a hash of the id"
+    )
+
+
+SINGLE_TURN: tuple[Category, ...] = (
+    "simple_python",
+    "multiple",
+    "parallel",
+    "parallel_multiple",
+    "live_simple",
+    "live_parallel",
+    "live_parallel_multiple",
+    "irrelevance",
+)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("form", FORMS)
+async def test_every_gold_call_of_bfcl_is_paid_in_full(data_folder: Path, form: Form) -> None:
+    path = data_folder / "bfcl"
+    if not (path / "possible_answer").is_dir():
+        pytest.skip(f"the folder {path} holds no possible_answer/ (BFCL)")
+    environment = Bfcl(path=str(path), categories=SINGLE_TURN, form=form)
+    environment.check(["caller"])
+    splits: tuple[Split, ...] = ("train", "test")
+    tasks = [environment.task(split, k) for split in splits for k in range(environment.size(split) or 0)]
+    assert len(tasks) == 1298 + 240
+    scripts = {"caller": expert(environment)}
+    stage = Play(team_of("caller"), environment, Solo(), ScriptedEngine(scripts))
+    groups = await rollout(stage, tasks, 1, 0)
+    assert [group.task.data["id"] for group in groups if group.episodes[0].success != 1.0] == []
