@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from tests.workflows.stage import Say, expert, lines, play, transcript
+
+pytest.importorskip("pyspiel")
+
+from kapelle.engines.rollout import Request
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.matrix import Matrix
+from kapelle.environments.openspiel import OpenSpiel
+from kapelle.errors import ConfigError
+from kapelle.team import Agent
+from kapelle.workflow import workflow_class
+from kapelle.workflows.play import Play
+
+KUHN = OpenSpiel(game="kuhn_poker", wording="short")
+TASK = KUHN.task("train", 0)
+
+
+async def test_the_game_says_who_is_to_move() -> None:
+    agents = [Agent("a"), Agent("b", prompt="You see {question}")]
+    [episode] = await play(KUHN, Play(), agents, {"a": lines("Pass"), "b": lines("Bet")}, TASK, seed=1)
+    # a's second move opens a new conversation, so its script starts over.
+    assert transcript(episode) == [
+        "0 seen=0 1/2 1 <Pass | Bet> -> a: Pass",
+        "1 seen=1 You see 2/2 0p <Pass | Bet> -> b: Bet",
+        "2 seen=2 1/2 1pb <Pass | Bet> -> a: Pass",
+    ]
+    assert episode.rewards == {"a": -1.0, "b": 1.0}
+    assert not episode.truncated
+
+
+async def test_memory_is_the_current_observation_or_the_whole_conversation() -> None:
+    lengths: dict[str, list[int]] = {"observation": [], "conversation": []}
+
+    def speak(memory: str) -> Say:
+        def say(request: Request) -> str:
+            if request.agent == "a":
+                lengths[memory].append(len(request.messages))
+            return "Pass" if request.agent == "a" else "Bet"
+
+        return say
+
+    for memory in lengths:
+        workflow = Play.model_validate({"memory": memory})
+        seats = [Agent("a", system="Play well."), Agent("b")]
+        say = speak(memory)
+        [episode] = await play(KUHN, workflow, seats, {"a": say, "b": say}, TASK)
+        first, last = episode.by("a")
+        extends = last.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+        assert extends == (memory == "conversation")
+        assert [m.role for m in last.heard] == (["user"] if extends else ["system", "user"])
+    assert lengths == {"observation": [2, 2], "conversation": [2, 4]}
+
+
+async def test_moves_made_at_once_are_seen_by_nobody() -> None:
+    game = OpenSpiel(game="matrix_pd", wording="short")
+    scripts = {"a": lines("Defect"), "b": lines("Cooperate")}
+    [episode] = await play(game, Play(), ["a", "b"], scripts, game.task("train", 0))
+    assert [turn.seen for turn in episode.turns] == [0, 0]
+    assert episode.rewards == {"a": 10.0, "b": 0.0}
+
+
+async def test_a_limit_of_rounds_cuts_a_game_off() -> None:
+    scripts = {"a": lines("Pass"), "b": lines("Bet")}
+    [episode] = await play(KUHN, Play(max_rounds=1), ["a", "b"], scripts, TASK)
+    assert len(episode.turns) == 1
+    assert episode.truncated
+    assert episode.error is None
+
+
+async def test_three_players_and_one_who_drops_out_early() -> None:
+    game = OpenSpiel(game="leduc_poker", parameters={"players": 3}, wording="short")
+    folds = {name: expert(game) for name in "abc"} | {"b": lambda request: "Raise"}
+    folds["a"] = lambda request: "Fold" if "Fold" in request.messages[-1].content else "Call"
+    [episode] = await play(game, Play(), ["a", "b", "c"], folds, game.task("train", 0))
+    moves = episode.info["moves"]
+    assert "1: Fold" in moves
+    assert not any(move.startswith("1:") for move in moves[moves.index("1: Fold") + 1 :])
+    assert sum(episode.rewards.values()) == pytest.approx(0.0)
+
+
+async def test_it_plays_other_games_too() -> None:
+    game = Matrix(game="prisoners_dilemma", rounds=2)
+    scripts = {"a": lines("C"), "b": lines("D")}
+    [episode] = await play(
+        game,
+        Play(memory="conversation"),
+        ["a", "b"],
+        {"a": lines("C", "D"), "b": lines("D", "D")},
+        game.task("train", 0),
+    )
+    assert [episode.total(name) for name in scripts] == [1.0, 6.0]
+
+
+def test_questions_and_unknown_fields_are_refused() -> None:
+    with pytest.raises(ConfigError, match="asks questions"):
+        Play().check([Agent("a")], Arithmetic())
+    with pytest.raises(ConfigError, match=r"uses \{board\}"):
+        Play().check([Agent("a", prompt="{board}")], KUHN)
+    assert workflow_class("play") is Play
