@@ -9,8 +9,7 @@ import pytest
 import torch
 from tests.tiny import LORA, TASK, lora_policies, stir, tiny_model
 
-from kapelle.engines import local
-from kapelle.engines.decode import Job, Said, decode
+from kapelle.engines.decode import Decoder, Job, Said
 from kapelle.engines.local import LocalEngine
 from kapelle.engines.rollout import Completion, Request
 from kapelle.errors import EngineError
@@ -34,14 +33,15 @@ def models() -> dict[str, LanguageModel]:
 
 @pytest.fixture
 def waves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each call of `decode` had."""
+    """How many rows each wave had."""
     sizes: list[int] = []
+    plain = Decoder.decode
 
-    def watched(model: LanguageModel, jobs: Sequence[Job]) -> list[Said]:
+    def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
         sizes.append(len(jobs))
-        return decode(model, jobs)
+        return plain(decoder, jobs)
 
-    monkeypatch.setattr(local, "decode", watched)
+    monkeypatch.setattr(Decoder, "decode", watched)
     return sizes
 
 
@@ -155,12 +155,12 @@ class TestFaults:
     async def test_everybody_hears_of_a_failure_and_the_engine_goes_on(
         self, models: dict[str, LanguageModel], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def broken(_model: LanguageModel, _jobs: Sequence[Job]) -> list[Said]:
+        def broken(_decoder: Decoder, _jobs: Sequence[Job]) -> list[Said]:
             raise RuntimeError("out of memory")
 
         engine = LocalEngine(models, POLICIES)
         with monkeypatch.context() as patch:
-            patch.setattr(local, "decode", broken)
+            patch.setattr(Decoder, "decode", broken)
             results = await asyncio.gather(
                 *(engine.generate(request("a", k)) for k in range(3)), return_exceptions=True
             )

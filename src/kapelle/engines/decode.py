@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.sampling import SamplingRows, sample
+from kapelle.models.fused import FusedPass, fused_of
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.prefixes import Prefixes
 from kapelle.types import FinishReason, Sampling
 
 IDLE_SHARE = 0.25
@@ -54,20 +56,64 @@ class Rows(Protocol):
         """Read one more token of each row and return logits `_RV` of the next."""
         ...
 
-    def keep(self, rows: Tensor) -> None:
+    def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
+        """Hear what rows said that are over, before they are dropped or the wave ends."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
         """Keep the rows at these indices alone."""
         ...
 
 
-@torch.inference_mode()
+class Decoder:
+    """Continues prompts on one model; what it prepared and what rows have read is kept from wave to wave."""
+
+    def __init__(self, model: LanguageModel, kept_tokens: int = 0) -> None:
+        """Keep at most so many token places of rows that are over."""
+        self._model = model
+        self._prefixes = Prefixes(kept_tokens)
+        self._fused: dict[tuple[str | None, ...], FusedPass | None] = {}
+
+    @torch.inference_mode()
+    def decode(self, jobs: Sequence[Job]) -> list[Said]:
+        """Continue every prompt until it ends its turn, meets a stop string or reaches its limit."""
+        order = sorted(
+            range(len(jobs)), key=lambda k: (jobs[k].adapter or "", len(jobs[k].prompt), jobs[k].prompt)
+        )
+        said = [Said([], []) for _ in jobs]
+        sorted_jobs = [jobs[k] for k in order]
+        wave = _Wave(self._model, self._open_rows(sorted_jobs), sorted_jobs, [said[k] for k in order])
+        while wave.alive:
+            wave.advance()
+        return said
+
+    @property
+    def kept_places(self) -> int:
+        """Token places of rows that are over whose keys and values are kept."""
+        return self._prefixes.places
+
+    def forget(self, adapter: str | None) -> None:
+        """Forget what was prepared and read with an adapter's weights; everything for those of the base."""
+        self._prefixes.forget(adapter)
+        self._fused.clear()
+
+    def _open_rows(self, jobs: Sequence[Job]) -> Rows:
+        lean = self._model.lean
+        if lean is None:
+            from kapelle.engines.padded_rows import PaddedRows
+
+            return PaddedRows(self._model, jobs)
+        from kapelle.engines.lean_rows import LeanRows
+
+        adapters = tuple(dict.fromkeys(job.adapter for job in jobs))
+        if adapters not in self._fused:
+            self._fused = {adapters: fused_of(lean, adapters, self._model.dtype)}
+        return LeanRows(self._model, lean, self._fused[adapters], self._prefixes, jobs)
+
+
 def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[Said]:
-    """Continue every prompt until it ends its turn, meets a stop string or reaches its limit."""
-    order = sorted(range(len(jobs)), key=lambda k: (jobs[k].adapter or "", jobs[k].prompt))
-    said = [Said([], []) for _ in jobs]
-    wave = _Wave(model, [jobs[k] for k in order], [said[k] for k in order])
-    while wave.alive:
-        wave.advance()
-    return said
+    """Continue prompts once, keeping nothing; see `Decoder.decode`."""
+    return Decoder(model).decode(jobs)
 
 
 def route_of(adapters: Sequence[str | None]) -> list[tuple[str | None, int, int]]:
@@ -81,76 +127,94 @@ def route_of(adapters: Sequence[str | None]) -> list[tuple[str | None, int, int]
     return spans
 
 
-def _open_rows(model: LanguageModel, jobs: Sequence[Job]) -> Rows:
-    if model.lean is not None:
-        from kapelle.engines.lean_rows import LeanRows
-
-        return LeanRows(model, model.lean, jobs)
-    from kapelle.engines.padded_rows import PaddedRows
-
-    return PaddedRows(model, jobs)
-
-
 class _Wave:
-    """The rows in flight; `advance` samples one token for each."""
+    """The rows in flight; `advance` samples one token for each.
 
-    def __init__(self, model: LanguageModel, jobs: Sequence[Job], said: Sequence[Said]) -> None:
+    Tokens stay in tensors, one column a step, until their row leaves.
+    """
+
+    def __init__(self, model: LanguageModel, rows: Rows, jobs: Sequence[Job], said: Sequence[Said]) -> None:
         self._model = model
         self._jobs = list(jobs)
         self._said = list(said)
-        device = model.device
         self._limits = SamplingRows(
-            torch.tensor([job.sampling.temperature for job in jobs], device=device),
-            torch.tensor([job.sampling.top_p for job in jobs], device=device),
-            torch.tensor([job.sampling.top_k for job in jobs], device=device),
-            torch.tensor([job.seed for job in jobs], device=device),
+            torch.tensor([job.sampling.temperature for job in jobs], device=model.device),
+            torch.tensor([job.sampling.top_p for job in jobs], device=model.device),
+            torch.tensor([job.sampling.top_k for job in jobs], device=model.device),
+            torch.tensor([job.seed for job in jobs], device=model.device),
         )
-        self._rows = _open_rows(model, jobs)
-        self._logits_RV = self._rows.read_prompts()
-        self._step = 0
+        self._most_R = torch.tensor([job.sampling.max_tokens for job in jobs], device=model.device)
+        self._ends = torch.tensor(sorted(model.end_ids), device=model.device)
+        self._stopping = [row for row, job in enumerate(jobs) if job.sampling.stop]
+        self._tokens: list[Tensor] = []
+        self._logps: list[Tensor] = []
+        self._length_R = torch.zeros_like(self._most_R)
+        """Tokens of each row that is over; 0 while it speaks."""
+        self._rows = rows
+        self._logits_RV = rows.read_prompts()
 
     @property
     def alive(self) -> bool:
         """True while a row still speaks."""
-        return any(said.finish_reason is None for said in self._said)
+        return bool(self._jobs)
 
     def advance(self) -> None:
         """Sample the next token of each row, and read it while anybody still speaks."""
-        steps_R = torch.full_like(self._limits.seed_R, self._step)
-        token_R, logp_R = sample(self._logits_RV, self._limits, steps_R)
-        self._step += 1
-        self._record(token_R.tolist(), logp_R.tolist())
-        live = [row for row, said in enumerate(self._said) if said.finish_reason is None]
-        if not live:
-            return
-        if len(live) <= (1 - IDLE_SHARE) * len(self._said):
-            token_R = self._compact(live, token_R)
-        self._logits_RV = self._rows.read(token_R)
+        step_R = torch.full_like(self._limits.seed_R, len(self._tokens))
+        token_R, logp_R = sample(self._logits_RV, self._limits, step_R)
+        self._tokens.append(token_R)
+        self._logps.append(logp_R)
+        if self._anybody_ended(token_R):
+            over_R = self._length_R > 0
+            over = int(over_R.sum())
+            if over >= IDLE_SHARE * len(over_R):
+                token_R = self._compact(over_R)
+        if self._jobs:
+            self._logits_RV = self._rows.read(token_R)
 
-    def _record(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        ends = self._model.end_ids
-        for said, job, token, logprob in zip(self._said, self._jobs, tokens, logprobs, strict=True):
-            if said.finish_reason is not None:
-                continue
-            said.ids.append(token)
-            said.logprobs.append(logprob)
-            if token in ends or (job.sampling.stop and self._stopped(said, job.sampling.stop)):
-                said.finish_reason = "stop"
-            elif len(said.ids) >= job.sampling.max_tokens:
-                said.finish_reason = "length"
+    def _anybody_ended(self, token_R: Tensor) -> bool:
+        step = len(self._tokens)
+        ended_R = torch.isin(token_R, self._ends).logical_or_(self._most_R <= step)
+        for row in self._stopping:
+            if self._length_R[row] == 0 and self._stopped(row):
+                ended_R[row] = True
+        ended_R &= self._length_R == 0
+        self._length_R[ended_R] = step
+        return bool(ended_R.any())
 
-    def _stopped(self, said: Said, stops: Sequence[str]) -> bool:
-        text = str(self._model.tokenizer.decode(said.ids, skip_special_tokens=True))
-        places = [text.find(stop) for stop in stops]
+    def _stopped(self, row: int) -> bool:
+        ids = [int(column_R[row]) for column_R in self._tokens]
+        text = str(self._model.tokenizer.decode(ids, skip_special_tokens=True))
+        places = [text.find(stop) for stop in self._jobs[row].sampling.stop]
         found = [place for place in places if place >= 0]
         if found:
-            said.text = text[: min(found)]
+            self._said[row].text = text[: min(found)]
         return bool(found)
 
-    def _compact(self, live: Sequence[int], token_R: Tensor) -> Tensor:
-        rows = torch.tensor(live, device=token_R.device)
-        self._rows.keep(rows)
-        self._limits = self._limits.keep(rows)
-        self._jobs = [self._jobs[row] for row in live]
-        self._said = [self._said[row] for row in live]
-        return token_R[rows]
+    def _compact(self, over_R: Tensor) -> Tensor:
+        """Let rows that are over leave, and return the last token of the others."""
+        over, live = over_R.nonzero().flatten(), (~over_R).nonzero().flatten()
+        tokens_TR, logps_TR = torch.stack(self._tokens), torch.stack(self._logps)
+        leaving = over.tolist()
+        for row, length, ids, logprobs in zip(
+            leaving,
+            self._length_R[over].tolist(),
+            tokens_TR[:, over].t().tolist(),
+            logps_TR[:, over].t().tolist(),
+            strict=True,
+        ):
+            said = self._said[row]
+            said.ids, said.logprobs = ids[:length], logprobs[:length]
+            stopped = said.text is not None or said.ids[-1] in self._model.end_ids
+            said.finish_reason = "stop" if stopped else "length"
+        self._rows.leave(leaving, [self._said[row].ids for row in leaving])
+        staying = live.tolist()
+        self._jobs = [self._jobs[row] for row in staying]
+        self._said = [self._said[row] for row in staying]
+        if staying:
+            self._rows.keep(staying)
+        self._stopping = [row for row, job in enumerate(self._jobs) if job.sampling.stop]
+        self._limits = self._limits.keep(live)
+        self._most_R, self._length_R = self._most_R[live], self._length_R[live]
+        self._tokens, self._logps = list(tokens_TR[:, live].unbind()), list(logps_TR[:, live].unbind())
+        return tokens_TR[-1, live]

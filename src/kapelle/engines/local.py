@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from kapelle.configured import Configured
-from kapelle.engines.decode import Job, Said, decode
+from kapelle.engines.decode import Decoder, Job, Said
 from kapelle.engines.rollout import Completion, Request
 from kapelle.errors import EngineError, did_you_mean
 from kapelle.models.language_model import LanguageModel
@@ -36,15 +36,19 @@ class Local(Configured):
     name: Literal["local"] = "local"
     max_rows: int = Field(1024, ge=1)
     """Most rows in one decode batch."""
+    kept_tokens: int = Field(65_536, ge=0)
+    """Most token places of finished rows whose keys and values are kept for prompts that go on from them, for each
+    base model; 0 keeps none."""
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
         """Return the engine on the trainer's own models."""
-        return LocalEngine(models, policies, self.max_rows)
+        return LocalEngine(models, policies, self.max_rows, self.kept_tokens)
 
 
 @dataclass(slots=True)
 class _Held:
     model: LanguageModel
+    decoder: Decoder
     adapter: str | None
     version: int = 0
     hash: str = ""
@@ -54,10 +58,17 @@ class LocalEngine:
     """Plays the policies whose base models it is given, in the models' own memory."""
 
     def __init__(
-        self, models: Mapping[str, LanguageModel], policies: Sequence[Policy], max_rows: int = 1024
+        self,
+        models: Mapping[str, LanguageModel],
+        policies: Sequence[Policy],
+        max_rows: int = 1024,
+        kept_tokens: int = 65_536,
     ) -> None:
+        decoders = {id(model): Decoder(model, kept_tokens) for model in models.values()}
         self._held = {
-            p.name: _Held(models[p.base], p.name if p.lora else None) for p in policies if p.endpoint is None
+            p.name: _Held(models[p.base], decoders[id(models[p.base])], p.name if p.lora else None)
+            for p in policies
+            if p.endpoint is None
         }
         for name, held in self._held.items():
             held.hash = weights_hash(self._own(name))
@@ -101,6 +112,7 @@ class LocalEngine:
                 assert isinstance(tensor, Tensor)
                 if tensor.data_ptr() != parameter.data_ptr():
                     parameter.copy_(tensor)
+        held.decoder.forget(held.adapter)
         held.version = version
         held.hash = weights_hash(own)
 
@@ -137,10 +149,10 @@ class LocalEngine:
             bases.setdefault(id(self._find(request.policy).model), []).append(place)
         for places in bases.values():
             chosen = [requests[place] for place in places]
-            model = self._find(chosen[0].policy).model
+            held = self._find(chosen[0].policy)
             jobs = [Job(self._find(r.policy).adapter, r.prompt_ids, r.sampling, r.seed) for r in chosen]
-            for place, request, said in zip(places, chosen, decode(model, jobs), strict=True):
-                answers[place] = self._completion(request, said, model)
+            for place, request, said in zip(places, chosen, held.decoder.decode(jobs), strict=True):
+                answers[place] = self._completion(request, said, held.model)
         return [answers[place] for place in range(len(requests))]
 
     def _completion(self, request: Request, said: Said, model: LanguageModel) -> Completion:

@@ -39,11 +39,15 @@ class PaddedRows:
         self._mask_RP = torch.cat([self._mask_RP, self._mask_RP.new_ones(len(token_R), 1)], dim=1)
         return self._forward(token_R[:, None])
 
-    def keep(self, rows: Tensor) -> None:
+    def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
+        """Keep nothing for later prompts: the library's cache has no rows that go on."""
+
+    def keep(self, rows: Sequence[int]) -> None:
         """Keep the rows at these indices alone."""
-        self._cache.batch_select_indices(rows)
-        self._mask_RP, self._pad_R = self._mask_RP[rows], self._pad_R[rows]
-        self._adapters = [self._adapters[row] for row in rows.tolist()]
+        kept_R = torch.tensor(rows, device=self._pad_R.device)
+        self._cache.batch_select_indices(kept_R)
+        self._mask_RP, self._pad_R = self._mask_RP[kept_R], self._pad_R[kept_R]
+        self._adapters = [self._adapters[row] for row in rows]
 
     def _forward(self, tokens_RP: Tensor) -> Tensor:
         length = self._mask_RP.shape[1]

@@ -50,13 +50,23 @@ def distribution(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
 
     A greedy row (temperature 0) keeps its untempered distribution.
     """
+    return torch.log_softmax(_cut(_tempered(logits_RV, rows), rows), dim=-1)
+
+
+def _tempered(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
+    if bool((rows.temperature_R == 1).all()):
+        return logits_RV
     temperature_R = torch.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
-    logp_RV = torch.log_softmax(logits_RV / temperature_R[:, None], dim=-1)
+    return logits_RV / temperature_R[:, None]
+
+
+def _cut(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
+    """Return logits without what top-k and top-p leave out; the same logits where no row has such a limit."""
     if bool((rows.top_k_R > 0).any()):
-        logp_RV = _cut_top_k(logp_RV, rows.top_k_R)
+        logits_RV = _cut_top_k(torch.log_softmax(logits_RV, dim=-1), rows.top_k_R)
     if bool((rows.top_p_R < 1).any()):
-        logp_RV = _cut_top_p(logp_RV, rows.top_p_R)
-    return logp_RV
+        logits_RV = _cut_top_p(torch.log_softmax(logits_RV, dim=-1), rows.top_p_R)
+    return logits_RV
 
 
 def _cut_top_k(logp_RV: Tensor, top_k_R: Tensor) -> Tensor:
@@ -80,9 +90,13 @@ def _without(logp_RV: Tensor, order_RV: Tensor, ranked_out_RV: Tensor) -> Tensor
 
 def sample(logits_RV: Tensor, rows: SamplingRows, position_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return one token `_R` per row and its log-prob `_R` under the distribution it was drawn from."""
-    logp_RV = distribution(logits_RV, rows)
-    mass_RV = logp_RV.double().exp().cumsum(-1)
-    point_R1 = (uniform(rows.seed_R, position_R) * mass_RV[:, -1])[:, None]
-    drawn_R = torch.searchsorted(mass_RV, point_R1, right=True).squeeze(1).clamp(max=logp_RV.shape[1] - 1)
-    token_R = torch.where(rows.temperature_R > 0, drawn_R, logp_RV.argmax(-1))
-    return token_R, logp_RV.gather(1, token_R[:, None]).squeeze(1)
+    logits_RV = _cut(_tempered(logits_RV, rows), rows)
+    top_R1 = logits_RV.amax(-1, keepdim=True)
+    mass_RV = (logits_RV - top_R1).exp_().cumsum(-1, dtype=torch.float64)
+    point_R1 = uniform(rows.seed_R, position_R)[:, None] * mass_RV[:, -1:]
+    token_R1 = torch.searchsorted(mass_RV, point_R1, right=True).clamp_(max=logits_RV.shape[1] - 1)
+    greedy_R = rows.temperature_R <= 0
+    if bool(greedy_R.any()):
+        token_R1 = torch.where(greedy_R[:, None], logits_RV.argmax(-1, keepdim=True), token_R1)
+    logp_R1 = (logits_RV.gather(1, token_R1) - top_R1).double() - mass_RV[:, -1:].log()
+    return token_R1.squeeze(1), logp_R1.squeeze(1).to(logits_RV.dtype)

@@ -1,87 +1,196 @@
-"""A small model's linear layers as few, ready matrices for sampling: adapters merged, compute type fixed.
+"""A small model's pass for sampling: few, ready matrices and few, in-place steps.
 
-Sampling reads the same weights once per token and trains none of them. So queries, keys and values become one
-matrix, gate and up projection another, each adapter's update is added to its own copy, and half precision is
-rounded once, not in every step. The copies cost memory and a pass over the weights: `fused_of` makes them only
-where they are small.
+Sampling reads the same weights once per token and trains none of them. So each adapter's update is added to its
+own copy of the weights, queries, keys and values become one matrix, gate and up projection another, the scale of
+the norms before them is part of them, and half precision is rounded once, not in every step. Pairs that rotary
+attention turns lie side by side, so that a turn is one complex product: queries and keys are permuted alike,
+which their products do not see. The copies cost memory and a pass over the weights: `fused_of` makes them only where
+they are small.
 
-Shapes: N flat tokens, D hidden size, I and O features in and out.
+Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size, Q chosen tokens, I and O features
+in and out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
+from kapelle.models.lean import Attend, LeanModel
 from kapelle.models.lora_bank import BankedLinear, Route
 
 LARGEST = 1 << 26
 """Most weights, all copies together."""
 
 
-class FusedLinears:
-    """The linear layers of a lean model for rows of a few adapters; `Linears` of lean.py."""
+class _Matrix(NamedTuple):
+    weight_IO: Tensor
+    bias_O: Tensor | None
 
-    def __init__(self, layers: Sequence[Any], adapters: Sequence[str | None], dtype: torch.dtype) -> None:
-        """Copy the weights as they are now; rows come with `routed`."""
-        self._spans: tuple[tuple[str | None, int, int], ...] = ()
-        self._matrices = {
-            adapter: [
-                (
-                    _joined((a.q_proj, a.k_proj, a.v_proj), adapter, dtype),
-                    _joined((a.o_proj,), adapter, dtype),
-                    _joined((layer.mlp.gate_proj, layer.mlp.up_proj), adapter, dtype),
-                    _joined((layer.mlp.down_proj,), adapter, dtype),
-                )
-                for layer, a in ((layer, layer.self_attn) for layer in layers)
-            ]
+
+class _Layer(NamedTuple):
+    projections: _Matrix
+    """Queries, keys and values side by side."""
+    output: _Matrix
+    gates: _Matrix
+    """Gate and up projection side by side."""
+    down: _Matrix
+
+
+class FusedPass:
+    """The forward pass of a lean model for rows of a few adapters."""
+
+    def __init__(self, lean: LeanModel, adapters: Sequence[str | None], dtype: torch.dtype) -> None:
+        """Copy the weights as they are now."""
+        self._lean = lean
+        self._dtype = dtype
+        self._layers = {
+            adapter: [self._layer(layer, adapter) for layer in lean.layers]
             for adapter in dict.fromkeys(adapters)
         }
+        self._scales = [self._head_scale(layer) for layer in lean.layers] if lean.normed_heads else []
 
-    def routed(self, route: Route) -> FusedLinears:
-        """Send rows to adapters from now on."""
-        self._spans = tuple(route)
-        return self
+    def hidden(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        route: Route,
+        attend: Attend,
+        last_Q: Tensor | None = None,
+    ) -> Tensor:
+        """Return the last hidden states `_ND`, or those of the tokens at `last_Q` alone.
 
-    def projections(self, layer: int, h_ND: Tensor) -> Tensor:
-        """Return queries, keys and values side by side."""
-        return self._apply(layer, 0, h_ND)
+        `attend` mixes tokens; queries come scaled. In the last layer it gets queries of chosen tokens only.
+        """
+        lean = self._lean
+        x_ND = lean.embed(tokens_N).float()
+        turn_N1e = lean.turns(x_ND, positions_N)
+        turned = lean.heads + lean.key_heads
+        for number in range(lean.depth):
+            layers = self._spans(number, route)
+            h_ND = self._normed(x_ND)
+            all_NO = _product([(layer.projections, a, b) for layer, a, b in layers], h_ND)
+            all_NHE = all_NO.view(len(h_ND), -1, lean.head_size)
+            qk_NHE = self._turned(number, all_NHE[:, :turned], turn_N1e)
+            q_NHE, k_NJE = qk_NHE[:, : lean.heads], qk_NHE[:, lean.heads :]
+            if last_Q is not None and number == lean.depth - 1:
+                x_ND, q_NHE = x_ND[last_Q], q_NHE[last_Q]
+                layers = self._spans(number, _chosen(route, last_Q))
+            gathered_NHE = attend(number, q_NHE, k_NJE, all_NHE[:, turned:])
+            _add_product([(layer.output, a, b) for layer, a, b in layers], gathered_NHE.flatten(1), x_ND)
+            gates_NO = _product([(layer.gates, a, b) for layer, a, b in layers], self._normed(x_ND))
+            gate, up = gates_NO.chunk(2, dim=-1)
+            _add_product(
+                [(layer.down, a, b) for layer, a, b in layers], silu(gate, inplace=True).mul_(up), x_ND
+            )
+        return lean.final_norm(x_ND)
 
-    def output(self, layer: int, gathered_ND: Tensor) -> Tensor:
-        """Return what attention adds to the stream."""
-        return self._apply(layer, 1, gathered_ND)
+    def _spans(self, number: int, route: Route) -> list[tuple[_Layer, int, int]]:
+        return [(self._layers[adapter][number], first, last) for adapter, first, last in route]
 
-    def mlp(self, layer: int, h_ND: Tensor) -> Tensor:
-        """Return what the MLP adds to the stream."""
-        gate, up = self._apply(layer, 2, h_ND).chunk(2, dim=-1)
-        return self._apply(layer, 3, silu(gate) * up)
+    def _normed(self, x_ND: Tensor) -> Tensor:
+        """RMSNorm without its scale, which is part of the next matrix."""
+        return (x_ND * _inverse_rms(x_ND, self._lean.eps)).to(self._dtype)
 
-    def _apply(self, layer: int, which: int, x_NI: Tensor) -> Tensor:
-        parts = []
-        for adapter, first, last in self._spans:
-            weight_OI, bias_O = self._matrices[adapter][layer][which]
-            parts.append(linear(x_NI[first:last].to(weight_OI.dtype), weight_OI, bias_O))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def _turned(self, number: int, qk_NHE: Tensor, turn_N1e: Tensor) -> Tensor:
+        """Norm queries and keys where the model does, and turn each pair by its position's angle."""
+        qk_NHE = qk_NHE.float()
+        if self._scales:
+            qk_NHE = (qk_NHE * _inverse_rms(qk_NHE, self._lean.eps)).mul_(self._scales[number])
+        pairs_NHe = torch.view_as_complex(qk_NHE.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs_NHe * turn_N1e).flatten(-2).to(self._dtype)
+
+    def _layer(self, layer: Any, adapter: str | None) -> _Layer:
+        a, mlp = layer.self_attn, layer.mlp
+        q, k, v = (_linear(part, adapter) for part in (a.q_proj, a.k_proj, a.v_proj))
+        # With normed heads the scale of attention is part of the norm's.
+        scale = 1.0 if self._lean.normed_heads else self._lean.scale
+        q, k = self._paired(q, scale), self._paired(k, 1.0)
+        norm_D, after_D = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        gates = [_linear(part, adapter) for part in (mlp.gate_proj, mlp.up_proj)]
+        return _Layer(
+            self._joined([q, k, v], norm_D),
+            self._joined([_linear(a.o_proj, adapter)], None),
+            self._joined(gates, after_D),
+            self._joined([_linear(mlp.down_proj, adapter)], None),
+        )
+
+    def _paired(self, linear: tuple[Tensor, Tensor | None], scale: float) -> tuple[Tensor, Tensor | None]:
+        """Put the halves of each head's features side by side, pair by pair, and scale them."""
+        weight_OI, bias_O = linear
+        order_O = self._pairs().repeat(len(weight_OI) // self._lean.head_size)
+        order_O = (
+            order_O
+            + torch.arange(len(weight_OI), device=order_O.device)
+            // self._lean.head_size
+            * self._lean.head_size
+        )
+        return weight_OI[order_O] * scale, None if bias_O is None else bias_O[order_O] * scale
+
+    def _pairs(self) -> Tensor:
+        return torch.arange(self._lean.head_size, device=self._lean.device).view(2, -1).t().flatten()
+
+    def _head_scale(self, layer: Any) -> Tensor:
+        """Return the norms' weights of query and key heads, one row per head, with the scale of attention."""
+        a, order_E = layer.self_attn, self._pairs()
+        q_E, k_E = a.q_norm.weight[order_E] * self._lean.scale, a.k_norm.weight[order_E]
+        return torch.cat((q_E.expand(self._lean.heads, -1), k_E.expand(self._lean.key_heads, -1))).float()
+
+    def _joined(self, linears: Sequence[tuple[Tensor, Tensor | None]], norm_I: Tensor | None) -> _Matrix:
+        weight_OI = torch.cat([weight_OI for weight_OI, _ in linears])
+        weight_OI = weight_OI if norm_I is None else weight_OI * norm_I
+        weight_IO = weight_OI.to(self._dtype).t().contiguous()
+        if all(bias_O is None for _, bias_O in linears):
+            return _Matrix(weight_IO, None)
+        biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in linears]
+        return _Matrix(weight_IO, torch.cat(biases).to(self._dtype))
 
 
-def fused_of(
-    layers: Sequence[Any], adapters: Sequence[str | None], dtype: torch.dtype
-) -> FusedLinears | None:
-    """Return the fused layers, or None where their copies would be large."""
-    weights = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
-    return FusedLinears(layers, adapters, dtype) if weights * len(set(adapters)) <= LARGEST else None
+def fused_of(lean: LeanModel, adapters: Sequence[str | None], dtype: torch.dtype) -> FusedPass | None:
+    """Return the fused pass, or None where its copies would be large."""
+    weights = sum(parameter.numel() for layer in lean.layers for parameter in layer.parameters())
+    return FusedPass(lean, adapters, dtype) if weights * len(set(adapters)) <= LARGEST else None
 
 
-def _joined(linears: Sequence[Any], adapter: str | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    plain = [layer.base if isinstance(layer, BankedLinear) else layer for layer in linears]
-    weights = [
-        layer.merged(adapter) if isinstance(layer, BankedLinear) else layer.weight for layer in linears
-    ]
-    weight_OI = weights[0] if len(weights) == 1 else torch.cat(weights)
-    if plain[0].bias is None:
-        return weight_OI.to(dtype), None
-    return weight_OI.to(dtype), torch.cat([layer.bias for layer in plain]).to(dtype)
+def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
+    if isinstance(layer, BankedLinear):
+        return layer.merged(adapter), layer.base.bias
+    return layer.weight, layer.bias
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+
+
+def _product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor) -> Tensor:
+    """Return each span of rows times its own matrix."""
+    y_NO = x_NI.new_empty(len(x_NI), spans[0][0].weight_IO.shape[1])
+    for (weight_IO, bias_O), first, last in spans:
+        if bias_O is None:
+            torch.mm(x_NI[first:last], weight_IO, out=y_NO[first:last])
+        else:
+            torch.addmm(bias_O, x_NI[first:last], weight_IO, out=y_NO[first:last])
+    return y_NO
+
+
+def _add_product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor, y_NO: Tensor) -> None:
+    """Add each span of rows times its own matrix to `y_NO`, in place."""
+    for (weight_IO, bias_O), first, last in spans:
+        if weight_IO.dtype == y_NO.dtype:
+            y_NO[first:last].addmm_(x_NI[first:last], weight_IO)
+        else:
+            y_NO[first:last] += torch.mm(x_NI[first:last], weight_IO)
+        if bias_O is not None:
+            y_NO[first:last] += bias_O
+
+
+def _chosen(route: Route, last_Q: Tensor) -> list[tuple[str | None, int, int]]:
+    """Return the route of chosen tokens, ascending."""
+    bounds = torch.tensor([last for _, _, last in route], device=last_Q.device)
+    ends = torch.searchsorted(last_Q, bounds).tolist()
+    return [(adapter, a, b) for (adapter, _, _), a, b in zip(route, [0, *ends], ends, strict=False)]

@@ -11,12 +11,13 @@ Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, silu
 
+from kapelle.models.attention import attention
 from kapelle.models.plan import Bucket, Plan
 
 KNOWN = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -25,22 +26,6 @@ KNOWN = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_NHE, k_NJE, v_NJE) → what each token gathered, `_NHE`."""
-
-
-class Linears(Protocol):
-    """The linear layers of a model, however they are kept."""
-
-    def projections(self, layer: int, h_ND: Tensor) -> Tensor:
-        """Return queries, keys and values side by side."""
-        ...
-
-    def output(self, layer: int, gathered_ND: Tensor) -> Tensor:
-        """Return what attention adds to the stream."""
-        ...
-
-    def mlp(self, layer: int, h_ND: Tensor) -> Tensor:
-        """Return what the MLP adds to the stream."""
-        ...
 
 
 class LeanModel:
@@ -54,9 +39,9 @@ class LeanModel:
         self.head_size = int(attention.head_dim)
         self.key_heads = int(config.num_key_value_heads)
         self.heads = int(config.num_attention_heads)
-        self._eps = float(config.rms_norm_eps)
+        self.eps = float(config.rms_norm_eps)
         self.scale = float(attention.scaling)
-        self._normed_heads = isinstance(getattr(attention, "q_norm", None), nn.Module)
+        self.normed_heads = isinstance(getattr(attention, "q_norm", None), nn.Module)
 
     @property
     def depth(self) -> int:
@@ -68,15 +53,29 @@ class LeanModel:
         """The `transformers` modules of the layers."""
         return self._layers
 
-    def hidden(
-        self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, linears: Linears | None = None
-    ) -> Tensor:
-        """Return the last hidden states `_ND`; `attend` mixes tokens, everything else is token by token.
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self._body.embed_tokens.weight.device
+        return device
 
-        `linears` stand in for the modules' own linear layers.
-        """
-        if linears is not None:
-            return self._sampled(tokens_N, positions_N, attend, linears)
+    def embed(self, tokens_N: Tensor) -> Tensor:
+        """Return the tokens' embeddings `_ND`."""
+        embedded: Tensor = self._body.embed_tokens(tokens_N)
+        return embedded
+
+    def turns(self, x_ND: Tensor, positions_N: Tensor) -> Tensor:
+        """Return the complex numbers `_N1e` by which positions turn the E / 2 pairs of a head."""
+        cos_N1E, sin_N1E = self._rotary(x_ND, positions_N)
+        half = self.head_size // 2
+        return torch.complex(cos_N1E[..., :half].float(), sin_N1E[..., :half].float())
+
+    def final_norm(self, x_ND: Tensor) -> Tensor:
+        """Return what the output head reads."""
+        return self._norm(x_ND, self._body.norm)
+
+    def hidden(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        """Return the last hidden states `_ND`; `attend` mixes tokens, everything else is token by token."""
         x_ND = self._body.embed_tokens(tokens_N)
         cos_N1E, sin_N1E = self._rotary(x_ND, positions_N)
         for number, layer in enumerate(self._layers):
@@ -91,28 +90,6 @@ class LeanModel:
             x_ND = x_ND + mlp.down_proj(silu(mlp.gate_proj(h_ND)) * mlp.up_proj(h_ND))
         return self._norm(x_ND, self._body.norm)
 
-    def _sampled(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, linears: Linears) -> Tensor:
-        x_ND = self._body.embed_tokens(tokens_N)
-        cos_N1E, sin_N1E = self._rotary(x_ND, positions_N)
-        turned = self.heads + self.key_heads
-        for number, layer in enumerate(self._layers):
-            h_ND = self._norm(x_ND, layer.input_layernorm)
-            all_NHE = linears.projections(number, h_ND).view(len(h_ND), -1, self.head_size)
-            qk_NHE = all_NHE[:, :turned]
-            if self._normed_heads:
-                qk_NHE = rms_norm(qk_NHE, (self.head_size,), None, self._eps) * self._head_scale(layer)
-            qk_NHE = _rotate(qk_NHE, cos_N1E, sin_N1E).to(all_NHE.dtype)
-            q_NHE, k_NJE = qk_NHE[:, : self.heads], qk_NHE[:, self.heads :]
-            gathered_NHE = attend(number, q_NHE, k_NJE, all_NHE[:, turned:])
-            x_ND = x_ND + linears.output(number, gathered_NHE.flatten(1))
-            x_ND = x_ND + linears.mlp(number, self._norm(x_ND, layer.post_attention_layernorm))
-        return self._norm(x_ND, self._body.norm)
-
-    def _head_scale(self, layer: Any) -> Tensor:
-        """Return the norms' weights of query and key heads, one row per head."""
-        q_E, k_E = layer.self_attn.q_norm.weight, layer.self_attn.k_norm.weight
-        return torch.cat((q_E.expand(self.heads, -1), k_E.expand(self.key_heads, -1)))
-
     def by_plan(self, plan: Plan) -> Attend:
         """Return attention inside one pass, as a plan says."""
 
@@ -125,32 +102,26 @@ class LeanModel:
 
     def _bucket(self, bucket: Bucket, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
         keys = bucket.query_BL if bucket.key_BM is None else bucket.key_BM
-        q_BHLE = _rows(q_NHE, bucket.query_BL).transpose(1, 2)
-        k_BJME = _rows(k_NJE, keys).transpose(1, 2)
-        v_BJME = _rows(v_NJE, keys).transpose(1, 2)
-        mask = None if bucket.mask_BLM is None else bucket.mask_BLM[:, None]
-        out_BHLE = scaled_dot_product_attention(
-            q_BHLE,
-            k_BJME,
-            v_BJME,
-            attn_mask=mask,
-            is_causal=bucket.key_BM is None,
-            scale=self.scale,
-            enable_gqa=self.heads != self.key_heads,
+        gathered_BLHE = attention(
+            _rows(q_NHE, bucket.query_BL),
+            _rows(k_NJE, keys),
+            _rows(v_NJE, keys),
+            bucket.mask_BLM,
+            self.scale,
         )
-        return out_BHLE.transpose(1, 2).flatten(0, 1)
+        return gathered_BLHE.flatten(0, 1)
 
     def _project(self, attention: Any, h_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = (h_ND.shape[0], -1, self.head_size)
         q_NHE = attention.q_proj(h_ND).view(shape)
         k_NJE = attention.k_proj(h_ND).view(shape)
-        if self._normed_heads:
+        if self.normed_heads:
             q_NHE = self._norm(q_NHE, attention.q_norm)
             k_NJE = self._norm(k_NJE, attention.k_norm)
         return q_NHE, k_NJE, attention.v_proj(h_ND).view(shape)
 
     def _norm(self, x: Tensor, norm: Any) -> Tensor:
-        return rms_norm(x, (x.shape[-1],), norm.weight, self._eps)
+        return rms_norm(x, (x.shape[-1],), norm.weight, self.eps)
 
     def _rotary(self, x_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         cos_1NE, sin_1NE = self._body.rotary_emb(x_ND, positions_N[None])
