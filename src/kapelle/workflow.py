@@ -32,8 +32,10 @@ BUILTIN_WORKFLOWS: Mapping[str, str] = {
     "summary": "kapelle.workflows.summary:Summary",
     "reflect": "kapelle.workflows.reflect:Reflect",
     "cory": "kapelle.workflows.cory:Cory",
+    "dag": "kapelle.workflows.dag:Dag",
     "router": "kapelle.workflows.router:Router",
     "play": "kapelle.workflows.play:Play",
+    "tool_use": "kapelle.workflows.tool_use:ToolUse",
 }
 
 

@@ -28,7 +28,7 @@ async def test_the_aggregator_reads_all_drafts_and_answers() -> None:
 
 async def test_a_mixture_of_agents_reads_the_layer_before() -> None:
     scripts = {"a": lines("1", "2", "3"), "b": lines("4", "5", "6"), "chief": lines("132")}
-    agents = ["a", "b", Agent("chief", prompt="{question}: {drafts}; {b}")]
+    agents: list[Agent | str] = ["a", "b", Agent("chief", prompt="{question}: {drafts}; {b}")]
     [episode] = await play(Arithmetic(), Summary(layers=3, reply="{drafts}"), agents, scripts, TASK)
     assert [(turn.agent, turn.seen, turn.heard[0].content) for turn in episode.turns] == [
         ("a", 0, "47+85"),

@@ -1,0 +1,218 @@
+"""Nodes that wait for one another: who speaks after whom, and what each one reads.
+
+The form of MARFT's workflows (2504.16129) with the names of siiRL's YAML. A whole workflow file, which also
+says who trains and whose critic is shared, is laid over a recipe by `dag_file`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kapelle.configured import Configured
+from kapelle.environment import Environment
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.team import Agent
+from kapelle.workflow import Scene, need_answers, told
+from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, mermaid, sinks
+from kapelle.workflows.processing import load_processing
+
+_FIELD = re.compile(r"\$\{([\w.-]+)\}")
+
+
+class Node(Configured):
+    """One turn of one agent; it starts a conversation of its own, so its prompt is all that it reads."""
+
+    id: str = Field(pattern=r"^[A-Za-z_][\w-]*$")
+    agent: str | None = None
+    """Who speaks: a name, or its seat number as `agent_group`; exactly one of both."""
+    agent_group: int | None = Field(None, ge=0)
+    dependencies: tuple[str, ...] = ()
+    """Nodes that have to have spoken before."""
+    prompt: str = "${prompt}"
+    """Template of what the agent reads. `${prompt}` is what the node was handed: the question, then every
+    earlier text that it depends on, unless `post_process` says otherwise. `${question}` is the question,
+    `${ID.output}` the text of a node that it depends on, directly or not."""
+    process_path: str | None = None
+    """Python file or module with `pre_process` and `post_process`; see `workflows.processing`."""
+    pre_process_kwargs: Mapping[str, Any] = Field(default={})
+    post_process_kwargs: Mapping[str, Any] = Field(default={})
+    obs_with_env: bool = True
+    """True: the question is what the world shows this agent now. False: it is the task's text."""
+    rewards_with_env: bool | None = None
+    """True: the world takes this node's text and pays for it. Null: where no node says true, the answer's."""
+
+
+class Dag(Configured):
+    """A directed graph of turns, played once, or again and again until the world is done."""
+
+    name: Literal["dag"] = "dag"
+    nodes: tuple[Node, ...] = Field(min_length=1)
+    answer: str | None = None
+    """The node whose text counts as the team's; null takes the one that no other waits for."""
+    max_assistant_turns: int = Field(1, ge=1)
+    """How often the graph is played while the world has not ended. From the second time on, nodes without
+    dependencies are handed what the answer handed on, and then what the world shows."""
+
+    @property
+    def graph(self) -> Graph:
+        """Node → its dependencies."""
+        return {node.id: node.dependencies for node in self.nodes}
+
+    @property
+    def answering(self) -> str:
+        """The node whose text counts."""
+        return self.answer or sinks(self.graph)[0]
+
+    def check(self, agents: Sequence[Agent], environment: Environment) -> None:
+        """Raise ConfigError for a circle, an unknown name, two answers, a silent agent, or a game."""
+        need_answers("dag", "ends in one answer", environment)
+        self._check_nodes()
+        names = [agent.name for agent in agents]
+        speakers = {node.id: self._speaker(node, names) for node in self.nodes}
+        silent = [name for name in names if name not in speakers.values()]
+        if silent:
+            raise ConfigError(
+                f"Agent '{silent[0]}' speaks in no node of workflow.nodes, so it would learn nothing. "
+                "Give it a node, or take it out of `team.agents`."
+            )
+        acting = [speakers[name] for name in self._acting()]
+        twice = sorted({name for name in acting if acting.count(name) > 1})
+        if twice:
+            raise ConfigError(
+                f"Two nodes of agent '{twice[0]}' say `rewards_with_env: true`; the world takes one text of an "
+                "agent. Leave it to one of them."
+            )
+        for agent in agents:
+            if agent.prompt is not None:
+                raise ConfigError(
+                    f"The workflow `dag` says in its nodes what agents read; remove `prompt` of agent '{agent.name}'."
+                )
+
+    def _check_nodes(self) -> None:
+        ids = [node.id for node in self.nodes]
+        if twice := sorted({name for name in ids if ids.count(name) > 1}):
+            raise ConfigError(f"workflow.nodes has two nodes '{twice[0]}'. Give each an id of its own.")
+        check_graph(self.graph, "workflow.nodes")
+        ends = sinks(self.graph)
+        if self.answer is None and len(ends) > 1:
+            raise ConfigError(
+                f"Nobody waits for the nodes {', '.join(ends)}, so the answer may be any of them. "
+                "Set `workflow.answer` to the one that counts."
+            )
+        if self.answer is not None and self.answer not in ids:
+            raise ConfigError(
+                f"workflow.answer names the unknown node '{self.answer}'.{did_you_mean(self.answer, ids)}"
+            )
+        for node in self.nodes:
+            known = ["prompt", "question", *(f"{name}.output" for name in ancestors(self.graph, node.id))]
+            for field in _FIELD.findall(node.prompt):
+                if field not in known:
+                    raise ConfigError(
+                        f"The prompt of node '{node.id}' uses ${{{field}}}, which it cannot know: it knows its "
+                        f"dependencies' outputs.{did_you_mean(field, known)}"
+                    )
+            if node.process_path is not None:
+                load_processing(node.process_path)
+
+    def _speaker(self, node: Node, names: Sequence[str]) -> str:
+        if node.agent is not None and node.agent_group is None:
+            if node.agent not in names:
+                raise ConfigError(
+                    f"Node '{node.id}' names the unknown agent '{node.agent}'.{did_you_mean(node.agent, names)}"
+                )
+            return node.agent
+        if node.agent is not None or node.agent_group is None:
+            raise ConfigError(
+                f"Node '{node.id}' names its agent by `agent` or by `agent_group`: by one of both."
+            )
+        if node.agent_group >= len(names):
+            raise ConfigError(
+                f"Node '{node.id}' has agent_group {node.agent_group}; seats go from 0 to {len(names) - 1}."
+            )
+        return names[node.agent_group]
+
+    def _acting(self) -> list[str]:
+        return [node.id for node in self.nodes if node.rewards_with_env] or [self.answering]
+
+    async def run(self, scene: Scene) -> None:
+        """Play one episode."""
+        before: str | None = None
+        for _ in range(self.max_assistant_turns):
+            said, handed = await self._play_once(scene, before)
+            speakers = {node.id: self._speaker(node, scene.names) for node in self.nodes}
+            await scene.step({speakers[k]: said[k] for k in self._acting()}, final=said[self.answering])
+            if not scene.movers():
+                return
+            before = handed[self.answering]
+
+    async def _play_once(self, scene: Scene, before: str | None) -> tuple[dict[str, str], dict[str, str]]:
+        """Return what every node said and what it handed on."""
+        nodes = {node.id: node for node in self.nodes}
+        said: dict[str, str] = {}
+        handed: dict[str, str] = {}
+        for level in levels(self.graph):
+            for batch in _one_turn_each([(k, self._speaker(nodes[k], scene.names)) for k in level]):
+                given = {k: self._handed_to(scene, nodes[k], who, said, handed, before) for k, who in batch}
+                words = {who: [self._prompt(scene, nodes[k], who, given[k], said)] for k, who in batch}
+                turns = await scene.together(words, fresh=True)
+                for k, who in batch:
+                    said[k] = turns[who].text
+                    handed[k] = _hand_on(nodes[k], given[k], said[k])
+        return said, handed
+
+    def _handed_to(
+        self,
+        scene: Scene,
+        node: Node,
+        agent: str,
+        said: Mapping[str, str],
+        handed: Mapping[str, str],
+        before: str | None,
+    ) -> str:
+        if any(_has_post(n) for n in self.nodes if n.id in node.dependencies):
+            return "\n\n".join(handed[name] for name in node.dependencies)
+        question = self._question(scene, node, agent)
+        if before is not None:
+            question = f"{before}\n\n{question}" if node.obs_with_env else before
+        return told(question, {name: said[name] for name in ancestors(self.graph, node.id)})
+
+    def _question(self, scene: Scene, node: Node, agent: str) -> str:
+        return scene.observe(agent) if node.obs_with_env else scene.task.question
+
+    def _prompt(self, scene: Scene, node: Node, agent: str, given: str, said: Mapping[str, str]) -> str:
+        question = self._question(scene, node, agent)
+        if node.process_path is not None:
+            given = load_processing(node.process_path).before(given, question, node.pre_process_kwargs)
+        values = {"prompt": given, "question": question, **{f"{k}.output": text for k, text in said.items()}}
+        return _FIELD.sub(lambda match: values[match[1]], node.prompt)
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return the graph as a Mermaid flowchart; the answer has a double edge."""
+        labels = {node.id: f"{node.id}: {self._speaker(node, names)}" for node in self.nodes}
+        return mermaid(self.graph, labels, self.answering)
+
+
+def _has_post(node: Node) -> bool:
+    return node.process_path is not None and load_processing(node.process_path).post is not None
+
+
+def _hand_on(node: Node, prompt: str, response: str) -> str:
+    if node.process_path is not None and _has_post(node):
+        return load_processing(node.process_path).after(prompt, response, node.post_process_kwargs)
+    return told(prompt, {node.id: response})
+
+
+def _one_turn_each(level: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """Split a layer's (node, agent) so that no agent has to say two things at one moment."""
+    batches: list[list[tuple[str, str]]] = []
+    for node, agent in level:
+        free = next((batch for batch in batches if agent not in {who for _, who in batch}), None)
+        if free is None:
+            free = []
+            batches.append(free)
+        free.append((node, agent))
+    return batches

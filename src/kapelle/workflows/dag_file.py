@@ -1,0 +1,302 @@
+"""Whole workflow files: siiRL's YAML (MARFT, 2504.16129), or the same form written for kapelle.
+
+Such a file says more than a workflow: who trains and how often, whose critic is shared, how the reward is
+shared, and which environment. `sections` turns it into the sections of a recipe, to be laid over one:
+
+    workflow   nodes with role ROLLOUT (all nodes, in kapelle's own form), `max_assistant_turns`
+    team       one agent for each group; frozen without a training ACTOR node; `share_critic_with`
+    algorithm  `order` from `train_cycle`, `team_reward` from `share_reward_in_agent`
+    environment  from `env_path`
+
+What decides how fast a run is, not what it does, is set aside and listed; whatever else cannot be said here is
+refused by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.workflows.graph import check_graph
+
+SIIRL_PROCESS = "examples/experimental/marft/config/process.py"
+"""siiRL's own processing: two templates. It is built in, as the file is part of siiRL and not of a workflow."""
+
+ENVIRONMENTS = {"MathEnv": "math", "CodeEnv": "code"}
+"""siiRL's environment classes → the environment here that asks and pays the same."""
+
+_TOP = {"dag_id", "description", "nodes", "answer", "max_assistant_turns", "use_all_traj"}
+_TOP |= {"share_reward_in_agent", "rewards_with_env"}
+_SIIRL_NODE = {"node_id", "node_type", "node_role", "agent_group", "dependencies", "config", "agent_options"}
+_SIIRL_NODE |= {"only_forward_compute"}
+_SPEECH = {"obs_with_env", "process_path", "pre_process_kwargs", "post_process_kwargs", "rewards_with_env"}
+_TRAINING = {"env_path", "train_cycle", "share_instance", "only_forward_compute"}
+_OWN_NODE = {"id", "agent", "agent_group", "dependencies", "prompt"} | _SPEECH | _TRAINING
+_ROLES = ("ROLLOUT", "REWARD", "ACTOR", "REFERENCE", "CRITIC", "ADVANTAGE")
+_SPEED = re.compile(
+    r".*(micro_batch_size_per_gpu|tensor_model_parallel_size|gpu_memory_utilization|offload|enforce_eager"
+    r"|free_cache_engine|max_num_batched_tokens|max_num_seqs)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a workflow file means here."""
+
+    sections: Mapping[str, Any]
+    """Sections of a recipe."""
+    set_aside: Mapping[str, str] = field(default_factory=dict)
+    """Key → why it is not needed."""
+
+
+def is_workflow_file(values: Mapping[str, Any]) -> bool:
+    """Return whether a YAML mapping is a workflow file and not a recipe."""
+    return "nodes" in values
+
+
+def read_workflow(values: Mapping[str, Any], where: str) -> Read:
+    """Return what a workflow file means; ConfigError, naming `where`, for what cannot be said here."""
+    nodes = values.get("nodes")
+    if not isinstance(nodes, list) or not nodes or not all(isinstance(node, Mapping) for node in nodes):
+        raise ConfigError(f"{where} has no list of `nodes`. Give it one node at least.")
+    siirl = any("node_id" in node for node in nodes)
+    known = _TOP | ({key for key in values if isinstance(values[key], Mapping)} if siirl else set())
+    _refuse_unknown(values, known, where, "")
+    if values.get("use_all_traj") is False and values.get("max_assistant_turns", 1) != 1:
+        raise ConfigError(
+            f"{where}: `use_all_traj: false` would train on the last round's turns alone, and kapelle trains on every "
+            "turn. Remove it, or set `max_assistant_turns: 1`."
+        )
+    for key in ("use_all_traj", "share_reward_in_agent", "rewards_with_env"):
+        if not isinstance(values.get(key, True), bool):
+            raise ConfigError(f"{where}: `{key}` is {values[key]!r}. Write true or false.")
+    return _read_siirl(values, nodes, where) if siirl else _read_own(values, nodes, where)
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str, node: str) -> None:
+    for key in given:
+        if key not in known:
+            at = f"node '{node}' of {where}" if node else where
+            raise ConfigError(f"{at} says `{key}`, which means nothing here.{did_you_mean(str(key), known)}")
+
+
+@dataclass(slots=True)
+class _Group:
+    """What a file says about one agent."""
+
+    name: str
+    trains: bool = True
+    cycle: int | None = None
+    critic: int | str | None = None
+
+
+def _read_own(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], where: str) -> Read:
+    groups: dict[int | str, _Group] = {}
+    spoken = []
+    environments: list[str] = []
+    for node in nodes:
+        name = str(node.get("id", ""))
+        if not name:
+            raise ConfigError(f"A node of {where} has no `id`. Give it one.")
+        _refuse_unknown(node, _OWN_NODE, where, name)
+        who = node.get("agent", node.get("agent_group"))
+        if who is None or ("agent" in node and "agent_group" in node):
+            raise ConfigError(
+                f"Node '{name}' of {where} names its agent by `agent` or `agent_group`: one of both."
+            )
+        group = groups.setdefault(who, _Group(str(who) if isinstance(who, str) else f"agent_{who}"))
+        _training_keys(group, node, where, name)
+        if node.get("only_forward_compute"):
+            group.trains = False
+        environments += _as_list(node.get("env_path"))
+        speech = {k: v for k, v in node.items() if k not in _TRAINING | {"agent", "agent_group"}}
+        spoken.append({**speech, "agent": group.name})
+    _check_consecutive([who for who in groups if isinstance(who, int)], where)
+    return _assemble(values, groups, spoken, environments, where, {})
+
+
+def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], where: str) -> Read:
+    groups: dict[int | str, _Group] = {}
+    spoken: list[dict[str, Any]] = []
+    aside: dict[str, str] = {}
+    environments: list[str] = []
+    roles = {str(node.get("node_id")): node.get("node_role") for node in nodes}
+    check_graph({str(n.get("node_id")): _as_list(n.get("dependencies")) for n in nodes}, where)
+    learning: set[int] = set()
+    for node in nodes:
+        name, options = str(node.get("node_id")), node.get("agent_options") or {}
+        number = _checked_node(node, options, where, name)
+        group = groups.setdefault(number, _Group(f"agent_{number}"))
+        _training_keys(group, options, where, name)
+        aside |= _engine_keys(node.get("config") or {}, where, name)
+        environments += _as_list(options.get("env_path"))
+        if node["node_role"] == "ACTOR" and not node.get("only_forward_compute"):
+            learning.add(number)
+        if node["node_role"] == "ROLLOUT":
+            group.name = _agent_name(name)
+            speech = {k: v for k, v in options.items() if k in _SPEECH}
+            before = [b for b in _as_list(node.get("dependencies")) if roles.get(b) == "ROLLOUT"]
+            spoken.append({"id": name, "group": number, "dependencies": before, **_as_templates(speech)})
+    _check_consecutive([who for who in groups if isinstance(who, int)], where)
+    for key, group in groups.items():
+        group.trains = key in learning
+    named = [
+        {**{k: v for k, v in s.items() if k != "group"}, "agent": groups[s["group"]].name} for s in spoken
+    ]
+    return _assemble(values, groups, named, environments, where, aside)
+
+
+def _checked_node(node: Mapping[str, Any], options: Any, where: str, name: str) -> int:
+    _refuse_unknown(node, _SIIRL_NODE, where, name)
+    role = node.get("node_role")
+    if role not in _ROLES:
+        raise ConfigError(
+            f"Node '{name}' of {where} has the role {role!r}, which kapelle has no node for."
+            f"{did_you_mean(str(role), _ROLES)} Remove the node; what it did is a setting of the algorithm."
+        )
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"`agent_options` of node '{name}' of {where} is no mapping. Write key: value.")
+    _refuse_unknown(options, _SPEECH | _TRAINING - {"only_forward_compute"}, where, name)
+    number = node.get("agent_group", 0)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ConfigError(f"Node '{name}' of {where} has agent_group {number!r}. Groups are numbers from 0.")
+    return number
+
+
+def _training_keys(group: _Group, given: Mapping[str, Any], where: str, name: str) -> None:
+    cycle, critic = given.get("train_cycle"), given.get("share_instance")
+    if cycle is not None:
+        if isinstance(cycle, bool) or not isinstance(cycle, int) or cycle < 1:
+            raise ConfigError(
+                f"Node '{name}' of {where}: `train_cycle` is {cycle!r}. Write a number of steps."
+            )
+        group.cycle = cycle
+    if critic is not None:  # the group number 0 is a group
+        if isinstance(critic, bool) or not isinstance(critic, int | str):
+            raise ConfigError(
+                f"Node '{name}' of {where}: `share_instance` is {critic!r}. Name an agent or its group."
+            )
+        group.critic = critic
+
+
+def _engine_keys(config: Mapping[str, Any], where: str, name: str) -> dict[str, str]:
+    aside = {}
+    for key, value in config.items():
+        if _SPEED.fullmatch(str(key)) or (key == "rollout.n" and value == 1):
+            aside[f"{name}.config.{key}"] = "says how fast, not what"
+        elif key == "rollout.n":
+            raise ConfigError(
+                f"Node '{name}' of {where} samples {value} times. Set `algorithm.group_size: {value}` in the recipe and "
+                "remove `rollout.n`."
+            )
+        else:
+            raise ConfigError(
+                f"`config.{key}` of node '{name}' of {where} means nothing here. Set what it does in the recipe "
+                "(`model`, `team.sampling`, `optimizer`, `algorithm`) and remove it."
+            )
+    return aside
+
+
+def _as_templates(speech: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node whose processing is siiRL's own two templates as a node with a prompt."""
+    if not str(speech.get("process_path", "")).endswith(SIIRL_PROCESS):
+        return dict(speech)
+    pre, post = speech.get("pre_process_kwargs") or {}, speech.get("post_process_kwargs") or {}
+    left = {k: v for k, v in speech.items() if k not in {"process_path", "pre_process_kwargs"}}
+    left["process_path"] = "kapelle.workflows.templates"
+    left["post_process_kwargs"] = {"post_chat_template": post.get("post_chat_template", "")}
+    return {**left, "prompt": pre.get("pre_chat_template", "${prompt}")}
+
+
+def _assemble(
+    values: Mapping[str, Any],
+    groups: Mapping[int | str, _Group],
+    nodes: Sequence[Mapping[str, Any]],
+    environments: Sequence[str],
+    where: str,
+    aside: Mapping[str, str],
+) -> Read:
+    workflow: dict[str, Any] = {"name": "dag", "nodes": [dict(node) for node in nodes]}
+    workflow |= {key: values[key] for key in ("answer", "max_assistant_turns") if key in values}
+    if values.get("rewards_with_env") is False:
+        raise ConfigError(f"{where}: `rewards_with_env: false` leaves nobody to be paid. Remove it.")
+    ordered = [
+        groups[key]
+        for key in sorted(groups, key=lambda k: (isinstance(k, str), k if isinstance(k, int) else 0))
+    ]
+    sections: dict[str, Any] = {
+        "workflow": workflow,
+        "team": {"agents": [_agent(group, groups, where) for group in ordered]},
+    }
+    algorithm = _order(ordered, where)
+    if "share_reward_in_agent" in values:
+        algorithm["team_reward"] = "mean" if values["share_reward_in_agent"] else "last"
+    if algorithm:
+        sections["algorithm"] = algorithm
+    if found := sorted({_environment(path, where) for path in environments}):
+        if len(found) > 1:
+            raise ConfigError(
+                f"{where} names two environments, {found[0]} and {found[1]}. An episode has one world."
+            )
+        sections["environment"] = {"name": found[0]}
+    return Read(sections, aside)
+
+
+def _agent(group: _Group, groups: Mapping[int | str, _Group], where: str) -> dict[str, Any]:
+    agent: dict[str, Any] = {"name": group.name}
+    if not group.trains:
+        agent["weights"] = "frozen"
+    if group.critic is not None:
+        owner = groups.get(group.critic)
+        if owner is None:
+            known = [str(key) for key in groups]
+            raise ConfigError(
+                f"`share_instance: {group.critic}` in {where} names no agent.{did_you_mean(str(group.critic), known)}"
+            )
+        if owner is not group:
+            agent["share_critic_with"] = owner.name
+    return agent
+
+
+def _order(groups: Sequence[_Group], where: str) -> dict[str, Any]:
+    cycles = {group.cycle for group in groups if group.trains}
+    if cycles <= {None}:
+        return {}
+    if len(cycles) > 1:
+        raise ConfigError(
+            f"{where} gives its agents different `train_cycle`s ({', '.join(map(str, sorted(cycles, key=str)))}). Here "
+            "all take turns of one length: give every training agent the same."
+        )
+    return {"order": {"name": "alternate", "interval": cycles.pop()}}
+
+
+def _environment(path: str, where: str) -> str:
+    file, _, name = path.partition(":")
+    if file.endswith(".py"):
+        if name in ENVIRONMENTS:
+            return ENVIRONMENTS[name]
+        raise ConfigError(
+            f"`env_path: {path}` in {where} is a class of siiRL's, with `reset` and `step`. Write it as an environment "
+            "(docs/make_your_own.md) and name that: `env_path: module:Class`."
+        )
+    return path
+
+
+def _agent_name(node: str) -> str:
+    return re.sub(r"\W", "_", node.removeprefix("rollout_").removesuffix("_rollout")) or node
+
+
+def _check_consecutive(numbers: Sequence[int], where: str) -> None:
+    if sorted(numbers) != list(range(len(numbers))):
+        raise ConfigError(
+            f"The agent groups of {where} are {', '.join(map(str, sorted(numbers)))}. Number them 0, 1, 2 and so on."
+        )
+
+
+def _as_list(value: Any) -> list[str]:
+    if value is None:
+        return []
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]

@@ -1,0 +1,206 @@
+"""A workflow file of siiRL's means the same thing here, or is refused by the name of what it cannot mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from tests.workflows.stage import lines, play
+
+from kapelle.assembly import build_team
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.errors import ConfigError
+from kapelle.recipe import lay_over
+from kapelle.types import Task
+from kapelle.workflows.dag import Dag
+from kapelle.workflows.dag_file import is_workflow_file, read_workflow
+
+PROCESS = "examples/experimental/marft/config/process.py"
+SIIRL = f"""
+dag_id: reason_then_act
+description: two agents in siiRL's form
+one: &one {{rollout.n: 1, rollout.tensor_model_parallel_size: 4, rollout.gpu_memory_utilization: 0.3}}
+nodes:
+  - node_id: rollout_reasoner
+    node_type: MODEL_INFERENCE
+    node_role: ROLLOUT
+    config: *one
+    agent_group: 0
+    dependencies: []
+    agent_options:
+      obs_with_env: true
+      process_path: {PROCESS}
+      pre_process_kwargs: {{pre_chat_template: "Reason about ${{prompt}}:"}}
+      post_process_kwargs: {{post_chat_template: " reasoner: "}}
+  - node_id: rollout_actor
+    node_type: MODEL_INFERENCE
+    node_role: ROLLOUT
+    agent_group: 1
+    dependencies: [rollout_reasoner]
+    agent_options:
+      obs_with_env: true
+      process_path: {PROCESS}
+      pre_process_kwargs: {{pre_chat_template: "Act on ${{prompt}}:"}}
+      env_path: [config/math_env.py:MathEnv]
+  - {{node_id: reward, node_type: COMPUTE, node_role: REWARD, agent_group: 1, dependencies: [rollout_actor]}}
+  - {{node_id: old_0, node_type: MODEL_TRAIN, node_role: ACTOR, only_forward_compute: true, agent_group: 0, dependencies: [reward]}}
+  - {{node_id: ref_1, node_type: MODEL_TRAIN, node_role: REFERENCE, agent_group: 1, dependencies: [old_0]}}
+  - node_id: value_1
+    node_type: MODEL_TRAIN
+    node_role: CRITIC
+    agent_group: 1
+    only_forward_compute: true
+    dependencies: [ref_1]
+    agent_options: {{share_instance: 0}}
+  - {{node_id: advantage, node_type: COMPUTE, node_role: ADVANTAGE, agent_group: 1, dependencies: [value_1]}}
+  - {{node_id: train_0, node_type: MODEL_TRAIN, node_role: ACTOR, agent_group: 0, dependencies: [advantage], agent_options: {{train_cycle: 15}}}}
+  - {{node_id: train_1, node_type: MODEL_TRAIN, node_role: ACTOR, agent_group: 1, dependencies: [train_0], agent_options: {{train_cycle: 15}}}}
+"""
+BASE = {"environment": {"name": "arithmetic"}, "workflow": {"name": "solo"}, "algorithm": {"name": "marft"}}
+
+
+def siirl() -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(SIIRL)
+    return values
+
+
+def test_siirls_file_is_a_workflow_a_team_an_order_and_an_environment() -> None:
+    assert is_workflow_file(siirl())
+    read = read_workflow(siirl(), "marft.yaml")
+    assert read.sections["team"] == {
+        "agents": [{"name": "reasoner"}, {"name": "actor", "share_critic_with": "reasoner"}]
+    }
+    assert read.sections["algorithm"] == {"order": {"name": "alternate", "interval": 15}}
+    assert read.sections["environment"] == {"name": "math"}
+    assert [node["id"] for node in read.sections["workflow"]["nodes"]] == [
+        "rollout_reasoner",
+        "rollout_actor",
+    ]
+    assert set(read.set_aside) == {
+        "rollout_reasoner.config.rollout.n",
+        "rollout_reasoner.config.rollout.tensor_model_parallel_size",
+        "rollout_reasoner.config.rollout.gpu_memory_utilization",
+    }
+
+
+async def test_it_lies_over_a_recipe_and_plays() -> None:
+    sections = {**read_workflow(siirl(), "marft.yaml").sections, "environment": {"name": "arithmetic"}}
+    config = lay_over([("base", BASE), ("marft.yaml", sections)]).config
+    team = build_team(config, config.algorithm.build())  # type: ignore[attr-defined]
+    assert team.trained == ("reasoner", "actor")
+    assert set(team.critic_of.values()) == {"critic:reasoner"}, "seat number 0 is a seat"
+    assert isinstance(config.workflow, Dag)
+    scripts = {"reasoner": lines("carry"), "actor": lines("132")}
+    [episode] = await play(
+        Arithmetic(), config.workflow, list(team.names), scripts, Task("t", "47+85", {"answer": 132})
+    )
+    assert [turn.heard[0].content for turn in episode.turns] == [
+        "Reason about 47+85:",
+        "Act on 47+85 reasoner: carry:",
+    ]
+    assert episode.rewards == {"actor": 1.0}
+
+
+def test_an_agent_without_a_training_node_is_frozen() -> None:
+    values = siirl()
+    values["nodes"] = [node for node in values["nodes"] if node["node_id"] != "train_0"]
+    values["nodes"][-1]["dependencies"] = ["advantage"]
+    reasoner, actor = read_workflow(values, "it").sections["team"]["agents"]
+    assert reasoner == {"name": "reasoner", "weights": "frozen"}
+    assert "weights" not in actor
+
+
+@pytest.mark.parametrize(("shared", "reward"), [(True, "mean"), (False, "last")])
+def test_the_own_form_says_all_of_it_in_three_nodes(shared: bool, reward: str) -> None:
+    text = f"""
+    nodes:
+      - {{id: plan, agent: planner, train_cycle: 2}}
+      - {{id: code, agent: coder, dependencies: [plan], prompt: "${{plan.output}}", share_instance: planner, train_cycle: 2}}
+      - {{id: check, agent: judge, dependencies: [code], only_forward_compute: true}}
+    answer: code
+    max_assistant_turns: 3
+    use_all_traj: true
+    rewards_with_env: true
+    share_reward_in_agent: {str(shared).lower()}
+    """
+    sections = read_workflow(yaml.safe_load(text), "mine.yaml").sections
+    assert sections == {
+        "workflow": {
+            "name": "dag",
+            "nodes": [
+                {"id": "plan", "agent": "planner"},
+                {"id": "code", "agent": "coder", "dependencies": ["plan"], "prompt": "${plan.output}"},
+                {"id": "check", "agent": "judge", "dependencies": ["code"]},
+            ],
+            "answer": "code",
+            "max_assistant_turns": 3,
+        },
+        "team": {
+            "agents": [
+                {"name": "planner"},
+                {"name": "coder", "share_critic_with": "planner"},
+                {"name": "judge", "weights": "frozen"},
+            ]
+        },
+        "algorithm": {"order": {"name": "alternate", "interval": 2}, "team_reward": reward},
+    }
+    assert lay_over([("base", BASE), ("mine.yaml", sections)]).config.team.agents
+
+
+def changed(node: str, **keys: Any) -> dict[str, Any]:
+    values = siirl()
+    one = next(n for n in values["nodes"] if n["node_id"] == node)
+    options = keys.pop("options", {})
+    one.update(keys)
+    one["agent_options"] = {**(one.get("agent_options") or {}), **options}
+    return values
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"nodes": []}, "no list of `nodes`"),
+        ({"nodes": [3]}, "no list of `nodes`"),
+        ({**siirl(), "epochs": 3}, "it says `epochs`, which means nothing here"),
+        (
+            changed("reward", node_role="DYNAMIC_SAMPLING"),
+            "role 'DYNAMIC_SAMPLING', which kapelle has no node for",
+        ),
+        (changed("reward", dependencies=["train_1"]), "in a circle"),
+        (changed("reward", dependencies=["gone"]), "unknown node 'gone'"),
+        (changed("reward", agent_group=3), "groups of it are 0, 1, 3"),
+        (changed("reward", agent_group="x"), "agent_group 'x'"),
+        (changed("reward", colour="red"), r"node 'reward' of it says `colour`"),
+        (changed("reward", options={"trian_cycle": 1}), "says `trian_cycle`.*Did you mean 'train_cycle'"),
+        (changed("train_0", options={"train_cycle": 7}), "different `train_cycle`s"),
+        (changed("train_0", options={"train_cycle": 0}), "`train_cycle` is 0"),
+        (changed("value_1", options={"share_instance": 5}), "`share_instance: 5` in it names no agent"),
+        (changed("rollout_actor", config={"rollout.n": 8}), "Set `algorithm.group_size: 8`"),
+        (
+            changed("rollout_actor", config={"actor.optim.lr": 1}),
+            r"`config.actor.optim.lr` of node 'rollout_actor'",
+        ),
+        (
+            changed("rollout_actor", options={"env_path": ["e.py:MyEnv"]}),
+            r"`env_path: e.py:MyEnv` in it is a class",
+        ),
+        (
+            changed("rollout_reasoner", options={"env_path": ["mine:Env"]}),
+            "names two environments, math and mine:Env",
+        ),
+        ({**siirl(), "use_all_traj": False, "max_assistant_turns": 2}, "`use_all_traj: false`"),
+        ({**siirl(), "share_reward_in_agent": 1}, "Write true or false"),
+        ({**siirl(), "rewards_with_env": False}, "leaves nobody to be paid"),
+        ({"nodes": [{"id": "a", "agent": "x", "agent_group": 0}]}, "one of both"),
+        ({"nodes": [{"agent": "x"}]}, "has no `id`"),
+        ({"nodes": [{"id": "a", "agent": "x", "promt": ""}]}, "Did you mean 'prompt'"),
+    ],
+)
+def test_what_it_cannot_mean_is_refused_by_name(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_workflow(values, "it")
+
+
+def test_a_recipe_is_no_workflow_file() -> None:
+    assert not is_workflow_file(BASE)
