@@ -146,10 +146,11 @@ class MixerFit:
 
     def state(self) -> dict[str, object]:
         """Return networks, target, optimiser and the number of updates, which seeds what is drawn next."""
+        moments = self._optimizer.state_dict()["state"]
         return {
             "network": copied(self.net.state_dict()),
             "target": copied(self.target),
-            "optimizer": {str(k): dict(v) for k, v in self._optimizer.state_dict()["state"].items()},
+            "optimizer": {str(k): copied(v) for k, v in moments.items()},
             "updates": self.updates,
         }
 
