@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kapelle.statistics import (
     Quartiles,
+    area_under_curve,
     bootstrap_interval,
     interquartile_mean,
     mean_interval,
@@ -133,3 +134,10 @@ def test_quartiles_by_hand() -> None:
     assert quartiles([5, 1, 4, 2, 3]) == Quartiles(2.0, 3.0, 4.0)
     assert quartiles([1, 2, 3, 4]) == Quartiles(1.75, 2.5, 3.25)
     assert quartiles([7.0]) == Quartiles(7.0, 7.0, 7.0)
+
+
+def test_area_under_curve_by_hand() -> None:
+    # Positives 3, 2, 1 against negatives 2, 0: 3 beats both, 2 ties one and beats one, 1 beats one: 4.5 of 6.
+    assert area_under_curve([3, 2, 0, 1, 2], [True, True, False, True, False]) == 4.5 / 6
+    assert area_under_curve([1, 1, 1], [True, False, False]) == 0.5
+    assert area_under_curve([1, 2], [True, True]) is None

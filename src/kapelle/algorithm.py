@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "sft": "kapelle.algorithms.sft:SFT",
+    "verifier": "kapelle.algorithms.verifier:Verifier",
     "dpo": "kapelle.algorithms.dpo:DPO",
     "grpo": "kapelle.algorithms.grpo:GRPO",
     "rloo": "kapelle.algorithms.rloo:RLOO",
@@ -196,14 +197,17 @@ class Order:
 class CriticNeed:
     """What an algorithm wants to know from critics."""
 
-    view: Literal["local", "central"]
-    """`local` reads the agent's own observation; `central` everything that all agents saw and said."""
+    view: Literal["local", "central", "answer"]
+    """`local` reads the agent's own observation; `central` everything that all agents saw and said; `answer` the
+    task's question and the turn's text alone, and gives one value at the text's end."""
     loss: CriticLoss
     sharing: Literal["own", "shared"]
     """Default of `team.critic_sharing`."""
     coefficient: float = 1.0
     unit: Literal["token", "turn"] = "token"
     """One value before each completion token, or one before the whole turn."""
+    everyone: bool = False
+    """True when one critic judges all agents, those that learn nothing too (a verifier)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +245,10 @@ class Algorithm:
     """How often a task whose group has no variance may be replaced by another in the same step."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
     """Each agent's undiscounted return as it is trained on, the team's reward shared; None shares nothing."""
+    verifier: str | None = None
+    """Folder of a trained verifier that gives `Estimates.score`."""
+    scores: bool = False
+    """True when credit reads a score of every turn, by the verifier, or by the workflow where there is none."""
     checks: tuple[Callable[[Team], None], ...] = ()
     """Each raises ConfigError when a team cannot be trained by it."""
 

@@ -6,6 +6,7 @@ No model is loaded here; `checks.py` looks at the result before anything expensi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from kapelle.algorithm import Algorithm
 from kapelle.config import (
@@ -19,7 +20,7 @@ from kapelle.config import (
     TeamConfig,
 )
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.team import Agent, Critic, Endpoint, Lora, Policy, Team
+from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Team
 from kapelle.types import Sampling
 
 BASE = "base"
@@ -41,6 +42,8 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
             )
         policy_of[seat.name] = policy.name
     critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
+    if algorithm.verifier is not None:
+        critics[VERIFIER] = _verifier(algorithm.verifier, policies, bases)
     agents = tuple(
         Agent(seat.name, seat.system, seat.prompt, _sampling(seat.sampling or config.team.sampling))
         for seat in seats
@@ -99,6 +102,9 @@ def _critics(
                 "`team.critic_sharing`, or use ppo, ippo or mappo."
             )
         return {}, {}
+    if algorithm.critic.everyone:
+        judge = Critic(VERIFIER, BASE, _lora(team.critic_lora))
+        return {VERIFIER: judge}, {seat.name: VERIFIER for seat in seats}
     learning = [seat for seat in seats if policies[policy_of[seat.name]].trained]
     shared = (team.critic_sharing or algorithm.critic.sharing) == "shared"
     first = learning[0].name if learning else ""
@@ -111,6 +117,15 @@ def _critics(
         critic_of[seat.name] = name
         critics[name] = Critic(name, _still_base(policies[policy_of[owner]], bases), _lora(team.critic_lora))
     return critics, critic_of
+
+
+def _verifier(folder: str, policies: Mapping[str, Policy], bases: dict[str, str]) -> Critic:
+    """Return the critic that a folder holds; it learns nothing here, and stands on a base that nothing trains."""
+    from kapelle.models.weights import read_lora
+
+    moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
+    base = BASE if moving is None else _still_base(moving, bases)
+    return Critic(VERIFIER, base, read_lora(Path(folder)), trained=False)
 
 
 def _critic_owner(seat: AgentConfig, seats: tuple[AgentConfig, ...]) -> str:

@@ -43,7 +43,13 @@ def check_run(
 def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
     for tracker in config.trackers:
         check_tracker(tracker.name)
-    if not team.trained:
+    judging = algorithm.critic is not None and algorithm.critic.everyone
+    if judging and team.trained:
+        raise ConfigError(
+            f"`{algorithm.name}` trains no agent, and policy '{team.trained[0]}' of this team is trained. Set "
+            "`team.sharing: frozen`, and give no agent `weights` that learn."
+        )
+    if not team.trained and not judging:
         raise ConfigError(
             "No agent of this team is trained. Set `team.sharing: lora` or `shared`, or give an agent such `weights`."
         )

@@ -5,7 +5,7 @@ Shapes: T completion tokens of one turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,8 +13,13 @@ from torch import Tensor
 
 from kapelle.algorithm import Credit, CriticNeed, Estimates, TurnKey, turns_of
 from kapelle.batch import Sample
-from kapelle.team import Team
-from kapelle.types import Episode, Group, Turn
+from kapelle.engines.rollout import WritingRenderer
+from kapelle.errors import ContextError
+from kapelle.team import VERIFIER, Team
+from kapelle.types import Episode, Group, Message, Turn
+
+Readers = Callable[[str], WritingRenderer]
+"""Learner → how text becomes the tokens of the model that it stands on."""
 
 
 def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Tensor]) -> Sample:
@@ -50,6 +55,31 @@ def critic_sample(
     return Sample(team.critic_of[turn.agent], tokens if after else asked, places, columns)
 
 
+def answer_sample(
+    learner: str, reader: WritingRenderer, question: str, text: str, columns: Mapping[str, Tensor]
+) -> Sample:
+    """Return an answer as a question to a verifier: its one value, after the last token of the text.
+
+    It reads the question and the text in tokens of its own model, whoever said it. Raises ContextError when they
+    are too long for it.
+    """
+    tokens = reader.start([Message("user", question)]) + reader.said(text)
+    if len(tokens) > reader.context:
+        raise ContextError(
+            f"Question and answer have {len(tokens)} tokens; the verifier's model reads {reader.context}. Use a model "
+            "with a longer context for the verifier, or lower the agents' `sampling.max_tokens`."
+        )
+    return Sample(learner, tokens, (len(tokens),), columns)
+
+
+def verifier_samples(groups: Sequence[Group], reader: WritingRenderer) -> dict[TurnKey, Sample]:
+    """Return what to ask the verifier about every turn of every agent."""
+    return {
+        key: answer_sample(VERIFIER, reader, groups[key.group].task.question, turn.text, {})
+        for key, turn in turns_of(groups, trained_only=False)
+    }
+
+
 def central_prompt(episode: Episode, turn: Turn) -> tuple[int, ...]:
     """Return everything that all agents saw and said before a turn, private views included, as tokens.
 
@@ -82,17 +112,36 @@ def reference_samples(groups: Sequence[Group], team: Team, name: Mapping[str, st
 
 
 def value_samples(
-    groups: Sequence[Group], team: Team, need: CriticNeed
+    groups: Sequence[Group], team: Team, need: CriticNeed, readers: Readers | None = None
 ) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
-    """Return what to ask the critics: values of every trained turn, and those after turns cut short."""
+    """Return what to ask the critics: values of every turn they judge, and those after turns cut short.
+
+    `readers` are needed for the view `answer`, which knows no place after the text.
+    """
     values: dict[TurnKey, Sample] = {}
     after: dict[TurnKey, Sample] = {}
-    for key, turn in turns_of(groups):
+    for key, turn in turns_of(groups, trained_only=not need.everyone):
         episode = groups[key.group].episodes[key.episode]
-        values[key] = critic_sample(episode, turn, team, need, {})
-        if turn is episode.by(turn.agent)[-1] and (episode.truncated or turn.finish_reason == "length"):
+        values[key] = _judged(episode, turn, team, need, {}, readers)
+        last = turn is episode.by(turn.agent)[-1]
+        if need.view != "answer" and last and (episode.truncated or turn.finish_reason == "length"):
             after[key] = critic_sample(episode, turn, team, need, {}, after=True)
     return values, after
+
+
+def _judged(
+    episode: Episode,
+    turn: Turn,
+    team: Team,
+    need: CriticNeed,
+    columns: Mapping[str, Tensor],
+    readers: Readers | None,
+) -> Sample:
+    if need.view != "answer":
+        return critic_sample(episode, turn, team, need, columns)
+    assert readers is not None, "text needs a reader"
+    learner = team.critic_of[turn.agent]
+    return answer_sample(learner, readers(learner), episode.task.question, turn.text, columns)
 
 
 def policy_samples(
@@ -120,14 +169,27 @@ def critic_samples(
     credit: Mapping[TurnKey, Credit],
     estimates: Estimates,
     need: CriticNeed,
+    readers: Readers | None = None,
 ) -> list[Sample]:
     """Return what critics learn from: one sample per turn that has a target."""
     samples: list[Sample] = []
-    for key, turn in turns_of(groups):
-        target = credit[key].return_T
-        if target is not None:
-            columns = {"return": target.float(), "value": estimates.values[key]}
-            samples.append(critic_sample(groups[key.group].episodes[key.episode], turn, team, need, columns))
+    for key, turn in turns_of(groups, trained_only=not need.everyone):
+        given = credit[key]
+        target_T = given.return_T
+        if target_T is not None:
+            columns = {
+                "return": target_T.float(),
+                "value": estimates.values[key],
+                "weight": torch.full_like(target_T, given.weight, dtype=torch.float32),
+                **(
+                    {}
+                    if given.pair is None
+                    else {"pair": torch.full_like(target_T, given.pair, dtype=torch.float32)}
+                ),
+            }
+            episode = groups[key.group].episodes[key.episode]
+            sample = _judged(episode, turn, team, need, columns, readers)
+            samples.append(replace(sample, bundle=given.pair))
     return samples
 
 

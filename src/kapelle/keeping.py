@@ -2,22 +2,30 @@
 
 The state of the train engine, the step, the positions of the run's files, the random generators, and the
 hash of every base model, so that adapters never wake up on another one. Beside it lie the trained policies as
-other programs load them.
+other programs load them, and a verifier that was trained:
+
+    verifier/
+      adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder
+      value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
+      verifier.json                                     hash of the base that it stands on
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kapelle import checkpoint
 from kapelle.engines.torch_train import TorchTrainEngine
-from kapelle.errors import CheckpointError
+from kapelle.errors import CheckpointError, ModelError
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.weights import save_adapter, save_model
+from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
 from kapelle.run_dir import RunDirectory
-from kapelle.team import Team
+from kapelle.team import VERIFIER, Critic, Team
 
 
 def write_checkpoint(
@@ -80,7 +88,12 @@ def read_checkpoint(
 def write_policies(
     folder: Path, team: Team, models: Mapping[str, LanguageModel], engine: TorchTrainEngine
 ) -> None:
-    """Write every trained policy under `policies/`: adapters as PEFT folders, models by `save_pretrained`."""
+    """Write every trained policy under `policies/`: adapters as PEFT folders, models by `save_pretrained`.
+
+    A verifier that was trained becomes the folder `verifier`.
+    """
+    if VERIFIER in team.critics and team.critics[VERIFIER].trained:
+        _write_verifier(folder / "verifier", team.critics[VERIFIER], models, engine)
     for name in team.trained:
         policy = team.policies[name]
         place = folder / "policies" / name.replace(":", "_").replace("/", "_")
@@ -88,3 +101,48 @@ def write_policies(
             save_adapter(place, engine.weights(name), policy.lora, models[policy.base].name)
         else:
             save_model(place, models[policy.base])
+
+
+def _write_verifier(
+    folder: Path, critic: Critic, models: Mapping[str, LanguageModel], engine: TorchTrainEngine
+) -> None:
+    from safetensors.torch import save_file
+
+    model = models[critic.base]
+    save_adapter(folder, model.bank.parameters(critic.name), critic.lora, model.name)
+    head = model.value_heads[critic.name].state_dict()
+    save_file(
+        {key: tensor.cpu().contiguous() for key, tensor in head.items()}, folder / "value_head.safetensors"
+    )
+    made_of = {"base": weights_hash(model.base_parameters())}
+    (folder / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
+
+
+def load_verifier(folder: Path, critic: Critic, models: Mapping[str, LanguageModel]) -> None:
+    """Give the critic that holds a verifier the weights of its folder.
+
+    Raises ModelError when the folder is no verifier, or when it stands on another base than this team's.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    model = models[critic.base]
+    tensors, _ = read_adapter(folder)
+    try:
+        head = load_file(folder / "value_head.safetensors")
+        base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise ModelError(
+            f"'{folder}' is no verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint that "
+            "`algorithm.name: verifier` wrote."
+        ) from error
+    if base != weights_hash(model.base_parameters()):
+        raise ModelError(
+            f"The verifier '{folder}' stands on another base model than this team's '{model.name}'. Train it with the "
+            "same `model` and `warmup`, or run both as `stages` of one recipe."
+        )
+    held = dict(model.bank.parameters(critic.name))
+    with torch.no_grad():
+        for name, parameter in held.items():
+            parameter.copy_(tensors[name])
+        model.value_heads[critic.name].load_state_dict(head)

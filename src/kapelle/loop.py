@@ -22,6 +22,7 @@ from kapelle.collate import (
     policy_samples,
     reference_samples,
     value_samples,
+    verifier_samples,
 )
 from kapelle.config import RunConfig
 from kapelle.engines.torch_train import embedder_name, reference_name
@@ -31,6 +32,7 @@ from kapelle.errors import ParityError, TrainingHalted
 from kapelle.metrics import is_dead, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
+from kapelle.team import VERIFIER
 from kapelle.timeline import Timeline
 from kapelle.types import Episode, Group, Task
 from kapelle.updates import update_in_order
@@ -123,7 +125,9 @@ class Loop:
             algorithm.order,
             algorithm.order.choose(team.trained, number, self._config.seed),
             policy_samples(groups, team, credit, estimates),
-            critic_samples(groups, team, credit, estimates, algorithm.critic) if algorithm.critic else [],
+            critic_samples(groups, team, credit, estimates, algorithm.critic, self._engine.renderer)
+            if algorithm.critic
+            else [],
             groups,
         )
 
@@ -132,7 +136,7 @@ class Loop:
         values: dict[TurnKey, Tensor] = {}
         bootstrap: dict[TurnKey, Tensor] = {}
         if algorithm.critic is not None:
-            ask, after = value_samples(groups, team, algorithm.critic)
+            ask, after = value_samples(groups, team, algorithm.critic, self._engine.renderer)
             scored = self._engine.score([*ask.values(), *after.values()])
             values = dict(zip(ask, scored, strict=False))
             bootstrap = {key: value[0] for key, value in zip(after, scored[len(ask) :], strict=True)}
@@ -146,6 +150,7 @@ class Loop:
             self._scored(groups, {name: name for name in team.trained}) if algorithm.proximal else {},
             self._greedy(play, groups, number) if algorithm.greedy else {},
             self._embedding(groups) if algorithm.embeddings else {},
+            self._verified(groups) if algorithm.verifier is not None else {},
             step=number,
         )
 
@@ -153,6 +158,11 @@ class Loop:
         """Return the log-probs of every trained turn by the learner or reference that `name` gives its policy."""
         questions = reference_samples(groups, self._play.team, name)
         return dict(zip(questions, self._engine.score(list(questions.values())), strict=True))
+
+    def _verified(self, groups: Sequence[Group]) -> dict[TurnKey, float]:
+        questions = verifier_samples(groups, self._engine.renderer(VERIFIER))
+        scores = self._engine.score(list(questions.values()))
+        return {key: float(score.sigmoid()) for key, score in zip(questions, scores, strict=True)}
 
     def _embedding(self, groups: Sequence[Group]) -> dict[TurnKey, Embedding]:
         team = self._play.team

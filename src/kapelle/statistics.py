@@ -54,6 +54,27 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return centre - half, centre + half
 
 
+def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float | None:
+    """Return the chance that a positive scores above a negative, ties counted half; None without either kind.
+
+    The area under the receiver operating characteristic (Hanley and McNeil 1982).
+    """
+    ordered = sorted(zip(scores, positive, strict=True))
+    yes = sum(positive)
+    pairs = yes * (len(ordered) - yes)
+    won, below, at = 0.0, 0, 0
+    while at < len(ordered):
+        end = at
+        while end < len(ordered) and ordered[end][0] == ordered[at][0]:
+            end += 1
+        tied = sum(flag for _, flag in ordered[at:end])
+        level = end - at - tied
+        won += tied * (below + level / 2)
+        below += level
+        at = end
+    return won / pairs if pairs else None
+
+
 def bootstrap_interval(
     values: Sequence[float],
     seed: int,

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Sampling
 
+VERIFIER = "judge:verifier"
+"""Name of the critic that judges answers; no agent, and so no policy, can have it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Agent:
@@ -68,6 +71,7 @@ class Critic:
     name: str
     base: str = "base"
     lora: Lora = field(default_factory=Lora)
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)

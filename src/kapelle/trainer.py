@@ -25,7 +25,7 @@ from kapelle.environment import Environment
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation import Evaluation, choose_tasks, evaluate_tasks
 from kapelle.interrupts import catch_interrupts
-from kapelle.keeping import read_checkpoint, write_checkpoint, write_policies
+from kapelle.keeping import load_verifier, read_checkpoint, write_checkpoint, write_policies
 from kapelle.listener import Listener, Silent
 from kapelle.loading import build_engine, load_models, teacher
 from kapelle.loop import Loop, Step, greedy_play, run_async
@@ -36,7 +36,7 @@ from kapelle.models.weights import weights_hash
 from kapelle.recipe import Recipe, changed_settings, load_recipe, resolve, to_yaml
 from kapelle.rollout import Play
 from kapelle.run_dir import RunDirectory, episode_steps
-from kapelle.team import Team
+from kapelle.team import VERIFIER, Team
 from kapelle.trackers import Tracker, open_tracker
 from kapelle.warmup import warmed_up, warmup_is_cached
 from kapelle.workflow import Workflow
@@ -163,6 +163,8 @@ class Trainer:
             references=self.algorithm.reference_every is not None,
             embedders=self.algorithm.embeddings,
         )
+        if self.algorithm.verifier is not None:
+            load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models)
         environment, workflow = (
             cast("Environment", self.config.environment),
             cast("Workflow", self.config.workflow),

@@ -20,6 +20,7 @@ from kapelle.config import OptimizerConfig
 from kapelle.engines.bundles import minibatches, passes
 from kapelle.engines.head import token_statistics
 from kapelle.engines.learner import Learner
+from kapelle.engines.rollout import WritingRenderer
 from kapelle.engines.tally import Tally, book
 from kapelle.engines.train import Objective, Published
 from kapelle.errors import ModelError, NumericsError, ParityError
@@ -85,7 +86,8 @@ class TorchTrainEngine:
             if critic.name not in model.value_heads:
                 model.add_value_head(critic.name)
             self._homes[critic.name] = _Home(model, critic.name, critic=True)
-            self._learn(critic.name, model, optimizer, optimizer.critic_lr or optimizer.lr)
+            if critic.trained:
+                self._learn(critic.name, model, optimizer, optimizer.critic_lr or optimizer.lr)
         if references:
             self.refresh_references()
         if embedders:
@@ -100,6 +102,10 @@ class TorchTrainEngine:
     def learners(self) -> Mapping[str, Learner]:
         """Learners by name: trained policies, then critics."""
         return self._learners
+
+    def renderer(self, learner: str) -> WritingRenderer:
+        """Return how text becomes the tokens of the model that a policy or critic stands on."""
+        return self._homes[learner].model.renderer
 
     def _adapt(self, model: LanguageModel, name: str, lora: Lora) -> None:
         """Add an adapter, or go on with the one that an earlier engine left on a model in memory."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kapelle.algorithm import CriticLoss, PolicyLoss
 from kapelle.batch import Sample
+from kapelle.engines.rollout import WritingRenderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,10 @@ class TrainEngine(Protocol):
     @property
     def versions(self) -> Mapping[str, int]:
         """Number of changes behind the weights of each trained policy: optimiser steps, and exchanges."""
+        ...
+
+    def renderer(self, learner: str) -> WritingRenderer:
+        """Return how text becomes the tokens of the model that a policy or critic stands on."""
         ...
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:

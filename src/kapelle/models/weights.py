@@ -71,19 +71,27 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    lora = read_lora(folder)
+    try:
+        return load_file(folder / "adapter_model.safetensors"), lora
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
+
+
+def read_lora(folder: Path) -> Lora:
+    """Read the size of a PEFT LoRA folder's adapter without its weights; ModelError as `read_adapter`."""
     try:
         settings = json.loads((folder / "adapter_config.json").read_text("utf-8"))
-        tensors = load_file(folder / "adapter_model.safetensors")
         kind, targets = settings["peft_type"], settings["target_modules"]
         size = (int(settings["r"]), float(settings["lora_alpha"]))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
     odd = [key for key in _VARIANTS if settings.get(key)]
     odd += ["target_modules as a pattern"] if isinstance(targets, str) else []
     odd += ["bias"] if settings.get("bias", "none") != "none" else []
     if kind != "LORA" or odd:
         raise ModelError(f"Adapter '{folder}' is {kind} with {odd}; kapelle loads plain LoRA.")
-    return tensors, Lora(*size, targets=tuple(targets), dropout=float(settings.get("lora_dropout", 0.0)))
+    return Lora(*size, targets=tuple(targets), dropout=float(settings.get("lora_dropout", 0.0)))
 
 
 def save_model(folder: Path, model: LanguageModel) -> None:
