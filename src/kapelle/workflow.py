@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kapelle.configured import find_class
 from kapelle.environment import Answerable, Environment
@@ -122,6 +122,15 @@ class Workflow(Protocol):
 
     async def run(self, scene: Scene) -> None:
         """Play one episode."""
+        ...
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """A workflow that can be drawn."""
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return who reads whom as a Mermaid flowchart; `names` are the agents in seat order."""
         ...
 
 

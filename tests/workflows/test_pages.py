@@ -17,6 +17,7 @@ from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.cory import Cory
+from kapelle.workflows.dag import Dag, Node
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.reflect import Reflect
@@ -70,6 +71,17 @@ SCENES: Mapping[str, Shown] = {
         {"actor": lines("122", "132"), "critic": lines("The carry is lost.", "ACCEPT")},
     ),
     "cory": Shown(Cory(), ["one", "two"], {"one": lines("122"), "two": lines("132")}),
+    "dag": Shown(
+        Dag(
+            nodes=(
+                Node(id="plan", agent="reasoner", prompt="Plan ${question}:"),
+                Node(id="check", agent="critic", dependencies=("plan",), prompt="${plan.output}?"),
+                Node(id="solve", agent="actor", dependencies=("plan", "check")),
+            )
+        ),
+        ["reasoner", "critic", "actor"],
+        {"reasoner": lines("2,12"), "critic": lines("carry 1"), "actor": lines("132")},
+    ),
     "router": Shown(
         Router(), ["desk", "adder", "poet"], {"desk": lines("@adder, mind the carry."), "adder": lines("132")}
     ),

@@ -146,6 +146,24 @@ def _collect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _play(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="ENV|RUN …",
+        help="an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory; "
+        f"{SETTINGS_HELP}",
+    )
+    parser.add_argument("--seat", type=_count, default=1, metavar="N", help="the seat that is yours (1)")
+    parser.add_argument(
+        "--against",
+        metavar="WHO",
+        help="who plays the others: random (the environment's script), mcts, cfr, nash or a run directory (random; "
+        "a run plays itself)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="deals another game (0)")
+
+
 def _recipes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", metavar="ls|cp", help="list them, or copy one to a file")
     parser.add_argument("name", nargs="?", metavar="NAME", help="which one to copy")
@@ -159,6 +177,11 @@ def _validate(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="RECIPE …",
         help=f"{RECIPE_HELP}; overlays; settings, {SETTINGS_HELP}",
+    )
+    parser.add_argument(
+        "--graph",
+        action="store_true",
+        help="print the workflow as a Mermaid flowchart; a workflow file alone will do",
     )
 
 
@@ -225,6 +248,12 @@ COMMANDS: Mapping[str, Command] = {
         "collect",
         _collect,
     ),
+    "play": Command(
+        "(ENV | RUN) [key.path=value …] [--seat N] [--against WHO] [--seed S]",
+        "play a game in the terminal against a script, a solver or a trained team",
+        "play",
+        _play,
+    ),
     "recipes": Command(
         "(ls | cp NAME [DEST]) [--json]",
         "list the built-in recipes, or copy one to change it",
@@ -232,7 +261,7 @@ COMMANDS: Mapping[str, Command] = {
         _recipes,
     ),
     "validate": Command(
-        "RECIPE [overlay.yaml …] [key.path=value …]",
+        "RECIPE [overlay.yaml …] [key.path=value …] [--graph]",
         "check a recipe and everything it names, without loading a model",
         "validate",
         _validate,

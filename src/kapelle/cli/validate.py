@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from kapelle.cli.output import say
+from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
+
+if TYPE_CHECKING:
+    from kapelle.workflow import Workflow
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every check that passed; the first that does not is the error."""
     hush()
+    if arguments.graph:
+        say(draw(arguments.words))
+        return 0
     from kapelle.cli.checking import check
     from kapelle.cli.source import read_recipe
 
@@ -23,3 +33,58 @@ def run(arguments: argparse.Namespace) -> int:
     check(recipe.config, passed)
     say(f"{recipe.config.name} is ready to train.")
     return 0
+
+
+def draw(words: list[str]) -> str:
+    """Return the Mermaid flowchart of a recipe's workflow, or of a workflow file alone."""
+    files, _ = split_words(words)
+    values = _workflow_file(files[0]) if len(files) == 1 else None
+    if values is not None:
+        return _drawn_file(values, files[0])
+    from kapelle.assembly import seats_of
+    from kapelle.cli.source import read_recipe
+    from kapelle.errors import ConfigError
+    from kapelle.workflow import Drawable
+
+    config = read_recipe(words).config
+    workflow = cast("Workflow", config.workflow)
+    if not isinstance(workflow, Drawable):
+        raise ConfigError(
+            f"The workflow `{workflow.name}` has no drawing. Give its class a method `mermaid(names)`."
+        )
+    return workflow.mermaid([seat.name for seat in seats_of(config.team)])
+
+
+def _workflow_file(name: str) -> Mapping[str, Any] | None:
+    """Return a YAML file that is a workflow and no recipe; None for anything else."""
+    from kapelle.workflows.dag_file import is_workflow_file
+
+    if not Path(name).is_file():
+        return None
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(name).read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return None  # the recipe's reader says what is wrong with it
+    return values if isinstance(values, dict) and is_workflow_file(values) else None
+
+
+def _drawn_file(values: Mapping[str, Any], name: str) -> str:
+    import pydantic
+
+    from kapelle.errors import ConfigError
+    from kapelle.workflows.dag import Dag
+    from kapelle.workflows.dag_file import read_workflow
+    from kapelle.wrong_setting import explain
+
+    read = read_workflow(values, name)
+    names = [agent["name"] for agent in read.sections["team"]["agents"]]
+    notes = [f"%% set aside: {key} ({why})" for key, why in read.set_aside.items()]
+    try:
+        workflow = Dag(**read.sections["workflow"])
+    except pydantic.ValidationError as error:
+        raise ConfigError(
+            f"{name}: {explain(Dag, read.sections['workflow'], error, {}, 'workflow')}"
+        ) from None
+    return "\n".join([workflow.mermaid(names), *notes])

@@ -12,6 +12,7 @@ from kapelle.configured import Configured
 from kapelle.environment import Environment
 from kapelle.team import Agent
 from kapelle.workflow import Scene, braced, check_names, check_template, fill, need_answers, told
+from kapelle.workflows.graph import mermaid
 
 
 class Chain(Configured):
@@ -45,3 +46,7 @@ class Chain(Configured):
             said[name] = (await scene[name].say(prompt)).text
         last = scene.names[-1]
         await scene.step({last: said[last]}, final=said[last])
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return who reads whom as a Mermaid flowchart."""
+        return mermaid({name: names[max(0, k - 1) : k] for k, name in enumerate(names)}, {}, names[-1])

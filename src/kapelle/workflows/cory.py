@@ -14,6 +14,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.workflow import Scene, braced, check_names, check_template, fill, need_answers, told
+from kapelle.workflows.graph import mermaid
 
 
 class Cory(Configured):
@@ -55,3 +56,9 @@ class Cory(Configured):
         )
         second = (await scene[observer].say(prompt)).text
         await scene.step({pioneer: first, observer: second}, final=second)
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return pioneer and observer as a Mermaid flowchart."""
+        pioneer, observer = names
+        labels = {pioneer: f"pioneer: {pioneer}", observer: f"observer: {observer}"}
+        return mermaid({pioneer: (), observer: (pioneer,)}, labels, observer)

@@ -191,7 +191,8 @@ class Dag(Configured):
         return _FIELD.sub(lambda match: values[match[1]], node.prompt)
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return the graph as a Mermaid flowchart; the answer has a double edge."""
+        """Return the graph as a Mermaid flowchart; the answer has a double edge. Raises as `check`."""
+        self._check_nodes()
         labels = {node.id: f"{node.id}: {self._speaker(node, names)}" for node in self.nodes}
         return mermaid(self.graph, labels, self.answering)
 

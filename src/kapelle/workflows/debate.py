@@ -17,6 +17,7 @@ from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.types import Turn
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers
+from kapelle.workflows.graph import mermaid
 from kapelle.workflows.voting import agreement, majority
 
 
@@ -93,6 +94,11 @@ class Debate(Configured):
                 break
         ordered = {name: said[name] for name in scene.names}
         await scene.step(ordered, final=majority(ordered, answers, scene.seed))
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return who reads whom, and the vote as a Mermaid flowchart."""
+        readers = {name: tuple(other for other in names if other != name) for name in names}
+        return mermaid({**readers, "majority": names}, {}, "majority")
 
     def _settled(self, rounds: int) -> bool:
         return self.settled_after is not None and rounds >= self.settled_after

@@ -77,7 +77,7 @@ def sinks(graph: Graph) -> list[str]:
 
 
 def mermaid(graph: Graph, labels: Mapping[str, str], answer: str | None = None) -> str:
-    """Return the graph as a Mermaid flowchart; `answer` is drawn with a double edge, what is outside round."""
+    """Return the graph as a Mermaid flowchart; `answer` has a double edge."""
     place = {name: f"n{k}" for k, name in enumerate(graph)}
     lines = ["flowchart TD"]
     for name in graph:

@@ -16,6 +16,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
+from kapelle.workflows.graph import mermaid
 
 
 class Reflect(Configured):
@@ -64,6 +65,11 @@ class Reflect(Configured):
                 break
             attempt = (await scene[actor].say(self._revision(question, notes))).text
         await scene.step({actor: attempt}, final=attempt)
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return actor and critics as a Mermaid flowchart."""
+        actor, *critics = names
+        return mermaid({actor: critics, **dict.fromkeys(critics, (actor,))}, {}, actor)
 
     def _revision(self, question: str, notes: Mapping[str, str]) -> str:
         told_lines = "\n".join(f"{name}: {text}" for name, text in notes.items())

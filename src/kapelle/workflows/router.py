@@ -13,6 +13,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
+from kapelle.workflows.graph import mermaid
 
 _MARK = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
 
@@ -60,6 +61,14 @@ class Router(Configured):
                 await scene.step({speaker: text}, final=text)
                 return
             handed, speaker = {speaker: text}, chosen
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return who may hand over to whom as a Mermaid flowchart."""
+        first = self.first or names[0]
+        readers = {name: tuple(o for o in names if o != name) for name in names}
+        if self.handovers == 1:
+            readers = {name: () if name == first else (first,) for name in names}
+        return mermaid(readers, {first: f"first: {first}"})
 
 
 def addressee(text: str, speaker: str, names: Sequence[str]) -> str | None:

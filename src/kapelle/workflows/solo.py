@@ -10,6 +10,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill, need_answers
+from kapelle.workflows.graph import mermaid
 
 
 class Solo(Configured):
@@ -36,3 +37,8 @@ class Solo(Configured):
         question = scene.observe(name)
         turn = await scene[name].say(fill(scene[name].agent.prompt or "{question}", {"question": question}))
         await scene.step({name: turn.text}, final=turn.text)
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return the one who answers as a Mermaid flowchart."""
+        speaker = self.agent or names[0]
+        return mermaid({speaker: ()}, {}, speaker)

@@ -15,6 +15,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
+from kapelle.workflows.graph import mermaid
 
 
 class Summary(Configured):
@@ -109,6 +110,17 @@ class Summary(Configured):
         prompt = told(question, before) if template is None else fill(template, fields)
         answer = (await scene[last].say(prompt)).text
         await scene.step({**(latest if self.score_drafts else {}), last: answer}, final=answer)
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return the layers and the aggregator as a Mermaid flowchart."""
+        graph: dict[str, tuple[str, ...]] = {}
+        before: tuple[str, ...] = ()
+        for number, layer in enumerate(self._layers(names), start=1):
+            drafts = tuple(f"{name}, layer {number}" for name in layer)
+            graph |= dict.fromkeys(drafts, before)
+            before = drafts
+        last = self._aggregator(names)
+        return mermaid({**graph, last: before}, {}, last)
 
     def _draft_prompt(
         self, scene: Scene, name: str, layer: int, latest: Mapping[str, str], before: Mapping[str, str]

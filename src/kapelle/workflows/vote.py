@@ -15,6 +15,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill, need_answers
+from kapelle.workflows.graph import mermaid
 from kapelle.workflows.voting import majority
 
 
@@ -55,3 +56,7 @@ class Vote(Configured):
         said = {name: turn.text for name, turn in (await scene.together(words)).items()}
         answers = {name: scene.extract(text) for name, text in said.items()}
         await scene.step(said, final=majority(said, answers, scene.seed, self.weights))
+
+    def mermaid(self, names: Sequence[str]) -> str:
+        """Return the vote as a Mermaid flowchart."""
+        return mermaid({**dict.fromkeys(names, ()), "majority": names}, {}, "majority")

@@ -1,0 +1,80 @@
+"""`kapelle validate --graph` draws any workflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Kapelle
+
+from kapelle.workflow import BUILTIN_WORKFLOWS, Drawable, workflow_class
+
+
+def test_a_recipes_workflow_is_drawn(kapelle: Kapelle) -> None:
+    said = kapelle("validate", "--graph", "demo")
+    assert said.code == 0, said.err
+    assert said.out == 'flowchart TD\n    n0["reasoner"]\n    n1((("actor")))\n    n0 --> n1\n'
+
+
+@pytest.mark.parametrize(
+    ("settings", "edges"),
+    [
+        (["workflow.name=solo"], set()),
+        (["workflow.name=cory"], {"n0 --> n1"}),
+        (["workflow.name=vote"], {"n0 --> n2", "n1 --> n2"}),
+        (["workflow.name=debate"], {"n0 --> n1", "n1 --> n0", "n0 --> n2", "n1 --> n2"}),
+        (["workflow.name=summary"], {"n0 --> n1"}),
+        (["workflow.name=summary", "workflow.layers=2"], {"n0 --> n1", "n1 --> n2"}),
+        (["workflow.name=reflect"], {"n0 --> n1", "n1 --> n0"}),
+        (["workflow.name=router"], {"n0 --> n1"}),
+        (["workflow.name=router", "workflow.handovers=2"], {"n0 --> n1", "n1 --> n0"}),
+    ],
+)
+def test_who_reads_whom(kapelle: Kapelle, settings: list[str], edges: set[str]) -> None:
+    said = kapelle("validate", "--graph", "demo", *settings)
+    assert said.code == 0, said.err
+    assert {line.strip() for line in said.out.splitlines() if "-->" in line} == edges
+
+
+def test_a_workflow_file_alone_is_drawn_with_what_was_set_aside(kapelle: Kapelle) -> None:
+    Path("flow.yaml").write_text(
+        "nodes:\n"
+        "  - {node_id: rollout_a, node_role: ROLLOUT, agent_group: 0, config: {rollout.n: 1}}\n"
+        "  - {node_id: rollout_b, node_role: ROLLOUT, agent_group: 1, dependencies: [rollout_a]}\n"
+    )
+    said = kapelle("validate", "--graph", "flow.yaml")
+    assert said.code == 0, said.err
+    assert said.out.splitlines() == [
+        "flowchart TD",
+        '    n0["rollout_a: a"]',
+        '    n1((("rollout_b: b")))',
+        "    n0 --> n1",
+        "%% set aside: rollout_a.config.rollout.n (says how fast, not what)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ("{id: x, agent: a, dependencies: [x]}", "in a circle: x <- x"),
+        ("{id: 1x, agent: a}", "workflow.nodes.0.id' cannot be '1x'"),
+        ("{id: x, agent: a, colour: red}", "says `colour`, which means nothing here"),
+    ],
+)
+def test_a_wrong_workflow_file_is_one_line(kapelle: Kapelle, nodes: str, says: str) -> None:
+    Path("flow.yaml").write_text(f"nodes: [{nodes}]")
+    said = kapelle("validate", "--graph", "flow.yaml")
+    assert said.code == 2
+    assert says in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_game_has_no_drawing(kapelle: Kapelle) -> None:
+    said = kapelle("validate", "--graph", "demo", "workflow.name=parallel")
+    assert said.code == 2
+    assert "The workflow `parallel` has no drawing" in said.err
+
+
+def test_every_workflow_with_an_answer_can_be_drawn() -> None:
+    drawn = {name for name in BUILTIN_WORKFLOWS if issubclass(workflow_class(name), Drawable)}
+    assert drawn >= {"solo", "chain", "debate", "vote", "summary", "reflect", "cory", "dag", "router"}
