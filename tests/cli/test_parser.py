@@ -10,6 +10,7 @@ from tests.cli.conftest import Kapelle
 
 from kapelle.cli.parser import COMMANDS, parse, split_words
 from kapelle.errors import ConfigError
+from kapelle.recipe import builtin_recipes
 
 
 def test_help_lists_every_command(kapelle: Kapelle) -> None:
@@ -58,7 +59,7 @@ def test_the_version_is_the_package_s(kapelle: Kapelle) -> None:
         (["recipes", "list"], "kapelle: Unknown action 'list' of `kapelle recipes`. Did you mean 'ls'?\n"),
         (["recipes", "cp", "dmo"], "kapelle: Unknown recipe 'dmo'. Did you mean 'demo'?\n"),
         (["train", "dmeo"], "kapelle: Unknown recipe 'dmeo'. Did you mean 'demo'?\n"),
-        (["train"], "kapelle: No recipe is named. Known: demo, gsm8k, gsm8k_steps. Or write one as a YAML file.\n"),
+        (["train"], f"kapelle: No recipe is named. Known: {', '.join(sorted(builtin_recipes()))}. Or write one as a YAML file.\n"),
         (["demo", "gsm8k"], "kapelle: `kapelle demo` takes no 'gsm8k'. Settings look like training.steps=20.\n"),
         (["eval"], "kapelle: Name one run directory, or --model PATH and --environment NAME.\n"),
         (["eval", "--model", "x"], "kapelle: --model goes with --environment NAME, and without a run directory.\n"),

@@ -36,8 +36,9 @@ def _list(*, as_json: bool) -> int:
     if as_json:
         say(json.dumps(told, indent=1))
         return 0
+    width = max(map(len, told))
     for name, description in told.items():
-        say(f"{name:14}{description}")
+        say(f"{name:{width}}  {description}")
     return 0
 
 

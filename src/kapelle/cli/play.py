@@ -1,0 +1,277 @@
+"""`kapelle play`: sit down in one seat of a game, against a script, a solver or a trained team."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from kapelle.cli.output import printable, say
+from kapelle.cli.parser import split_words
+from kapelle.cli.quiet import hush
+from kapelle.engines.rollout import Completion, Request, RolloutEngine
+from kapelle.engines.scripted import ByteRenderer
+from kapelle.environment import BUILTIN_ENVIRONMENTS, Answerable, Scripted, environment_class
+from kapelle.errors import ConfigError, EngineError, KapelleError, did_you_mean
+
+if TYPE_CHECKING:
+    from kapelle.config import RunConfig
+    from kapelle.environment import Environment
+    from kapelle.rollout import Play
+    from kapelle.types import Episode
+    from kapelle.workflow import Workflow
+
+YOU = "you"
+SCRIPT = "script"
+MOST_PLAYERS = 10
+SOLVERS = ("mcts", "cfr", "nash")
+"""Opponents that only games of OpenSpiel have."""
+
+Read = Callable[[str], str]
+"""Shows a prompt and returns the line that was typed; EOFError at the end of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A game to sit down at."""
+
+    environment: Environment
+    workflow: Workflow
+    trained: Play | None
+    """The run whose team plays the other seats; None for scripts and solvers."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Play one game in the terminal and say how it ended."""
+    hush()
+    from kapelle.loop import run_async
+    from kapelle.rollout import play_episode
+
+    table = _open(arguments)
+    play, seat = seated(table, arguments.seat, input)
+    task = play.environment.task("test", arguments.seed)
+    episode = run_async(lambda: play_episode(play, task, arguments.seed))
+    if episode.error is not None:
+        raise EngineError(f"The game broke off: {episode.error}")
+    for line in ending(episode, seat):
+        say(line)
+    return 0
+
+
+def _open(arguments: argparse.Namespace) -> Table:
+    named, settings = split_words(arguments.words)
+    if len(named) != 1:
+        raise ConfigError("Name one environment, recipe, game of OpenSpiel or run directory to play.")
+    if (Path(named[0]) / "config.yaml").is_file():
+        return _from_run(Path(named[0]), settings, arguments.against)
+    environment = _environment(named[0], settings)
+    against = arguments.against or "random"
+    if against in SOLVERS:
+        environment = _against_solver(environment, against, arguments.seat)
+    elif against != "random" and not (Path(against) / "config.yaml").is_file():
+        known = ("random", *SOLVERS)
+        raise ConfigError(
+            f"--against '{against}' is neither a run directory nor a known opponent.{did_you_mean(against, known)}"
+        )
+    elif against != "random":
+        return replace(_from_run(Path(against), (), None), environment=environment)
+    return Table(environment, _workflow(environment), None)
+
+
+def _from_run(path: Path, settings: Sequence[str], against: str | None) -> Table:
+    from kapelle.trainer import Trainer
+
+    if against is not None:
+        raise ConfigError(
+            "A run directory brings its own players. Leave out --against, or name an environment."
+        )
+    trainer = Trainer.from_run(path, *settings)
+    environment, workflow = trainer.play.environment, trainer.play.workflow
+    return Table(_with_opponents(environment, {}), workflow, trainer.play)
+
+
+def _environment(name: str, settings: Sequence[str]) -> Environment:
+    """Return an environment by its own name, that of a recipe, or that of a game of OpenSpiel."""
+    from kapelle.recipe import builtin_recipes, lay_over, load_recipe
+
+    config: RunConfig
+    if name in builtin_recipes() or name.endswith((".yaml", ".yml")):
+        config = load_recipe(name, (), tuple(settings)).config
+    else:
+        values: dict[str, Any] = {"name": "openspiel", "game": name}
+        if name in BUILTIN_ENVIRONMENTS or ":" in name:
+            values = {"name": name}
+        else:
+            _check_game(name)
+        workflow = "solo" if issubclass(environment_class(values["name"]), Answerable) else "play"
+        whole = {"environment": values, "workflow": {"name": workflow}, "algorithm": {"name": "grpo"}}
+        config = lay_over([("kapelle play", whole)], tuple(settings)).config
+    return cast("Environment", config.environment)
+
+
+def _check_game(name: str) -> None:
+    from kapelle.environments.openspiel_games import load_game
+    from kapelle.recipe import builtin_recipes
+
+    try:
+        load_game(name, {})
+    except KapelleError as error:
+        known = [*BUILTIN_ENVIRONMENTS, *builtin_recipes()]
+        raise ConfigError(
+            f"'{name}' is no environment, recipe or run directory.{did_you_mean(name, known)} As a game: {error}"
+        ) from error
+
+
+def _workflow(environment: Environment) -> Workflow:
+    from kapelle.workflows.parallel import Parallel
+    from kapelle.workflows.play import Play as PlayWorkflow
+
+    return Parallel() if isinstance(environment, Answerable) else PlayWorkflow()
+
+
+def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -> Environment:
+    from kapelle.environments.openspiel import OpenSpiel
+
+    if not isinstance(environment, OpenSpiel):
+        return environment
+    return OpenSpiel.model_validate({**environment.model_dump(), "opponents": opponents})
+
+
+def _against_solver(environment: Environment, solver: str, seat: int) -> Environment:
+    from kapelle.environments.openspiel import OpenSpiel
+
+    if not isinstance(environment, OpenSpiel):
+        raise ConfigError(
+            f"--against {solver} is for games of OpenSpiel. Play '{environment.name}' --against random."
+        )
+    others = [k for k in range(1, environment.loaded.num_players() + 1) if k != seat]
+    return _with_opponents(environment, dict.fromkeys(others, solver))
+
+
+def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
+    """Return the game with a person in a seat (from 1), and the name of the agent in whose place they play."""
+    from kapelle.engines.compose import ComposedEngine
+    from kapelle.engines.scripted import ScriptedEngine
+    from kapelle.rollout import Play
+    from kapelle.team import Agent, Policy, Team
+
+    team = table.trained.team if table.trained else None
+    names = _names(table.environment, team.names if team else ())
+    place = seat - 1 if len(names) > 1 else 0  # alone among solvers one has the seat that they leave
+    if not 0 <= place < len(names):
+        raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)}.")
+    mine = names[place]
+    policies, policy_of, agents = {}, {}, []
+    for k, name in enumerate(names):
+        policy, agent = Policy(YOU if k == place else SCRIPT, base="", trained=False), Agent(name)
+        if team is not None and k != place:
+            trained = team.names[k if len(team.names) == len(names) else 0]
+            policy, agent = team.policy(trained), replace(team[trained], name=name)
+        policies[policy.name], policy_of[name] = policy, policy.name
+        agents.append(agent)
+    engines: list[RolloutEngine] = [Person(read)]
+    if table.trained is not None:
+        engines.append(table.trained.engine)
+    elif SCRIPT in policies:
+        engines.append(ScriptedEngine({SCRIPT: _speaker(table.environment)}))
+    bases = team.bases if team else {}
+    play = Play(
+        Team(tuple(agents), policies, policy_of, bases),
+        table.environment,
+        table.workflow,
+        ComposedEngine(engines),
+    )
+    table.workflow.check(play.team.agents, table.environment)
+    return play, mine
+
+
+def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
+    """Return the agents' names: a run's own, or as many players as the environment takes."""
+    from kapelle.environments.openspiel import OpenSpiel
+
+    counts = [1] if isinstance(environment, Answerable) else [*range(2, MOST_PLAYERS + 1), 1]
+    if isinstance(environment, OpenSpiel):
+        counts = [environment.loaded.num_players() - len(environment.opponents)]
+    if known:
+        counts = [len(known), *counts]
+    reasons = []
+    for count in counts:
+        names = tuple(known) if count == len(known) else tuple(f"player_{k + 1}" for k in range(count))
+        try:
+            environment.check(names)
+        except ConfigError as error:
+            reasons.append(error)
+        else:
+            if count > 1 or not isinstance(environment, OpenSpiel) or environment.opponents:
+                return names
+    raise reasons[-1] if reasons else ConfigError(f"'{environment.name}' has no seat for a person.")
+
+
+def _speaker(environment: Environment) -> Callable[[Request], str]:
+    if not isinstance(environment, Scripted):
+        raise ConfigError(
+            f"'{environment.name}' has no script to play the other seats. Name a run directory with --against."
+        )
+    scripted = environment
+    return lambda r: scripted.script(r.agent, r.task, r.messages, r.seed)
+
+
+class Person:
+    """A rollout engine whose one policy is whoever sits at the terminal."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """The person's policy."""
+        return (YOU,)
+
+    def renderer(self, policy: str) -> ByteRenderer:
+        """Return a renderer for which text is bytes."""
+        return ByteRenderer()
+
+    async def generate(self, request: Request) -> Completion:
+        """Show what the person's agent reads and return the line that is typed.
+
+        A line that is none of the listed moves is asked for again. Raises EngineError at the end of the input.
+        """
+        from kapelle.environments.openspiel_text import match, read_listed
+
+        seen = request.messages[-1].content
+        say()
+        say("\n".join(printable(line) for line in seen.splitlines()))
+        moves = [(move,) for move in read_listed(seen)]
+        while True:
+            try:
+                text = self._read("you> ")
+            except EOFError as error:
+                raise EngineError("The game was left before it was over.") from error
+            if not moves or match(text, moves) is not None:
+                break
+            say("That is none of the legal moves.")
+        ids = ByteRenderer().said(text) or (0,)
+        return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="person")
+
+    def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
+        """Refuse: a person has no weights."""
+        raise EngineError("A person has no weights to load.")
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def ending(episode: Episode, mine: str) -> list[str]:
+    """Return how a game ended: its moves, and what everybody earned."""
+    moves = episode.info.get("moves")
+    lines = ["", f"moves   {', '.join(moves)}"] if moves else [""]
+    for agent in episode.agents:
+        who = YOU if agent == mine else agent
+        lines.append(f"{who:7} {episode.total(agent):+g}")
+    if len(episode.agents) == 1 and "returns" in episode.info:
+        lines.append(f"seats   {', '.join(f'{value:+g}' for value in episode.info['returns'])}")
+    if episode.success is not None:
+        lines.append(f"success {episode.success:.2f}")
+    return lines

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspiel")
+
+from tests.cli.conftest import Kapelle
+
+from kapelle.cli.play import Person, Table, seated
+from kapelle.environments.openspiel import OpenSpiel
+from kapelle.errors import ConfigError
+from kapelle.workflows.play import Play
+
+Type = Callable[..., None]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Type:
+    """Let somebody type these lines, and leave after them."""
+
+    def prepare(*lines: str) -> None:
+        waiting: Iterator[str] = iter(lines)
+
+        def read(_: str = "") -> str:
+            try:
+                return next(waiting)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr(builtins, "input", read)
+
+    return prepare
+
+
+def test_a_hand_against_the_equilibrium(kapelle: Kapelle, typed: Type) -> None:
+    typed("bte", "Bet")
+    said = kapelle("play", "kuhn_poker", "--against", "nash", "environment.wording=short")
+    assert said.code == 0, said.err
+    lines = said.out.split("\n")
+    assert lines[1] == "1/2 1 <Pass | Bet>"
+    assert lines[2] == "That is none of the legal moves."
+    assert lines[4].startswith("moves   1: Bet, 2: ")
+    assert lines[5].split()[0] == "you"
+    returns = [float(value) for value in lines[6].removeprefix("seats").split(",")]
+    assert returns == [float(lines[5].split()[1]), -float(lines[5].split()[1])]
+
+
+def test_the_second_seat_against_the_script(kapelle: Kapelle, typed: Type) -> None:
+    typed("Bet", "Bet")
+    said = kapelle("play", "kuhn_poker", "--seat", "2", "--seed", "3")
+    assert said.code == 0, said.err
+    assert "You are player 2 of 2" in said.out
+    assert "You are player 1 of 2" not in said.out
+    assert "player_1" in said.out
+
+
+def test_other_environments_and_recipes_are_played_too(kapelle: Kapelle, typed: Type) -> None:
+    typed("B")
+    said = kapelle("play", "matrix", "environment.game=xor")
+    assert "1/2 AB" in said.out
+    assert said.out.splitlines()[-1] in {"success 1.00", "success 0.00"}
+    typed("132")
+    assert "success" in kapelle("play", "arithmetic").out
+
+
+def test_whoever_leaves_is_told_that_the_game_is_not_over(kapelle: Kapelle, typed: Type) -> None:
+    typed()
+    said = kapelle("play", "tic_tac_toe", "--against", "mcts")
+    assert said.code == 2
+    assert said.err == "kapelle: The game was left before it was over.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Name one environment"),
+        (["kuhn_pokr"], "no environment, recipe or run directory"),
+        (["kuhn_poker", "--against", "nsh"], "Did you mean 'nash'"),
+        (["kuhn_poker", "--seat", "3"], "seats 1 to 2"),
+        (["kuhn_poker", "--against", "mcts"], "sees the whole state"),
+        (["matrix", "--against", "mcts"], "games of OpenSpiel"),
+        (["tic_tac_toe", "--seat", "0"], "0 is less than 1"),
+    ],
+)
+def test_what_cannot_be_played_is_said_in_one_line(kapelle: Kapelle, words: list[str], message: str) -> None:
+    said = kapelle("play", *words)
+    assert said.code == 2
+    assert message in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> None:
+    tiny = ["model.embedded.hidden=16", "model.embedded.layers=1", "model.embedded.intermediate=32"]
+    small = ["warmup.steps=1", "warmup.demonstrations=8", "training.steps=1", "training.tasks_per_step=2"]
+    trained = kapelle(
+        "train", "kuhn", *tiny, *small, "evaluation.problems=2", "--run-dir", "run", "--no-rich"
+    )
+    assert trained.code == 0, trained.err
+    typed("Pass", "Pass")
+    said = kapelle("play", "run", "--seat", "1")
+    assert said.code == 0, said.err
+    assert "1/2 1 <Pass | Bet>" in said.out
+    assert "you " in said.out
+    assert "second" in said.out
+    typed("Pass", "Pass")
+    assert kapelle("play", "run", "--against", "random").code == 2
+    typed("Pass", "Pass")
+    other = kapelle("play", "kuhn_poker", "--against", "run")
+    assert other.code == 0, other.err
+    assert "You are player 1 of 2" in other.out, "the environment is the one that was named"
+    assert Path("run/config.yaml").exists()
+
+
+def test_a_solver_leaves_one_seat(typed: Type) -> None:
+    environment = OpenSpiel.model_validate({"game": "kuhn_poker", "opponents": {1: "random"}})
+    play, mine = seated(Table(environment, Play(), None), 2, input)
+    assert play.team.names == (mine,) == ("player_1",)
+    assert Person(input).policies == ("you",)
+    with pytest.raises(ConfigError):
+        seated(Table(OpenSpiel(), Play(), None), 3, input)
