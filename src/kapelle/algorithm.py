@@ -39,6 +39,7 @@ BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "mappo": "kapelle.algorithms.mappo:MAPPO",
     "marft": "kapelle.algorithms.marft:MARFT",
     "happo": "kapelle.algorithms.happo:HAPPO",
+    "maporl": "kapelle.algorithms.maporl:MAPoRL",
     "vdn": "kapelle.algorithms.vdn:VDN",
     "qmix": "kapelle.algorithms.qmix:QMIX",
 }
@@ -248,7 +249,7 @@ class Algorithm:
     verifier: str | None = None
     """Folder of a trained verifier that gives `Estimates.score`."""
     scores: bool = False
-    """True when credit reads a score of every turn, by the verifier, or by the workflow where there is none."""
+    """True when credit reads `Turn.score`, which the workflow then has to ask for."""
     checks: tuple[Callable[[Team], None], ...] = ()
     """Each raises ConfigError when a team cannot be trained by it."""
 

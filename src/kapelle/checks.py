@@ -16,7 +16,7 @@ from kapelle.models.paths import check_model_path
 from kapelle.team import Team
 from kapelle.trackers import check_tracker
 from kapelle.types import Message
-from kapelle.workflow import Workflow
+from kapelle.workflow import ScoresRounds, Workflow
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
@@ -55,6 +55,11 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         )
     for check in algorithm.checks:
         check(team)
+    if algorithm.scores and not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
+        raise ConfigError(
+            f"`{algorithm.name}` reads a score of every turn, and the workflow asks for none. Set "
+            "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
+        )
     environment = cast("Environment", config.environment)
     scripted = isinstance(environment, Scripted)
     if algorithm.source == "demonstrations" and not scripted:

@@ -134,6 +134,16 @@ class Drawable(Protocol):
         ...
 
 
+@runtime_checkable
+class ScoresRounds(Protocol):
+    """A workflow that can have every turn's text scored as an answer."""
+
+    @property
+    def score_rounds(self) -> bool:
+        """Whether it does."""
+        ...
+
+
 def workflow_class(name: str) -> type:
     """Return the class of a workflow by name, `module:Class` or entry point."""
     return find_class("workflow", name, BUILTIN_WORKFLOWS)

@@ -1,0 +1,129 @@
+"""MAPoRL: debaters trained together by PPO, paid for their answers now and later and for moving one another.
+
+2502.18439. v_t^i in [0, 1] scores agent i's answer at debate turn t: by a trained verifier (`verifier`, see
+`verifier.py`), or by the environment where none is named (`workflow.score_rounds: true`). With γ = `discount` and
+V_t the mean of the agents' scores at t (`sharing: all`) or the agent's own (`individual`):
+
+    discounted_sum    R_t^i = [v_t^i + Σ_{t'>t} γ^{t'−t}·V_t'] / Σ_{t'≥t} γ^{t'−t}
+    last              R_t^i = V_T        (T the last turn)
+    current           R_t^i = V_t
+
+Influence terms α0…α3 pay for correction and persuasion (`functional.shaping.maporl_influence`): helping others to
+the truth pays, misleading them costs. "Right" is v > ½, or the environment's score where `correctness: label`;
+the others are right when more than half of them are.
+
+An agent that has stopped speaking (consensus of its own, `settled_after`) keeps the score of its last answer, which
+still stands: it enters the means of later turns, and what others make of it is paid on that last turn. Rounds that
+nobody played do not exist. What the environment pays is not used: v takes its place.
+
+Deviations. R_t holds the future already, so GAE does not pass it on from turn to turn by default (`gae.gamma_turn:
+0`): each turn is an action of its own, as each is one PPO sample in the authors' code. That code seems to have α2
+and α3 with other signs and places; ours follow the meaning in words. A team may share weights or have an adapter or
+a model for each agent; an adapter for each *turn*, an option of the paper, is what naming agents per turn gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from kapelle.algorithm import Algorithm, Estimates, TurnKey
+from kapelle.algorithms.gae import GAEConfig, GAECredit
+from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
+from kapelle.errors import ConfigError
+from kapelle.functional import shaping
+from kapelle.types import Episode, Turn
+
+NO_INFLUENCE = (0.0, 0.0, 0.0, 0.0)
+
+_Value = Callable[[Turn], float]
+
+
+class MAPoRL(ActorCritic):
+    """Settings of MAPoRL."""
+
+    name: Literal["maporl"] = "maporl"
+    verifier: str | None = None
+    """Folder of a trained verifier; null takes the environment's own score of each answer."""
+    horizon: Literal["discounted_sum", "last", "current"] = "discounted_sum"
+    sharing: Literal["all", "individual"] = "all"
+    discount: float = Field(1.0, ge=0.0, le=1.0)
+    """γ of R_t; read with `horizon: discounted_sum`."""
+    influence: tuple[float, float, float, float] = NO_INFLUENCE
+    """α0, α1, α2, α3."""
+    correctness: Literal["score", "label"] = "score"
+    """What says who was right: v, or the environment's score (`workflow.score_rounds: true`)."""
+    gae: GAEConfig = GAEConfig(gamma_turn=0.0)
+
+    @model_validator(mode="after")
+    def _shared_once(self) -> MAPoRL:
+        if "team_reward" in self.model_fields_set:
+            raise ValueError("`team_reward` means nothing here; `algorithm.sharing` says whose scores count")
+        return self
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        row = actor_critic_row(
+            self, self.name, "local", credit=GAECredit(self.gae, self.umad.paid(self.rewards))
+        )
+        labels = self.correctness == "label" and self.influence != NO_INFLUENCE
+        return replace(row, verifier=self.verifier, scores=self.verifier is None or labels, returns=None)
+
+    def rewards(self, place: tuple[int, int], episode: Episode, estimates: Estimates) -> Mapping[int, float]:
+        """Return what every turn is paid, by its index."""
+        own = {agent: episode.by(agent) for agent in episode.agents if episode.by(agent)}
+        if not own:
+            return {}
+        score_TA = _standing(own, lambda turn: _score(place, turn, estimates))
+        reward_TA = self._returns(score_TA)
+        moved_TA = self._influence(own, score_TA)
+        paid: dict[int, float] = {}
+        for a, turns in enumerate(own.values()):
+            for t, turn in enumerate(turns):
+                # What others make of an answer that still stands is paid on the turn that gave it.
+                moved = moved_TA[t:, a].sum() if turn is turns[-1] else moved_TA[t, a]
+                paid[turn.index] = float(reward_TA[t, a] + moved) + self.penalties.of(turn) * turn.trained
+        return paid
+
+    def _returns(self, score_TA: Tensor) -> Tensor:
+        counted_TA = shaping.share_among_agents(score_TA) if self.sharing == "all" else score_TA
+        if self.horizon == "discounted_sum":
+            return shaping.maporl_discounted_sum(score_TA, counted_TA, gamma=self.discount)
+        return (
+            shaping.maporl_last(counted_TA) if self.horizon == "last" else shaping.maporl_current(counted_TA)
+        )
+
+    def _influence(self, own: Mapping[str, tuple[Turn, ...]], score_TA: Tensor) -> Tensor:
+        if self.influence == NO_INFLUENCE or len(own) < 2:
+            return torch.zeros_like(score_TA)
+        right_TA = score_TA if self.correctness == "score" else _standing(own, _label)
+        return shaping.maporl_influence(right_TA > 0.5, alpha=self.influence)
+
+
+def _standing(own: Mapping[str, tuple[Turn, ...]], value: _Value) -> Tensor:
+    """Return the value `_TA` of every agent's standing answer at every turn."""
+    length = max(len(turns) for turns in own.values())
+    columns = []
+    for turns in own.values():
+        values = [value(turn) for turn in turns]
+        columns.append(torch.tensor(values + values[-1:] * (length - len(values)), dtype=torch.float64))
+    return torch.stack(columns, dim=-1)
+
+
+def _score(place: tuple[int, int], turn: Turn, estimates: Estimates) -> float:
+    verified = estimates.score.get(TurnKey(*place, turn.index))
+    return _label(turn) if verified is None else verified
+
+
+def _label(turn: Turn) -> float:
+    if turn.score is None:
+        raise ConfigError(
+            f"Turn {turn.index} of agent '{turn.agent}' has no score. Set `workflow.score_rounds: true`, or name a "
+            "trained verifier with `algorithm.verifier` (and `correctness: score`)."
+        )
+    return turn.score
