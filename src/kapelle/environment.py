@@ -22,6 +22,7 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "matrix": "kapelle.environments.matrix:Matrix",
     "code": "kapelle.environments.code:Code",
     "bfcl": "kapelle.environments.bfcl:Bfcl",
+    "tools": "kapelle.environments.tool_questions:Tools",
     "openspiel": "kapelle.environments.openspiel:OpenSpiel",
 }
 

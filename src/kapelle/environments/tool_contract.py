@@ -1,0 +1,75 @@
+"""What a tool is: a name, a schema, and a function from arguments to a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kapelle.types import Json
+
+
+class ToolFault(Exception):
+    """A call that could not be carried out; its text is what the agent reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """What an agent is told about a tool."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Json]
+    """JSON schema of an object: `{"type": "object", "properties": {…}, "required": […]}`."""
+
+    def as_json(self) -> Json:
+        """Return the form in which models know schemas."""
+        return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that can be called."""
+
+    schema: ToolSchema
+    call: Callable[[Mapping[str, Json]], str]
+    """Takes arguments that fit the schema; may block, is called in a thread; ToolFault for the agent."""
+
+
+class Box(Protocol):
+    """The tools of one agent in one episode, with the state that they share."""
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools."""
+        ...
+
+    def close(self) -> None:
+        """Free what they hold; may be called again."""
+        ...
+
+
+class ToolSettings(Protocol):
+    """One entry of the setting `tools`."""
+
+    def check(self) -> None:
+        """Raise ConfigError, DataError or SandboxError when the tools cannot be had here."""
+        ...
+
+    def schemas(self) -> tuple[ToolSchema, ...]:
+        """Return what agents are told; the same in every episode."""
+        ...
+
+    def open(self) -> Box:
+        """Return fresh tools for one agent in one episode; what is costly starts with the first call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBox:
+    """Tools without state."""
+
+    tools: tuple[Tool, ...]
+
+    def close(self) -> None:
+        """Hold nothing."""

@@ -1,0 +1,61 @@
+"""Runs inside the sandbox: an interpreter that keeps its variables from one program to the next.
+
+A request is one line, the JSON text of a program; a reply is one line, the JSON text of what it printed. Nothing that
+comes out of here is trusted by anyone: the program shares this process. Standard library only: the file is copied
+into sandboxes as it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import code
+import contextlib
+import io
+import json
+import os
+
+MAX_PRINTED = 20_000
+"""Characters of one reply."""
+
+
+def serve() -> None:
+    """Answer programs from standard input on standard output until it ends."""
+    with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as replies:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        interpreter = code.InteractiveInterpreter({"__name__": "__main__"})
+        for line in requests:
+            replies.write(json.dumps(run(interpreter, json.loads(line))).encode() + b"\n")
+            replies.flush()
+
+
+def run(interpreter: code.InteractiveInterpreter, program: str) -> str:
+    """Run a program; return what it printed, the value of a last expression and a traceback included."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            before, last = split_off_value(program.replace("\r\n", "\n").replace("\r", "\n"))
+            interpreter.runsource(before, "<input>", "exec")
+            if last:
+                interpreter.runsource(last, "<input>", "single")
+        except SyntaxError as fault:
+            printed.write(f"SyntaxError: {fault}\n")
+        except SystemExit:
+            printed.write("SystemExit: the interpreter goes on.\n")
+        except (MemoryError, RecursionError, ValueError) as fault:
+            printed.write(f"{type(fault).__name__}: {fault}\n")
+    return printed.getvalue()[:MAX_PRINTED]
+
+
+def split_off_value(program: str) -> tuple[str, str]:
+    """Return a program without its last expression, and that expression; SyntaxError for no program."""
+    body = ast.parse(program).body
+    if not body or not isinstance(body[-1], ast.Expr):
+        return program, ""
+    lines = program.split("\n")
+    before, line = lines[: body[-1].lineno - 1], lines[body[-1].lineno - 1].encode()
+    column = body[-1].col_offset
+    rest = [line[column:].decode(), *lines[body[-1].lineno :]]
+    # Empty lines keep the line numbers of a traceback.
+    return "\n".join([*before, line[:column].decode()]), "\n" * len(before) + "\n".join(rest) + "\n"

@@ -1,0 +1,121 @@
+"""Questions that are answered with tools: an agent calls, reads results, calls again, and answers in words.
+
+`questions` is any environment of questions with one answer (`math`, `arithmetic`, `gsm8k_steps`, …), which also grades. A text
+that calls no tool is the answer. The workflow `tool_use` hands results back as messages of the role `tool`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, cast
+
+from pydantic import Field, SerializeAsAny, field_validator
+
+from kapelle.configured import Configured
+from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environments.tool_calculator import Calculator
+from kapelle.environments.tool_files import Files
+from kapelle.environments.tool_functions import Functions
+from kapelle.environments.tool_mcp import Mcp
+from kapelle.environments.tool_prompt import tools_prompt
+from kapelle.environments.tool_python import Python
+from kapelle.environments.tool_search import Search
+from kapelle.environments.tools_world import CallRules, ToolsWorld
+from kapelle.errors import ConfigError
+from kapelle.grading.tool_text import Form
+from kapelle.types import Message, Split, Task
+
+AnyTool = Annotated[Calculator | Python | Files | Search | Functions | Mcp, Field(discriminator="tool")]
+
+
+class Tools(Configured):
+    """Questions with tools: calculator, Python, files, search, functions of one's own, MCP servers."""
+
+    name: Literal["tools"] = "tools"
+    questions: SerializeAsAny[Configured]
+    """Settings of the environment that asks and grades: `{name: math, …}`."""
+    tools: tuple[AnyTool, ...] = Field((Calculator(),), min_length=1)
+    """What agents can call; each entry says which `tool` it is."""
+    form: Form = "hermes"
+    """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    max_turns: int = Field(8, ge=1)
+    """How often an agent may speak; one that has not answered by then earns nothing."""
+    call_s: float = Field(30.0, gt=0.0)
+    """Seconds within which a call must return; a tool may have a shorter limit of its own."""
+    max_characters: int = Field(4000, ge=100)
+    """Most of one result that an agent reads."""
+
+    @field_validator("questions", mode="before")
+    @classmethod
+    def _found(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        if "name" not in value:
+            raise ValueError(
+                "`questions` names no environment. Write `questions: {name: math}`, for example."
+            )
+        try:
+            found = environment_class(str(value["name"]))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if not issubclass(found, Configured):
+            raise ValueError(f"The environment '{value['name']}' must be a subclass of kapelle.Configured.")  # noqa: TRY004 (pydantic explains a ValueError)
+        return found.model_validate(dict(value))
+
+    @property
+    def _asks(self) -> Environment:
+        return cast("Environment", self.questions)
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The questions' own, with 0 for no answer."""
+        low, high = self._asks.reward_range
+        return (min(low, 0.0), max(high, 0.0))
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The questions' own."""
+        return self._asks.sources
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Check the questions and every tool; ConfigError for games, and for two tools of one name."""
+        if not isinstance(self._asks, Answerable):
+            raise ConfigError(
+                f"`tools` takes questions with one answer, and `{self._asks.name}` is a game of moves. Set "
+                "`environment.questions` to math, arithmetic or another environment of questions."
+            )
+        self._asks.check(agents)
+        for tool in self.tools:
+            tool.check()
+        names = [schema.name for tool in self.tools for schema in tool.schemas()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"Two tools are called '{twice[0]}'. Leave out one, or rename the function.")
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of questions."""
+        return self._asks.size(split)
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the question at an index."""
+        return self._asks.task(split, index)
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
+        """Open the world of one question, with tools of its own for each agent."""
+        schemas = [schema.as_json() for tool in self.tools for schema in tool.schemas()]
+        return ToolsWorld(
+            self._asks.start(task, agents, seed),
+            {agent: [tool.open() for tool in self.tools] for agent in agents},
+            tools_prompt(schemas, self.form),
+            CallRules(self.form, self.max_turns, self.call_s, self.max_characters),
+        )
+
+    def extract(self, text: str) -> str | None:
+        """Return the final answer of a text as the questions' environment reads it."""
+        return cast("Answerable", self._asks).extract(text)
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        """Return what the questions' own script says, without calls; ConfigError where they have none."""
+        if not isinstance(self._asks, Scripted):
+            raise ConfigError(f"`{self._asks.name}` has no script that could demonstrate anything.")
+        return self._asks.script(agent, task, heard, seed)

@@ -1,0 +1,176 @@
+"""Requests to servers of the network, on behalf of an agent: bounded, and to public addresses only.
+
+A name is resolved once, every address that it stands for is checked, and the connection goes to the very address
+that was checked: a name that changes its mind in between leads nowhere. The same holds for every redirection.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from kapelle.types import Json
+
+MAX_HOPS = 5
+MAX_BYTES = 1 << 20
+TIMEOUT_S = 10.0
+"""Seconds for one request with all its redirections."""
+
+Resolve = Callable[[str, int], Sequence[str]]
+"""Host and port → addresses."""
+
+
+class WebFault(Exception):
+    """A request that was refused, or that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a server answered at last."""
+
+    url: str
+    body: bytes
+
+
+def fetch_json(url: str, headers: Mapping[str, str], *, local: bool = False) -> Json:
+    """Return the JSON value at an address; WebFault when there is none."""
+    page = fetch(url, headers, allowed=any_address if local else is_public)
+    try:
+        return json.loads(page.body)
+    except (ValueError, RecursionError):
+        raise WebFault("the answer is not JSON") from None
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address is one of the public internet, whatever it is wrapped in."""
+    found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
+        if found in _NAT64:
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        found = inner or found
+    return found.is_global and not found.is_multicast and not found.is_reserved
+
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def any_address(_address: str) -> bool:
+    """Allow every address: for servers that whoever runs the training has named as their own."""
+    return True
+
+
+def addresses_of(host: str, port: int) -> Sequence[str]:
+    """Return the addresses that a name stands for now; WebFault for none."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise WebFault(f"the host '{host[:80]}' is not known") from None
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def fetch(
+    url: str,
+    headers: Mapping[str, str],
+    *,
+    allowed: Callable[[str], bool] = is_public,
+    resolve: Resolve = addresses_of,
+    timeout_s: float = TIMEOUT_S,
+    max_bytes: int = MAX_BYTES,
+) -> Page:
+    """Return the page at an address; WebFault when it is refused, too large, too slow or not there.
+
+    `headers` go to the first host only.
+    """
+    deadline = time.monotonic() + timeout_s
+    first = _checked(url).netloc
+    for _ in range(MAX_HOPS):
+        parts = _checked(url)
+        sent = dict(headers) if parts.netloc == first else {}
+        moved, body = _one_hop(parts, sent, allowed, resolve, deadline, max_bytes)
+        if moved is None:
+            return Page(url, body)
+        url = urljoin(url, moved)
+    raise WebFault(f"it redirects more than {MAX_HOPS} times")
+
+
+def _checked(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise WebFault("the address cannot be read") from None
+    if parts.scheme not in {"http", "https"}:
+        raise WebFault(f"only http and https are fetched, not '{parts.scheme[:20]}'")
+    if not parts.hostname or parts.username is not None or port == 0:
+        raise WebFault("the address names no host, or a user")
+    if any(ord(character) <= 32 or ord(character) == 127 for character in url):
+        raise WebFault("the address holds spaces or control characters")
+    return parts
+
+
+def _one_hop(
+    parts: SplitResult,
+    headers: Mapping[str, str],
+    allowed: Callable[[str], bool],
+    resolve: Resolve,
+    deadline: float,
+    max_bytes: int,
+) -> tuple[str | None, bytes]:
+    """Ask one server; return where it sends us, or what it says."""
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    addresses = resolve(host, port)
+    refused = [address for address in addresses if not allowed(address)]
+    if refused or not addresses:
+        raise WebFault(f"the host '{host[:80]}' stands for an address that is not public")
+    try:
+        with socket.create_connection((addresses[0], port), timeout=_left(deadline)) as plain:
+            stream = _secured(plain, host) if parts.scheme == "https" else plain
+            connection = http.client.HTTPConnection(host, port)
+            connection.sock = stream
+            path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+            named = host if parts.port is None else f"{host}:{port}"
+            asked = {"Host": named, "Accept-Encoding": "identity", "User-Agent": "kapelle", **headers}
+            connection.request("GET", path, headers=asked)
+            answer = connection.getresponse()
+            if answer.status in {301, 302, 303, 307, 308}:
+                return answer.headers.get("Location", ""), b""
+            if answer.status != 200:
+                raise WebFault(f"the server answered {answer.status}")
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise WebFault("the server answered in a compressed form")
+            return None, _body(answer, stream, deadline, max_bytes)
+    except (OSError, http.client.HTTPException, UnicodeError) as fault:
+        raise WebFault(f"the request failed ({type(fault).__name__})") from None
+
+
+def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
+    return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise WebFault("it took too long")
+    return left
+
+
+def _body(answer: http.client.HTTPResponse, stream: socket.socket, deadline: float, most: int) -> bytes:
+    data = bytearray()
+    while True:
+        # A server that sends a byte now and then does not hold us longer than one that sends none.
+        stream.settimeout(_left(deadline))
+        part = answer.read1(65536)
+        if not part:
+            return bytes(data)
+        data += part
+        if len(data) > most:
+            raise WebFault(f"the answer has more than {most:,} bytes")

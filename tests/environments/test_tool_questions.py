@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.workflows.stage import expert, lines, play
+
+from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.math import Math
+from kapelle.environments.matrix import Matrix
+from kapelle.environments.tool_calculator import Calculator
+from kapelle.environments.tool_functions import Functions
+from kapelle.environments.tool_questions import Tools
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.grading.tool_text import Call, Form, write_calls
+from kapelle.types import Episode, Task
+from kapelle.workflows.chain import Chain
+from kapelle.workflows.tool_use import ToolUse
+
+LIBRARY = "tests.environments.tool_library"
+TASK = Task("train-0", "47+85", {"answer": 132})
+FORMS: tuple[Form, ...] = ("hermes", "llama", "pythonic")
+
+
+def call(name: str, form: Form = "hermes", **arguments: Any) -> str:
+    return write_calls([Call(name, arguments)], form)
+
+
+def functions(*names: str) -> Functions:
+    return Functions(functions=tuple(f"{LIBRARY}:{name}" for name in names))
+
+
+async def one(environment: Tools, *texts: str) -> Episode:
+    [episode] = await play(environment, ToolUse(), ["solver"], {"solver": lines(*texts)}, TASK)
+    return episode
+
+
+def results(episode: Episode) -> list[str]:
+    return [turn.heard[0].content for turn in episode.turns[1:]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_an_agent_calls_reads_and_answers(form: Form) -> None:
+    environment = Tools(questions=Arithmetic(), form=form)
+    environment.check(["solver"])
+    says = [call("calculator", form, expression="47+85"), "It is 132."]
+    [episode] = await play(environment, ToolUse(), ["solver"], {"solver": lines(*says)}, TASK)
+    first, second = episode.turns
+    assert first.heard[0].content.endswith("\n\n47+85")
+    assert '"name": "calculator"' in first.heard[0].content
+    assert [(message.role, message.content) for message in second.heard] == [("tool", "132")]
+    assert episode.rewards == {"solver": 1.0}
+    assert episode.success == 1.0
+    assert episode.info["calls"] == {"solver": ["calculator"]}
+    assert episode.info["call_faults"] == {"solver": 0}
+
+
+async def test_the_whole_prompt_is_as_stated() -> None:
+    environment = Tools(questions=Arithmetic(), tools=(functions("forecast"),), form="pythonic")
+    episode = await one(environment, "132")
+    assert episode.turns[0].heard[0].content == (
+        "You can call these tools:\n<tools>\n"
+        '{"name": "forecast", "description": "Return the forecast of a city.", "parameters": {"type": "object", '
+        '"properties": {"city": {"type": "string"}, "days": {"type": "integer", "default": 1}, '
+        '"unit": {"enum": ["C", "F"], "default": "C"}}, "required": ["city"]}}\n</tools>\n'
+        "To call tools, answer with a list of calls and nothing else; every argument is named:\n"
+        '[tool_name(argument="value"), other_tool(argument=1)]\n\n47+85'
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        (
+            call("calculatr", expression="1"),
+            "Error: There is no tool 'calculatr'. Did you mean 'calculator'?",
+        ),
+        (call("calculator"), "Error: the arguments lack `expression`."),
+        (call("calculator", expression=5), "Error: `expression` must be string, not integer."),
+        (call("calculator", expression="1", base=2), "Error: There is no argument `base`."),
+        (call("calculator", expression="1/0"), "Error: '1/0' divides by zero."),
+        (call("calculator", expression="9**9"), "Error: '9**9' is not an expression"),
+        (call("fail", kindly=True), "Error: It is closed on Sundays."),
+        (call("fail", kindly=False), "Error: RuntimeError: broken"),
+        (call("fail", kindly=1), "Error: `kindly` must be boolean, not integer."),
+        (call("sleep", seconds=0.5), "Error: `sleep` did not answer within 0.05 s."),
+        ("<tool_call>", "Error: The tool_call tags do not open and close in turns."),
+        (
+            '<tool_call>{"name": "fail"}</tool_call>',
+            "Error: A call has a `name`, `arguments` and nothing else.",
+        ),
+        ("<tool_call>" + "[" * 9999 + "</tool_call>", "Error: A call cannot be read. It nests deeper"),
+    ],
+)
+async def test_what_goes_wrong_is_told_to_the_agent_and_never_a_crash(said: str, heard: str) -> None:
+    tools = (Calculator(), functions("fail", "sleep"))
+    environment = Tools(questions=Arithmetic(), tools=tools, call_s=0.05)
+    episode = await one(environment, said, "132")
+    assert episode.error is None
+    assert results(episode)[0].startswith(heard)
+    assert episode.rewards == {"solver": 1.0}
+    assert episode.info["call_faults"] == {"solver": 1}
+
+
+async def test_calls_side_by_side_are_carried_out_in_order_and_named() -> None:
+    environment = Tools(questions=Arithmetic(), tools=(Calculator(), functions("forecast")))
+    several = [Call("calculator", {"expression": "1/3"}), Call("forecast", {"city": "Bern", "days": 3})]
+    episode = await one(environment, write_calls(several, "hermes"), "132")
+    assert results(episode) == ["calculator: 1/3\n\nforecast: Bern: 23 C"]
+
+
+async def test_a_long_result_is_cut_and_says_so() -> None:
+    environment = Tools(questions=Arithmetic(), tools=(functions("forecast"),), max_characters=100)
+    episode = await one(environment, call("forecast", city="x" * 200), "132")
+    assert results(episode) == ["x" * 100 + "\n… (106 more characters)"]
+
+
+async def test_an_agent_that_never_answers_earns_nothing() -> None:
+    environment = Tools(questions=Arithmetic(), max_turns=2)
+    again = call("calculator", expression="132")
+    scripts = {"caller": lines(again, again), "solver": lines("132")}
+    [episode] = await play(environment, ToolUse(), [*scripts], scripts, TASK)
+    assert [turn.agent for turn in episode.turns] == ["caller", "solver", "caller"]
+    assert episode.rewards == {"caller": 0.0, "solver": 1.0}
+    assert episode.success == 0.5
+    assert episode.truncated
+    [alone] = await play(environment, ToolUse(), ["caller"], scripts, TASK)
+    assert (alone.rewards, alone.success, alone.truncated) == ({"caller": 0.0}, 0.0, True)
+
+
+async def test_an_answer_stated_inside_a_call_or_a_result_is_no_answer() -> None:
+    environment = Tools(questions=Arithmetic(), max_turns=1)
+    episode = await one(environment, "132\n" + call("calculator", expression="132"))
+    assert episode.rewards == {"solver": 0.0}
+
+
+async def test_a_workflow_with_one_answer_ends_with_it() -> None:
+    environment = Tools(questions=Arithmetic())
+    scripts = {"a": lines("I think 132"), "b": lines("132")}
+    [episode] = await play(environment, Chain(), ["a", "b"], scripts, TASK)
+    assert episode.rewards == {"b": 1.0}
+    assert episode.success == 1.0
+
+
+async def test_each_agent_has_tools_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "old.txt").write_text("old")
+    tools = [{"tool": "files", "root": str(tmp_path), "write": True}]
+    environment = Tools.model_validate({"questions": {"name": "arithmetic"}, "tools": tools})
+    write = call("write_file", path="note.txt", text="132")
+    scripts = {
+        "a": lines(write, call("list_files"), call("read_file", path="note.txt"), "132"),
+        "b": lines(call("list_files"), call("list_files"), call("read_file", path="note.txt"), "132"),
+    }
+    [episode] = await play(environment, ToolUse(), ["a", "b"], scripts, TASK)
+    heard = {name: [turn.heard[0].content for turn in episode.by(name)][1:] for name in ("a", "b")}
+    assert heard == {
+        "a": ["Wrote 3 bytes to note.txt.", "note.txt\nold.txt", "132"],
+        "b": ["old.txt", "old.txt", "Error: There is no 'note.txt'."],
+    }
+    assert os.listdir(tmp_path) == ["old.txt"], "the folder itself is untouched"  # noqa: PTH208 (it is tiny)
+
+
+async def test_what_a_world_holds_is_freed() -> None:
+    closed = []
+
+    class Box:
+        tools = ()
+
+        def close(self) -> None:
+            closed.append(self)
+
+    environment = Tools(questions=Arithmetic())
+    world = environment.start(TASK, ["a", "b"], 0)
+    for desk in world._desks.values():
+        desk.boxes = [Box(), Box()]
+    await world.close()
+    assert len(closed) == 4
+
+
+async def test_steps_that_make_no_sense() -> None:
+    world = Tools(questions=Arithmetic(), max_turns=1).start(TASK, ["solver"], 0)
+    with pytest.raises(EpisodeError, match="Nobody acted"):
+        await world.step({})
+    with pytest.raises(EpisodeError, match=r"'slver' acted and has no seat. Did you mean 'solver'"):
+        await world.step({"slver": "5"})
+    await world.step({"solver": "132"})
+    with pytest.raises(EpisodeError, match="'solver' has answered, or has no turn left of 1"):
+        await world.step({"solver": "132"})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"questions": {"name": "arithmatic"}},
+            "Unknown environment 'arithmatic'. Did you mean 'arithmetic'",
+        ),
+        ({"questions": {"digits": 2}}, "names no environment"),
+        ({"questions": {"name": "arithmetic", "digit": 2}}, "digit"),
+        ({"questions": {"name": "arithmetic"}, "tools": []}, "at least 1"),
+        ({"questions": {"name": "arithmetic"}, "tools": [{"tool": "oven"}]}, "oven"),
+        ({"questions": {"name": "arithmetic"}, "tools": [{"tool": "search"}]}, "takes a `corpus` or a `url`"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(values: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Tools.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (Tools(questions=Matrix()), "`matrix` is a game of moves"),
+        (
+            Tools(questions=Arithmetic(), tools=(Calculator(), Calculator())),
+            "Two tools are called 'calculator'",
+        ),
+        (Tools(questions=Arithmetic(flaws={"b": 0.5})), "unknown agent 'b'"),
+        (Tools(questions=Arithmetic(), tools=(functions("forcast"),)), "Did you mean 'forecast'"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(environment: Tools, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        environment.check(["a"])
+
+
+async def test_it_is_what_the_protocols_ask_for_and_survives_being_written() -> None:
+    values = {
+        "name": "tools",
+        "questions": {"name": "arithmetic", "digits": 1},
+        "tools": [{"tool": "python"}],
+    }
+    environment: Environment = Tools.model_validate(values)
+    assert environment_class("tools") is Tools
+    assert isinstance(environment, Answerable)
+    assert isinstance(environment, Scripted)
+    assert isinstance(environment, Tools)
+    written = json.loads(environment.model_dump_json())
+    assert written["questions"]["digits"] == 1
+    assert Tools.model_validate(written) == environment
+    assert environment.extract("so 12") == "12"
+    agents: Sequence[str] = ["solver"]
+    plain = Tools(questions=Arithmetic())
+    [episode] = await play(plain, ToolUse(), agents, {"solver": expert(plain)}, TASK)
+    assert episode.rewards == {"solver": 1.0}
+
+
+@pytest.mark.data
+async def test_gsm8k_with_a_calculator(gsm8k_folder: Path) -> None:
+    environment = Tools(questions=Math(path=str(gsm8k_folder)))
+    environment.check(["solver"])
+    task = environment.task("test", 0)
+    says = lines(call("calculator", expression="(16-3-4)*2"), "#### 18")
+    [episode] = await play(environment, ToolUse(), ["solver"], {"solver": says}, task)
+    assert episode.turns[1].heard[0].content == "18"
+    assert episode.rewards == {"solver": 1.0}
