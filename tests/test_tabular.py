@@ -14,6 +14,7 @@ from tests.tiny import tiny_model, train_engine
 
 from kapelle.engines.local import LocalEngine
 from kapelle.engines.torch_train import TorchTrainEngine
+from kapelle.environments.matrix import Matrix
 from kapelle.environments.openspiel import OpenSpiel
 from kapelle.environments.openspiel_opponents import equilibrium
 from kapelle.errors import ConfigError
@@ -153,6 +154,11 @@ def test_tables_are_refused_where_a_move_depends_on_more_than_the_state() -> Non
     cut, cutting = language_play(KUHN, "a", "b", top_k=3)
     with pytest.raises(ConfigError, match="top_k: 0"):
         language_table(cut, cutting.score)
+
+
+def test_only_games_of_openspiel_have_tables() -> None:
+    with pytest.raises(ConfigError, match="not for 'matrix'"):
+        uniform_table(Matrix())
 
 
 def test_a_nash_opponent_keeps_its_promise() -> None:

@@ -18,6 +18,7 @@ from kapelle import checkpoint
 from kapelle.batch import Sample
 from kapelle.engines.rollout import WritingRenderer
 from kapelle.engines.train import TrainEngine
+from kapelle.environment import Environment
 from kapelle.environments.openspiel import OpenSpiel
 from kapelle.environments.openspiel_games import spiel, walk
 from kapelle.environments.openspiel_world import legal_moves, show
@@ -105,9 +106,9 @@ def language_table(play: Play, score: Score) -> Table:
     )
 
 
-def uniform_table(environment: OpenSpiel) -> Table:
+def uniform_table(environment: Environment) -> Table:
     """Return the policy that draws evenly from the legal moves."""
-    decisions = list(_decisions(environment))
+    decisions = list(_decisions(_openspiel(environment)))
     return Table(
         {d.key: dict.fromkeys(d.actions, 1.0 / len(d.actions)) for d in decisions},
         {d.key: 1.0 for d in decisions},
@@ -124,14 +125,14 @@ def checkpoint_tables(play: Play, engine: TrainEngine, checkpoints: Path) -> Ite
         yield folder.name, language_table(play, engine.score)
 
 
-def average(environment: OpenSpiel, tables: Sequence[Table]) -> Table:
+def average(environment: Environment, tables: Sequence[Table]) -> Table:
     """Return the policy that draws one of these tables for a whole game, evenly, seat by seat.
 
     In an information state each table counts by how likely its own moves lead there, as in fictitious play
     and CFR: averaging the probabilities alone would be another policy.
     """
     totals: dict[str, dict[int, float]] = {}
-    game = environment.loaded
+    game = _openspiel(environment).loaded
     for state in walk(game):
         seat = state.current_player()
         key = state.information_state_string(seat)
@@ -150,9 +151,9 @@ def average(environment: OpenSpiel, tables: Sequence[Table]) -> Table:
     return Table(totals, legal)
 
 
-def evaluate_table(environment: OpenSpiel, table: Table) -> Exact:
+def evaluate_table(environment: Environment, table: Table) -> Exact:
     """Return expected returns and NashConv of a table by enumerating the game."""
-    game = environment.loaded
+    game = _openspiel(environment).loaded
     policy = spiel().TabularPolicy({key: list(chances.items()) for key, chances in table.chances.items()})
     everything = -1
     returns = spiel().expected_returns(game.new_initial_state(), policy, everything, True)
@@ -162,13 +163,17 @@ def evaluate_table(environment: OpenSpiel, table: Table) -> Exact:
     )
 
 
-def _game_of(play: Play) -> OpenSpiel:
-    environment, workflow = play.environment, play.workflow
+def _openspiel(environment: Environment) -> OpenSpiel:
     if not isinstance(environment, OpenSpiel):
         raise ConfigError(
             f"Exact values are known for small games of `openspiel`, not for '{environment.name}'. "
             "Set `environment.name: openspiel`."
         )
+    return environment
+
+
+def _game_of(play: Play) -> OpenSpiel:
+    environment, workflow = _openspiel(play.environment), play.workflow
     if not isinstance(workflow, PlayWorkflow) or workflow.memory != "observation":
         raise ConfigError(
             "A policy is a table only where a move depends on what the player sees alone. Set "

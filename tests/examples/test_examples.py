@@ -34,3 +34,20 @@ def test_an_environment_of_ones_own_is_trained_on(
 ) -> None:
     main(2)
     assert capsys.readouterr().out.count("reward") == 2
+
+
+@pytest.mark.parametrize("main", ["exploitability.py"], indirect=True)
+def test_the_distance_from_an_equilibrium_is_printed_for_policies_and_their_average(
+    main: Callable[..., float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyspiel")
+    small = (
+        "warmup.steps=2",
+        "training.tasks_per_step=2",
+        "algorithm.group_size=2",
+        "model.embedded.layers=1",
+    )
+    assert 0.0 <= main(2, 1, *small) <= 4.0
+    said = capsys.readouterr().out.splitlines()
+    assert sum("NashConv" in line for line in said) == 2
+    assert sum("bets" in line for line in said) == 12

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.workflows.stage import Say, expert, lines, play, transcript
 
@@ -29,6 +31,14 @@ async def test_the_game_says_who_is_to_move() -> None:
     ]
     assert episode.rewards == {"a": -1.0, "b": 1.0}
     assert not episode.truncated
+
+
+async def test_the_page_shows_what_happens() -> None:
+    page = Path(__file__).parents[2] / "docs" / "workflows" / "play.md"
+    scripts = {"a": lambda r: "Bet" if "pb" in r.messages[-1].content else "Pass", "b": lines("Bet")}
+    [episode] = await play(KUHN, Play(), ["a", "b"], scripts, TASK, seed=1)
+    rewards = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.rewards.items())
+    assert "\n".join([*transcript(episode), f"rewards: {rewards}"]) in page.read_text(encoding="utf-8")
 
 
 async def test_memory_is_the_current_observation_or_the_whole_conversation() -> None:

@@ -160,17 +160,22 @@ class OpenSpiel(Configured):
         )
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return one of the listed moves, drawn evenly: it shows the form of a move and none of the skill.
+        """Return a listed move: half the time any, else the one that a hash of what is seen prefers.
 
+        It shows the form of a move and none of the skill, but whoever imitates it has to read what is seen.
         Raises EpisodeError where `list_moves` is off: the script knows no more than a player.
         """
-        moves = read_listed(heard[-1].content if heard else "")
+        seen = heard[-1].content if heard else ""
+        moves = read_listed(seen)
         if not moves:
             raise EpisodeError(
                 f"The script of {self.game} reads the legal moves from what a player sees, and there are none. "
                 "Set `environment.list_moves: true`, or remove `warmup`."
             )
-        return random.Random(f"{seed}/{agent}").choice(moves)
+        draw = random.Random(f"{seed}/{agent}")
+        return draw.choice(
+            moves if draw.random() < 0.5 else [moves[derive_seed("script", seen) % len(moves)]]
+        )
 
 
 def _best_view(game: Any) -> View:

@@ -154,6 +154,11 @@ def _tiny_move(raw: str) -> str:
     return f"a{raw.partition('a')[2]}"
 
 
+def _tiny_short(raw: str) -> str:
+    """Return the player's own card and the moves so far, whose order says who made them."""
+    return re.sub(r"p[0-9]+:?", "", raw)
+
+
 @dataclass(frozen=True, slots=True)
 class Words:
     """How one game is put in words."""
@@ -172,7 +177,7 @@ _FULL: Mapping[tuple[str, View], Words] = {
 _SHORT: Mapping[tuple[str, View], Words] = {
     ("leduc_poker", "information"): Words(_leduc_short),
     ("hanabi", "observation"): Words(_hanabi_short, _hanabi_move),
-    ("tiny_hanabi", "information"): Words(one_line, _tiny_move),
+    ("tiny_hanabi", "information"): Words(_tiny_short, _tiny_move),
 }
 
 
