@@ -19,3 +19,10 @@ def test_a_program_is_repaired_in_its_second_attempt(
     said = capsys.readouterr().out
     assert "Tests that are not shown to you: not all passed." in said
     assert "largest(9, 2, 3)" not in said
+
+
+def test_an_agent_searches_calculates_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runpy.run_path(str(EXAMPLES / "use_tools.py"))["main"]() == 1.0
+    said = capsys.readouterr().out
+    assert "--- tool\n206\n--- solver" in said
+    assert "reward 1.0, calls ['search', 'calculator', 'calculator'], faults 1" in said

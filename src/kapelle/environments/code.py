@@ -2,7 +2,7 @@
 
 Programs run in the sandbox and nowhere else. With `max_attempts` above 1 an agent reads what the shown tests
 said to its program and tries again, under a workflow in which the environment decides who moves (`parallel`,
-`play`); workflows that end in one answer (`solo`, `chain`) make one attempt.
+`tool_use`); workflows that end in one answer (`solo`, `chain`) make one attempt.
 """
 
 from __future__ import annotations
