@@ -8,8 +8,8 @@ import torch
 from tests.tiny import same_bits
 from torch import nn
 
-from kapelle.algorithms.mixer_fit import FitConfig, MixerFit
-from kapelle.algorithms.replay import Played, Replay, Rounds, joined
+from kapelle.algorithms.mixer_fit import FitConfig, MixerFit, Target
+from kapelle.algorithms.replay import Fitted, Played, Replay, Rounds, joined
 from kapelle.algorithms.utilities import MonotonicMixer, OwnUtilities, SumMixer, TeamValue
 
 F64 = torch.float64
@@ -181,6 +181,20 @@ class TestResume:
         other.load_state(kept)
         other.learn(replay)
         assert same_bits(other.state(), through.state())
+
+    def test_every_update_draws_anew(self) -> None:
+        # Each episode is of one reward: its Monte Carlo target tells which one an update was shown.
+        replay, shown = remembered(*(walk([float(k)], seed=k) for k in range(20))), []
+        made = fit(team_value(SumMixer()), updates=20, batch=1)
+        goal = made.goal
+
+        def spy(batch: Fitted) -> Target:
+            shown.append(float(batch.reward_NK))
+            return goal(batch)
+
+        made.goal = spy  # type: ignore[method-assign]
+        made.learn(replay)
+        assert len(set(shown)) > 8
 
     def test_what_is_kept_does_not_move_with_the_fit(self) -> None:
         replay = remembered(walk([1.0, 2.0]))

@@ -116,7 +116,11 @@ class TestConfidence:
         # Each set has one turn: nothing to compare with, so the advantage stays.
         one = [
             group(
-                episode(turn("a", 0, 1, logprobs=(-1.0,)), turn("b", 1, 1, logprobs=(-9.0,)), turn("a", 2, 1))
+                episode(
+                    turn("a", 0, 1, logprobs=(-1.0,)),
+                    turn("b", 1, 1, logprobs=(-9.0,)),
+                    turn("a", 2, 1, logprobs=(-4.0,)),
+                )
             )
         ]
         credit = {TurnKey(0, 0, k): Credit(torch.tensor([3.0])) for k in range(3)}

@@ -1,0 +1,68 @@
+"""MAVERL's recipes train, stop and go on, at a size that takes seconds; and mean what their comments say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.tiny import SIZE, same_bits
+
+from kapelle import checkpoint
+from kapelle.recipe import load_recipe
+from kapelle.trainer import Trainer
+
+RECIPES = pytest.mark.parametrize("recipe", ["maverl_debate_qmix", "maverl_debate_ippo"])
+SMALL = (
+    *(f"model.embedded.{key}={value}" for key, value in SIZE.items()),
+    "team.lora.rank=2",
+    "warmup=null",
+    "algorithm.group_size=2",
+    "training.steps=2",
+    "training.tasks_per_step=2",
+    "evaluation.before_and_after=false",
+    "evaluation.every=0",
+)
+OWN = {
+    "maverl_debate_qmix": ("algorithm.credit_warmup_steps=0", "algorithm.fit.min_fill=1"),
+    "maverl_debate_ippo": (),
+}
+
+
+@RECIPES
+def test_two_steps_and_one_then_the_other_end_at_the_same_bits(recipe: str, tmp_path: Path) -> None:
+    settings = (*SMALL, *OWN[recipe])
+    with Trainer.from_recipe(recipe, *settings, run_dir=tmp_path / "whole") as whole:
+        steps = list(whole.steps())
+        expected = checkpoint.load(whole.save())
+    with Trainer.from_recipe(recipe, *settings, run_dir=tmp_path / "halves") as first:
+        list(first.steps(1))
+        first.save()
+    with Trainer.from_recipe(recipe, *settings, run_dir=tmp_path / "halves", resume=True) as second:
+        assert [step.number for step in second.steps()] == [2]
+        found = checkpoint.load(second.save())
+    for part in expected.keys() - {"loop"}:
+        assert same_bits(found[part], expected[part]), part
+    turns = steps[0].groups[0].episodes[0].turns
+    assert [turn.agent for turn in turns] == ["ada", "ben", "ada", "ben"]
+    assert all(turn.score is not None for turn in turns), "what influence compares"
+
+
+@RECIPES
+def test_the_comments_settings_for_a_real_model_are_valid(recipe: str) -> None:
+    run = load_recipe(
+        recipe,
+        (),
+        (
+            "model.path=Qwen/Qwen3-0.6B",
+            "environment.name=math",
+            "environment.path=openai/gsm8k",
+            "team.sampling.max_tokens=512",
+            "warmup=null",
+        ),
+    )
+    assert run.config.environment.model_dump()["test"] == "test"
+
+
+def test_the_comment_s_form_of_maverl_s_credit_is_valid() -> None:
+    over = ("algorithm.credit=utility", "algorithm.penalties.length=0.1")
+    assert load_recipe("maverl_debate_qmix", (), over).config.algorithm.model_dump()["credit"] == "utility"
