@@ -126,7 +126,7 @@ class TestBounds:
         assert decoder.kept_places == 0
 
     def test_who_was_not_asked_for_goes_first(self, model: LanguageModel, read: list[int]) -> None:
-        decoder = Decoder(model, 2 * (10 + 32) + 17)  # two rows of a prompt and one block, and a prompt
+        decoder = Decoder(model, 2 * (10 + 16) + 17)  # two rows of a prompt and one block, and a prompt
         told = {k: decoder.decode([job(ids(10, k))])[0].ids for k in (0, 1)}
         longer = {k: (*ids(10, k), *told[k], 9) for k in (0, 1)}
         decoder.decode([job(longer[0], tokens=1)])

@@ -48,6 +48,11 @@ class FusedPass:
         """Copy the weights as they are now."""
         self._lean = lean
         self._dtype = dtype
+        width = lean.layers[0].input_layernorm.weight.shape[0]
+        self._least = {
+            size: torch.tensor((size * lean.eps) ** 0.5, device=lean.device)
+            for size in (width, lean.head_size)
+        }
         self._layers = {
             adapter: [self._layer(layer, adapter) for layer in lean.layers]
             for adapter in dict.fromkeys(adapters)
@@ -93,14 +98,19 @@ class FusedPass:
         return [(self._layers[adapter][number], first, last) for adapter, first, last in route]
 
     def _normed(self, x_ND: Tensor) -> Tensor:
-        """RMSNorm without its scale, which is part of the next matrix."""
-        return (x_ND * _inverse_rms(x_ND, self._lean.eps)).to(self._dtype)
+        """Return the direction of each token; its length and the norm's scale are part of the next matrix."""
+        return torch.div(x_ND, self._length(x_ND), out=torch.empty_like(x_ND, dtype=self._dtype))
+
+    def _length(self, x: Tensor) -> Tensor:
+        """Return √(|x|² + eps · D): RMSNorm is x over this, times √D."""
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return length.hypot_(self._least[x.shape[-1]])
 
     def _turned(self, number: int, qk_NHE: Tensor, turn_N1e: Tensor) -> Tensor:
         """Norm queries and keys where the model does, and turn each pair by its position's angle."""
         qk_NHE = qk_NHE.float()
         if self._scales:
-            qk_NHE = (qk_NHE * _inverse_rms(qk_NHE, self._lean.eps)).mul_(self._scales[number])
+            qk_NHE = (qk_NHE / self._length(qk_NHE)).mul_(self._scales[number])
         pairs_NHe = torch.view_as_complex(qk_NHE.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs_NHe * turn_N1e).flatten(-2).to(self._dtype)
 
@@ -110,7 +120,10 @@ class FusedPass:
         # With normed heads the scale of attention is part of the norm's.
         scale = 1.0 if self._lean.normed_heads else self._lean.scale
         q, k = self._paired(q, scale), self._paired(k, 1.0)
-        norm_D, after_D = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        norm_D, after_D = (
+            norm.weight * norm.weight.shape[0] ** 0.5
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+        )
         gates = [_linear(part, adapter) for part in (mlp.gate_proj, mlp.up_proj)]
         return _Layer(
             self._joined([q, k, v], norm_D),
@@ -138,7 +151,8 @@ class FusedPass:
         """Return the norms' weights of query and key heads, one row per head, with the scale of attention."""
         a, order_E = layer.self_attn, self._pairs()
         q_E, k_E = a.q_norm.weight[order_E] * self._lean.scale, a.k_norm.weight[order_E]
-        return torch.cat((q_E.expand(self._lean.heads, -1), k_E.expand(self._lean.key_heads, -1))).float()
+        scale_HE = torch.cat((q_E.expand(self._lean.heads, -1), k_E.expand(self._lean.key_heads, -1)))
+        return scale_HE.float() * self._lean.head_size**0.5
 
     def _joined(self, linears: Sequence[tuple[Tensor, Tensor | None]], norm_I: Tensor | None) -> _Matrix:
         weight_OI = torch.cat([weight_OI for weight_OI, _ in linears])
@@ -160,11 +174,6 @@ def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
     if isinstance(layer, BankedLinear):
         return layer.merged(adapter), layer.base.bias
     return layer.weight, layer.bias
-
-
-def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
 
 
 def _product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor) -> Tensor:

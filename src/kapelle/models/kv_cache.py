@@ -1,10 +1,9 @@
 """Keys and values of rows that began to speak together, and attention of one new token per row over them.
 
-The cache is made of blocks that are full and contiguous: batched products read them about twice as fast as the
-filled part of a larger tensor, and nothing is copied when rows speak on. The first block holds the prompts.
-Where rows are samples of one prompt, it is there once and all its rows look at it in one product; else each row
-has its own copy. The blocks behind it hold what the rows said, `BLOCK` places each. Rows leave by `keep`, and
-with them their memory.
+The cache is made of contiguous blocks that are read as a whole: batched products read them about twice as fast
+as the filled part of a larger tensor. The first block holds the prompts. Where rows are samples of one prompt, it
+is there once and all its rows look at it in one product; else each row has its own copy. The blocks behind it
+hold what the rows said; the last one is filled step by step, and what of it is still empty is masked.
 
 Shapes: R rows, Q prompts, G most rows of a prompt, P longest prompt, T places of a block, H query heads, J key
 heads, E head size, U = H / J query heads per key head, L layers, n tokens.
@@ -20,8 +19,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kapelle.models.lean import Attend, LeanModel
 
-BLOCK = 32
-"""Places added at a time: few products, and little memory that no token lives in."""
+TAIL = 16
+"""Places added at a time: little idle work, and little memory that no token lives in."""
+
+BLOCK = 64
+"""Places up to which full blocks are joined: few products."""
 
 SHARED = 2
 """Rows per prompt, on average, from which one copy of the prompt beats one in each row."""
@@ -56,12 +58,13 @@ class KVCache:
     @property
     def places(self) -> int:
         """Token places that take memory."""
-        return self._prompts.count * self._prompts.longest + self.rows * BLOCK * len(self._blocks)
+        said = sum(block.places for block in self._blocks)
+        return self._prompts.count * self._prompts.longest + self.rows * said
 
     @property
     def places_of_a_row(self) -> int:
         """Most token places of a row that looks at its prompt alone."""
-        return self._prompts.longest + BLOCK * len(self._blocks)
+        return self._prompts.longest + sum(block.places for block in self._blocks)
 
     @property
     def device(self) -> torch.device:
@@ -70,32 +73,32 @@ class KVCache:
 
     def extend(self) -> Tensor:
         """Open the next place in every row and return the position `_R` of the token that goes there."""
-        if self.length == BLOCK * len(self._blocks):
+        if self.length % TAIL == 0:
+            if len(self._blocks) > 1 and self._blocks[-2].places < BLOCK:
+                self._blocks[-2:] = [_Block(torch.cat([block.kv for block in self._blocks[-2:]], dim=4))]
             shape = self._prompts.kv.shape
-            kv = self._prompts.kv.new_zeros(*shape[:2], self.rows, shape[3], BLOCK, shape[5])
+            kv = self._prompts.kv.new_zeros(*shape[:2], self.rows, shape[3], TAIL, shape[5])
             self._blocks.append(_Block(kv))
         self.length += 1
         return self._prompts.length_Q[self._prompt_R] + (self.length - 1)
 
     def attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
         """Store one new token per row at the last place and let it look at its row; `Attend` of lean.py."""
-        last = self.length - BLOCK * (len(self._blocks) - 1)
-        self._blocks[-1].kv[layer, 0, :, :, last - 1] = k_RJE
-        self._blocks[-1].kv[layer, 1, :, :, last - 1] = v_RJE
+        last = (self.length - 1) % TAIL
+        self._blocks[-1].kv[layer, 0, :, :, last] = k_RJE
+        self._blocks[-1].kv[layer, 1, :, :, last] = v_RJE
         rows, heads, size = q_RHE.shape
         groups = rows * k_RJE.shape[1]
         q_gUE = q_RHE.reshape(groups, -1, size)
-        keys = [block.keys[layer] for block in self._blocks]
-        keys[-1] = keys[-1][:, :, :last]
         scores = [self._seats.scores(layer, q_RHE).view(groups, q_gUE.shape[1], -1)]
-        scores += [torch.bmm(q_gUE, key_gET) for key_gET in keys]
+        scores += [torch.bmm(q_gUE, block.keys[layer]) for block in self._blocks]
+        scores[-1][:, :, last + 1 :] = -torch.inf
         weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32).to(q_RHE.dtype)
         first = self._prompts.longest
         told_gUE = self._seats.told(layer, weight[..., :first])
-        for block, key_gET in zip(self._blocks, keys, strict=True):
-            width = key_gET.shape[2]
-            told_gUE.baddbmm_(weight[..., first : first + width], block.values[layer][:, :width])
-            first += width
+        for block in self._blocks:
+            told_gUE.baddbmm_(weight[..., first : first + block.places], block.values[layer])
+            first += block.places
         return told_gUE.view(rows, heads, size)
 
     def kept(self, rows: Tensor) -> KVCache:
@@ -132,7 +135,10 @@ class PromptBlock:
     ) -> PromptBlock:
         """Return room for prompts of these lengths (tokens)."""
         shape = (lean.depth, 2, len(lengths), lean.key_heads, max(lengths), lean.head_size)
-        return cls(torch.zeros(shape, device=device, dtype=dtype), torch.tensor(lengths, device=device))
+        block = cls(torch.empty(shape, device=device, dtype=dtype), torch.tensor(lengths, device=device))
+        if block.hidden_QP is not None:  # what is masked has weight 0, and 0 times anything has to be 0
+            block.kv.masked_fill_(block.hidden_QP[None, None, :, None, :, None], 0)
+        return block
 
     @property
     def count(self) -> int:
@@ -205,6 +211,7 @@ class _Block:
 
     def __init__(self, kv: Tensor) -> None:
         self.kv = kv
+        self.places = kv.shape[4]
         self.keys, self.values = _sides(kv)
 
 
