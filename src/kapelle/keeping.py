@@ -96,11 +96,49 @@ def write_policies(
         _write_verifier(folder / "verifier", team.critics[VERIFIER], models, engine)
     for name in team.trained:
         policy = team.policies[name]
-        place = folder / "policies" / name.replace(":", "_").replace("/", "_")
+        place = policy_folder(folder, name)
         if policy.lora is not None:
             save_adapter(place, engine.weights(name), policy.lora, models[policy.base].name)
         else:
             save_model(place, models[policy.base])
+
+
+def policy_folder(checkpoint: Path, policy: str) -> Path:
+    """Return where a checkpoint keeps a trained policy as other programs load it."""
+    return checkpoint / "policies" / policy.replace(":", "_").replace("/", "_")
+
+
+def load_policies(folders: Mapping[str, Path], team: Team, engine: TorchTrainEngine) -> None:
+    """Give trained policies (by name) the weights of folders that `write_policies` wrote.
+
+    Raises ModelError when a folder's weights are of another shape.
+    """
+    for name, folder in folders.items():
+        lora = team.policies[name].lora
+        found = read_adapter(folder)[0] if lora is not None else _read_model(folder)
+        held = engine.weights(name)
+        odd = sorted(
+            key for key, tensor in held.items() if key not in found or found[key].shape != tensor.shape
+        )
+        if odd:
+            raise ModelError(
+                f"Policy '{name}' cannot start from {folder}: '{odd[0]}' is missing there or has another shape. Use the "
+                "same model and `lora` as when it was trained."
+            )
+        with torch.no_grad():
+            for key, tensor in held.items():
+                tensor.copy_(found[key])
+
+
+def _read_model(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        return {key: tensor for file in files for key, tensor in load_file(file).items()}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"The weights in '{folder}' cannot be read: {error}.") from error
 
 
 def _write_verifier(

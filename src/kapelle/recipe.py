@@ -6,7 +6,9 @@ file that set it and the closest known key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +18,7 @@ import pydantic
 import yaml
 
 from kapelle.algorithm import algorithm_class
-from kapelle.config import RunConfig
+from kapelle.config import NAME, RunConfig
 from kapelle.configured import Configured
 from kapelle.engines.rollout import engine_class
 from kapelle.environment import environment_class
@@ -93,12 +95,67 @@ def load_recipe(name: str, overlays: Sequence[str] = (), settings: Sequence[str]
 
 def lay_over(layers: Sequence[tuple[str, Mapping[str, Any]]], settings: Sequence[str] = ()) -> Recipe:
     """Lay named mappings and then settings over one another and check every key; as `load_recipe`."""
+    merged, origin = _layered(layers, settings)
+    if "stages" in merged:
+        raise ConfigError(
+            f"Recipe '{layers[0][0]}' has stages, and this takes one run. Train it with `kapelle train`, then name one "
+            "of the folders that it makes, such as RUN/01-NAME."
+        )
+    return _resolved(merged, origin)
+
+
+def load_stages(
+    name: str, overlays: Sequence[str] = (), settings: Sequence[str] = ()
+) -> tuple[tuple[str, Recipe], ...]:
+    """Read a recipe's `stages`, each the recipe with the stage's own sections laid over it; empty without any.
+
+    Settings lie over every stage; `stages.0.key=value` is for one. Errors as of `load_recipe`.
+    """
+    merged, origin = _layered([(source, _read(source)) for source in (name, *overlays)], settings)
+    stages = merged.pop("stages", None)
+    if stages is None:
+        return ()
+    _check_stages(name, stages)
+    origin = {key: source for key, source in origin.items() if not key.startswith("stages.")}
+    found = []
+    for stage in stages:
+        own, own_origin = deepcopy(merged), dict(origin)
+        _merge(own, {k: v for k, v in stage.items() if k != "name"}, f"stage '{stage['name']}'", own_origin)
+        for setting in settings:
+            if not setting.startswith("stages."):
+                _merge(own, _parse_setting(setting), "command line", own_origin)
+        found.append((stage["name"], _resolved(own, own_origin)))
+    return tuple(found)
+
+
+def _check_stages(recipe: str, stages: Any) -> None:
+    if not isinstance(stages, list) or not stages or not all(isinstance(stage, Mapping) for stage in stages):
+        raise ConfigError(
+            f"`stages` of recipe '{recipe}' is no list of stages. Write `stages: [{{name: …}}]`."
+        )
+    names = [stage.get("name") for stage in stages]
+    for number, name in enumerate(names):
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            raise ConfigError(
+                f"Stage {number} of recipe '{recipe}' is named {name!r}. Give it a `name` of letters, digits and _."
+            )
+        if name in names[:number]:
+            raise ConfigError(f"Recipe '{recipe}' has two stages named '{name}'. Rename one.")
+
+
+def _layered(
+    layers: Sequence[tuple[str, Mapping[str, Any]]], settings: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source, values in layers:
         _merge(merged, values, source, origin)
     for setting in settings:
         _merge(merged, _parse_setting(setting), "command line", origin)
+    return merged, origin
+
+
+def _resolved(merged: Mapping[str, Any], origin: dict[str, str]) -> Recipe:
     config = resolve(merged, origin)
     for key in _leaves(config.model_dump(mode="json")):
         origin.setdefault(key, "default")

@@ -25,7 +25,13 @@ from kapelle.environment import Environment
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation import Evaluation, choose_tasks, evaluate_tasks
 from kapelle.interrupts import catch_interrupts
-from kapelle.keeping import load_verifier, read_checkpoint, write_checkpoint, write_policies
+from kapelle.keeping import (
+    load_policies,
+    load_verifier,
+    read_checkpoint,
+    write_checkpoint,
+    write_policies,
+)
 from kapelle.listener import Listener, Silent
 from kapelle.loading import build_engine, load_models, teacher
 from kapelle.loop import Loop, Step, greedy_play, run_async
@@ -70,6 +76,7 @@ class Trainer:
         resume: bool = False,
         listener: Listener | None = None,
         origin: Mapping[str, str] | None = None,
+        start_from: Mapping[str, Path] | None = None,
         **sections: Any,
     ) -> None:
         """Check everything, then build it.
@@ -77,7 +84,8 @@ class Trainer:
         `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`), where `model` may
         also be a path or a `LanguageModel` made of a transformers model and its tokeniser. `models` maps
         what `model.path` or an agent's `model` says to models in memory. `engine` plays the policies in place
-        of the local engine. Without `run_dir` nothing is written. Raises the errors of `errors.py`.
+        of the local engine. `start_from` names folders of weights, by policy, that training
+        goes on from. Without `run_dir` nothing is written. Raises the errors of `errors.py`.
         """
         given = dict(models or {})
         self.config = config if config is not None else resolve(_named_model(sections, given))
@@ -94,6 +102,8 @@ class Trainer:
         self._run = self._open_run(run_dir, resume, origin)
         try:
             self._build(given, engine)
+            if start_from:
+                self._start_from(start_from)
             self._trackers = self._open_trackers()
             if self._run is not None and self._run.resumed:
                 self._resume(self._run)
@@ -176,6 +186,12 @@ class Trainer:
         if self.algorithm.source == "demonstrations":
             acting = replace(self.play, engine=teacher(self.config, self.team, self.models))
         self._loop = Loop(self.config, self.algorithm, acting, self.engine)
+
+    def _start_from(self, folders: Mapping[str, Path]) -> None:
+        load_policies(folders, self.team, self.engine)
+        if self.algorithm.reference_every is not None:
+            self.engine.refresh_references()
+        self._publish_all()
 
     def _open_trackers(self) -> list[Tracker]:
         if self._run is None:

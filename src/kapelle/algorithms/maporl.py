@@ -62,7 +62,7 @@ class MAPoRL(ActorCritic):
 
     @model_validator(mode="after")
     def _shared_once(self) -> MAPoRL:
-        if "team_reward" in self.model_fields_set:
+        if self.team_reward != "mean":
             raise ValueError("`team_reward` means nothing here; `algorithm.sharing` says whose scores count")
         return self
 

@@ -54,14 +54,21 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
         for line in report.lines(next_commands(str(run_dir))):
             say(line)
     if stopped_by:
-        _say_how_to_go_on(run_dir, stream)
+        _say_how_to_go_on(run_dir, source.whole or run_dir, stream)
     return stopped_by
 
 
 def _trainer(source: Source, run_dir: Path, watch: Watch) -> Trainer:
     from kapelle.trainer import Trainer
 
-    return Trainer(source.config, origin=source.origin, run_dir=run_dir, resume=source.resume, listener=watch)
+    return Trainer(
+        source.config,
+        origin=source.origin,
+        run_dir=run_dir,
+        resume=source.resume,
+        listener=watch,
+        start_from=source.start_from,
+    )
 
 
 def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: int, stopped_by: int) -> Report:
@@ -89,9 +96,9 @@ def _saved_steps(run_dir: Path) -> int:
     return 0 if latest is None else int(latest.name.partition("-")[0])
 
 
-def _say_how_to_go_on(run_dir: Path, stream: TextIO) -> None:
-    if is_run(run_dir):
-        say(f"stopped; nothing is lost. Go on with: {command('train', '--resume', str(run_dir))}", stream)
+def _say_how_to_go_on(run_dir: Path, whole: Path, stream: TextIO) -> None:
+    if is_run(run_dir) or whole != run_dir:
+        say(f"stopped; nothing is lost. Go on with: {command('train', '--resume', str(whole))}", stream)
     else:
         say("stopped before the run began.", stream)
 

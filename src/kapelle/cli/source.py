@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kapelle.cli.parser import split_words
@@ -26,6 +26,10 @@ class Source:
     run_dir: Path | None
     """None where the command may choose."""
     resume: bool
+    start_from: Mapping[str, Path] = field(default_factory=dict)
+    """Policy → folder of weights that it starts from."""
+    whole: Path | None = None
+    """The folder of all stages, when this run is one of several."""
 
 
 def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool) -> Source:

@@ -10,6 +10,7 @@ from kapelle.cli.output import command, say
 from kapelle.cli.quiet import hush
 
 if TYPE_CHECKING:
+    from kapelle.cli.running import NextCommands
     from kapelle.cli.source import Source
 
 
@@ -18,25 +19,39 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     from kapelle.cli.running import announce, train
     from kapelle.cli.source import read_source
+    from kapelle.cli.staged import find_stages, stage_sources
 
     if not arguments.dry_run:
         announce("kapelle train", as_json=arguments.json)
+    staged = find_stages(arguments.words, arguments.run_dir, resume=arguments.resume)
+    if staged is not None and arguments.dry_run:
+        return max(_dry_run(source, as_json=arguments.json) for source in staged.dry(as_json=arguments.json))
+    if staged is not None:
+        for title, source in stage_sources(staged, resume=arguments.resume):
+            plain = arguments.no_rich
+            code = train(source, title, _next_commands(source), as_json=arguments.json, plain=plain)
+            if code:
+                return code
+        return 0
     source = read_source(arguments.words, arguments.run_dir, resume=arguments.resume)
     if arguments.dry_run:
         return _dry_run(source, as_json=arguments.json)
 
-    def next_commands(run_dir: str) -> list[tuple[str, str]]:
-        more = 2 * max(1, source.config.training.steps)
-        return [
-            (command("eval", run_dir), "against one agent alone and a vote, with the same number of tokens"),
-            (
-                command("collect", run_dir, "--out", "sft.jsonl", "--min-reward", "1"),
-                "keep good episodes for SFT",
-            ),
-            (command("train", "--resume", run_dir, f"training.steps={more}"), "train on"),
-        ]
+    return train(
+        source, "kapelle train", _next_commands(source), as_json=arguments.json, plain=arguments.no_rich
+    )
 
-    return train(source, "kapelle train", next_commands, as_json=arguments.json, plain=arguments.no_rich)
+
+def _next_commands(source: Source) -> NextCommands:
+    more = 2 * max(1, source.config.training.steps)
+    return lambda run_dir: [
+        (command("eval", run_dir), "against one agent alone and a vote, with the same number of tokens"),
+        (
+            command("collect", run_dir, "--out", "sft.jsonl", "--min-reward", "1"),
+            "keep good episodes for SFT",
+        ),
+        (command("train", "--resume", run_dir, f"training.steps={more}"), "train on"),
+    ]
 
 
 def _dry_run(source: Source, *, as_json: bool) -> int:

@@ -1,0 +1,75 @@
+"""Recipes with stages on the command line: which stages are meant, checked together and then run in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kapelle.cli.output import say
+from kapelle.cli.parser import split_words
+from kapelle.cli.source import Source
+from kapelle.config import RunConfig
+from kapelle.stages import FILE, Stage, checkable, is_done, open_stages, read_stages, start_of
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The stages of a recipe, and where they are to run."""
+
+    recipe: str
+    stages: tuple[Stage, ...]
+    run_dir: Path | None
+    """None where the command may choose."""
+
+    def checked(self) -> Iterator[tuple[Stage, RunConfig]]:
+        """Yield every stage with settings that can be checked before anything has run."""
+        with checkable(self.stages) as configs:
+            yield from zip(self.stages, configs, strict=True)
+
+    def dry(self, *, as_json: bool) -> Iterator[Source]:
+        """Yield every stage as a source that is only looked at."""
+        for stage, config in self.checked():
+            if not as_json:
+                say(f"# stage {stage.number} of {len(self.stages)}: {stage.name}")
+            yield Source(self.recipe, config, stage.recipe.origin, None, resume=False)
+
+
+def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool) -> Staged | None:
+    """Return the stages that words name, or that a folder to resume holds; None when it is one run."""
+    files, settings = split_words(words)
+    folder = Path(run_dir) if run_dir else None
+    if resume and (not files or folder is None):
+        place = Path(files[0]) if files else folder
+        if place is None or not (place / FILE).is_file():
+            return None
+        return Staged(str(place), read_stages(str(place / FILE), files[1:], settings), place)
+    stages = read_stages(files[0], files[1:], settings) if files else ()
+    return Staged(files[0], stages, folder) if stages else None
+
+
+def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
+    """Check all stages, then yield each that is not done with a title; the next is asked for when it is done."""
+    from kapelle.cli.checking import check
+    from kapelle.trainer import default_run_dir
+
+    for _, config in staged.checked():
+        check(config)
+    whole = staged.run_dir or default_run_dir(staged.recipe)
+    open_stages(whole, staged.stages, resume=resume)
+    for stage in staged.stages:
+        title = f"stage {stage.number} of {len(staged.stages)}, {stage.name}"
+        if is_done(stage, whole):
+            say(f"{title}: done before")
+            continue
+        start = start_of(stage, staged.stages, whole)
+        source = Source(
+            staged.recipe,
+            start.config,
+            stage.recipe.origin,
+            start.run_dir,
+            start.resume,
+            start.start_from,
+            whole,
+        )
+        yield f"kapelle train: {title}", source

@@ -1,0 +1,185 @@
+"""Stages: several runs one after another as one, each going on from what those before it have learned.
+
+    <run>/
+      stages.yaml     all stages, resolved; training it again repeats them
+      01-sft/         the run directory of the first stage, see `run_dir`
+      02-ppo/         …
+
+A stage is the recipe with its own sections laid over it. Its trained policies start from the newest weights that an
+earlier stage kept under the same name, and `algorithm.verifier: stage:NAME` is the verifier that stage NAME trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import yaml
+
+from kapelle.algorithm import Algorithm
+from kapelle.assembly import build_team
+from kapelle.config import RunConfig
+from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
+from kapelle.recipe import Recipe, load_stages
+from kapelle.run_files import is_run, read_latest, read_status
+
+FILE = "stages.yaml"
+FROM_STAGE = "stage:"
+"""How `algorithm.verifier` names a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One run of several."""
+
+    number: int
+    """From 1."""
+    name: str
+    recipe: Recipe
+
+    @property
+    def folder(self) -> str:
+        """Name of its run directory inside the whole."""
+        return f"{self.number:02d}-{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a stage begins with, once those before it are done."""
+
+    config: RunConfig
+    run_dir: Path
+    resume: bool
+    start_from: Mapping[str, Path]
+    """Policy → folder of weights."""
+
+
+def read_stages(name: str, overlays: Sequence[str] = (), settings: Sequence[str] = ()) -> tuple[Stage, ...]:
+    """Return the stages of a recipe, empty when it is one run; raises the errors of `load_stages`."""
+    found = load_stages(name, overlays, settings)
+    return tuple(Stage(number, each, recipe) for number, (each, recipe) in enumerate(found, start=1))
+
+
+def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> None:
+    """Make the folder of all stages and write what they are; RunDirectoryError when it holds others."""
+    file = run_dir / FILE
+    if file.is_file() and not resume:
+        raise RunDirectoryError(
+            f"{run_dir} holds stages already. Go on with `kapelle train --resume {run_dir}`, or name another --run-dir."
+        )
+    if run_dir.is_dir() and not file.is_file() and any(run_dir.iterdir()):
+        raise RunDirectoryError(f"{run_dir} is not empty and holds no stages. Name another --run-dir.")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if not file.is_file():
+        file.write_text(stages_yaml(stages), "utf-8")
+
+
+def stages_yaml(stages: Sequence[Stage]) -> str:
+    """Return all settings of all stages as a recipe."""
+    rows = [
+        {"name": stage.name, **_without(stage.recipe.config.model_dump(mode="json"), "name")}
+        for stage in stages
+    ]
+    whole = {"name": stages[0].recipe.config.name, "stages": rows}
+    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
+
+
+def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if k != key}
+
+
+def is_done(stage: Stage, run_dir: Path) -> bool:
+    """Return whether a stage has taken all its steps and ended well."""
+    folder = run_dir / stage.folder
+    if not is_run(folder):
+        return False
+    status = read_status(folder)
+    return status.state == "finished" and status.step >= stage.recipe.config.training.steps
+
+
+def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
+    """Return what a stage begins with; those before it in `stages` must be done."""
+    folder = run_dir / stage.folder
+    earlier = [each for each in stages if each.number < stage.number]
+    config = _with_verifier(stage, earlier, {each.name: _kept(run_dir / each.folder) for each in earlier})
+    return Start(
+        config, folder, is_run(folder), _weights(config, [run_dir / each.folder for each in earlier])
+    )
+
+
+def _kept(run: Path) -> Path:
+    """Return the newest checkpoint of a stage that is done."""
+    latest = read_latest(run)
+    if latest is None:
+        raise RunDirectoryError(f"The stage in {run} kept no checkpoint. Remove that folder and resume.")
+    return latest
+
+
+def _weights(config: RunConfig, earlier: Sequence[Path]) -> dict[str, Path]:
+    from kapelle.keeping import policy_folder
+
+    trained = build_team(config, _algorithm(config)).trained
+    found: dict[str, Path] = {}
+    for run in earlier:
+        for policy in trained:
+            folder = policy_folder(_kept(run), policy)
+            if folder.is_dir():
+                found[policy] = folder
+    return found
+
+
+@contextmanager
+def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
+    """Give every stage's settings in a form that can be checked before any of them has run.
+
+    In place of a verifier that is still to be trained stands a folder with the shape of its adapter.
+    """
+    with TemporaryDirectory() as place:
+        shapes: dict[str, Path] = {}
+        configs = []
+        for stage in stages:
+            configs.append(_with_verifier(stage, stages[: stage.number - 1], shapes))
+            shapes[stage.name] = Path(place) / stage.folder
+            lora = stage.recipe.config.team.critic_lora
+            shape = {
+                "peft_type": "LORA",
+                "r": lora.rank,
+                "lora_alpha": lora.alpha,
+                "lora_dropout": lora.dropout,
+                "target_modules": list(lora.targets),
+            }
+            (shapes[stage.name] / "verifier").mkdir(parents=True)
+            (shapes[stage.name] / "verifier" / "adapter_config.json").write_text(json.dumps(shape), "utf-8")
+        yield configs
+
+
+def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str, Path]) -> RunConfig:
+    """Return a stage's settings with `stage:NAME` replaced by that stage's verifier."""
+    config = stage.recipe.config
+    named = _algorithm(config).verifier
+    if named is None or not named.startswith(FROM_STAGE):
+        return config
+    wanted = named.removeprefix(FROM_STAGE)
+    names = [each.name for each in earlier if _trains_verifier(each)]
+    if wanted not in names:
+        raise ConfigError(
+            f"`algorithm.verifier` of stage '{stage.name}' is '{named}', and no stage before it of that name trains a "
+            f"verifier.{did_you_mean(wanted, names)}"
+        )
+    path = str((folders[wanted] / "verifier").resolve())
+    algorithm = config.algorithm.model_copy(update={"verifier": path})
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def _trains_verifier(stage: Stage) -> bool:
+    critic = _algorithm(stage.recipe.config).critic
+    return critic is not None and critic.everyone
+
+
+def _algorithm(config: RunConfig) -> Algorithm:
+    return cast("Algorithm", cast("Any", config.algorithm).build())

@@ -1,0 +1,215 @@
+"""Stages: one after another, what was learned handed on, resumed where they stopped, checked before anything starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+from tests.cli.conftest import Kapelle
+from tests.tiny import SIZE, frozen_copy, same_bits, sections
+
+from kapelle.engines.torch_train import reference_name
+from kapelle.errors import ConfigError, ModelError, RunDirectoryError
+from kapelle.models.weights import weights_hash
+from kapelle.recipe import load_recipe, load_stages
+from kapelle.run_files import read_episodes, read_metrics, read_status
+from kapelle.stages import checkable, open_stages, read_stages, start_of
+from kapelle.trainer import Trainer
+
+RECIPE: dict[str, Any] = {
+    "name": "three",
+    "environment": {"name": "tests.copies:Copies"},
+    "workflow": {"name": "debate", "rounds": 2},
+    "team": {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 4}},
+    "model": {"embedded": SIZE},
+    "training": {"steps": 2, "tasks_per_step": 2},
+    "evaluation": {"before_and_after": False},
+    "checkpoint": {"every": 1},
+    "optimizer": {"lr": 1e-2},
+    "stages": [
+        {"name": "sft", "algorithm": {"name": "sft"}},
+        {
+            "name": "judge",
+            "algorithm": {"name": "verifier", "data": "recorded", "group_size": 4},
+            "team": {"sharing": "frozen"},
+        },
+        {"name": "debate", "algorithm": {"name": "maporl", "verifier": "stage:judge"}},
+    ],
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    return write(tmp_path)
+
+
+def write(folder: Path, **over: Any) -> str:
+    values = json.loads(json.dumps({**RECIPE, **over}))
+    path = folder / "three.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+class TestReading:
+    def test_a_stage_lies_over_the_recipe_and_settings_over_both(self, recipe: str) -> None:
+        found = dict(load_stages(recipe, settings=["training.steps=7", "stages.1.training.tasks_per_step=3"]))
+        assert [*found] == ["sft", "judge", "debate"]
+        assert [each.config.training.steps for each in found.values()] == [7, 7, 7]
+        assert [each.config.training.tasks_per_step for each in found.values()] == [2, 3, 2]
+        assert found["judge"].config.team.sharing == "frozen"
+        assert found["debate"].config.team.sharing == "lora"
+        assert found["judge"].origin["algorithm.name"] == "stage 'judge'"
+        assert found["judge"].origin["training.steps"] == "command line"
+
+    def test_a_recipe_without_stages_has_none(self) -> None:
+        assert load_stages("demo") == ()
+
+    def test_one_run_is_not_made_of_stages(self, recipe: str) -> None:
+        with pytest.raises(ConfigError, match="has stages"):
+            load_recipe(recipe)
+
+    def test_names_tell_stages_apart(self, tmp_path: Path) -> None:
+        twice = [{"name": "a", "algorithm": {"name": "sft"}}] * 2
+        (tmp_path / "twice.yaml").write_text(yaml.safe_dump({**RECIPE, "stages": twice}))
+        with pytest.raises(ConfigError, match="two stages named 'a'"):
+            load_stages(str(tmp_path / "twice.yaml"))
+
+
+class TestChecking:
+    def test_everything_is_checked_before_anything_runs(self, kapelle: Kapelle, recipe: str) -> None:
+        said = kapelle("validate", recipe)
+        assert said.code == 0, said.err
+        assert said.out.count("ok  stage") == 3
+        wrong = kapelle("train", recipe, "stages.2.algorithm.verifier=null", "--run-dir", "run")
+        assert wrong.code != 0
+        assert "score_rounds" in wrong.err
+        assert not Path("run").exists()
+
+    def test_a_verifier_of_no_stage_is_refused(self, recipe: str) -> None:
+        stages = read_stages(recipe, settings=["stages.2.algorithm.verifier=stage:juge"])
+        with pytest.raises(ConfigError, match=r"'stage:juge'.*'judge'"), checkable(stages):
+            pass
+
+    def test_a_stage_that_trains_none_is_no_verifiers(self, recipe: str) -> None:
+        stages = read_stages(recipe, settings=["stages.2.algorithm.verifier=stage:sft"])
+        with pytest.raises(ConfigError, match="no stage before it"), checkable(stages):
+            pass
+
+    def test_a_dry_run_shows_all_stages(self, kapelle: Kapelle, recipe: str) -> None:
+        said = kapelle("train", recipe, "--dry-run")
+        assert said.code == 0, said.err
+        assert said.out.count(" of 3: ") == 3
+
+
+class TestRunning:
+    @pytest.fixture(scope="class")
+    def whole(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A run of all stages that was never interrupted; not to be changed."""
+        from tests.cli.conftest import call
+
+        folder = tmp_path_factory.mktemp("whole")
+        said = call("train", write(folder), "--run-dir", str(folder / "run"))
+        assert said.code == 0, said.err
+        return folder
+
+    def test_it_makes_one_run_per_stage(self, whole: Path) -> None:
+        run = whole / "run"
+        assert sorted(p.name for p in run.iterdir()) == ["01-sft", "02-judge", "03-debate", "stages.yaml"]
+        assert [read_status(run / name).step for name in ("01-sft", "02-judge", "03-debate")] == [2, 2, 2]
+
+    def test_policies_go_on_from_what_an_earlier_stage_kept(self, whole: Path) -> None:
+        stages = read_stages(str(whole / "three.yaml"))
+        start = start_of(stages[2], stages, whole / "run")
+        kept_at = whole / "run" / "01-sft" / "checkpoints" / "00000002" / "policies"
+        assert start.start_from == {name: kept_at / name for name in ("agent_0", "agent_1")}
+        first = next(read_episodes(whole / "run" / "03-debate", 1))
+        kept = load_file(start.start_from["agent_0"] / "adapter_model.safetensors")
+        assert {turn.weights_hash for turn in first.by("agent_0")} == {weights_hash(kept)}
+
+    def test_stages_that_are_done_are_not_run_again(self, whole: Path, kapelle: Kapelle) -> None:
+        shutil.copytree(whole / "run", "run")
+        before = Path("run/03-debate/metrics.jsonl").read_bytes()
+        said = kapelle("train", "--resume", "run")
+        assert said.code == 0, said.err
+        assert said.out.count("done before") == 3
+        assert Path("run/03-debate/metrics.jsonl").read_bytes() == before
+
+    def test_a_stage_that_is_missing_comes_out_the_same(self, whole: Path, kapelle: Kapelle) -> None:
+        shutil.copytree(whole / "run", "run")
+        shutil.rmtree("run/03-debate")
+        assert kapelle("train", "--resume", "run").code == 0
+        assert told(Path("run")) == told(whole / "run")
+
+    def test_more_steps_go_on_in_every_stage(self, whole: Path, kapelle: Kapelle) -> None:
+        shutil.copytree(whole / "run", "run")
+        said = kapelle("train", "--resume", "run", "training.steps=3")
+        # The last stage stands on another verifier's path now, which no resumed run may.
+        assert "algorithm.verifier was" in said.err
+        assert [read_status(Path("run") / name).step for name in ("01-sft", "02-judge")] == [3, 3]
+
+    def test_a_folder_of_stages_is_not_begun_twice(self, whole: Path, kapelle: Kapelle) -> None:
+        said = kapelle("train", str(whole / "three.yaml"), "--run-dir", str(whole / "run"))
+        assert said.code != 0
+        assert "--resume" in said.err
+
+    def test_what_is_kept_is_a_recipe_of_the_same_stages(self, whole: Path) -> None:
+        again = read_stages(str(whole / "run" / "stages.yaml"))
+        first = read_stages(str(whole / "three.yaml"))
+        assert [s.recipe.config for s in again] == [s.recipe.config for s in first]
+
+
+def told(run: Path) -> list[dict[str, float]]:
+    """Metrics of the last stage, times left out."""
+    rows = read_metrics(run / "03-debate")
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+class TestStartingFrom:
+    def test_weights_references_and_what_acts_are_those_of_the_folder(self, tmp_path: Path) -> None:
+        first = Trainer(**sections(algorithm={"name": "sft"}))
+        for _ in first.steps(1):
+            pass
+        first.save_policies(tmp_path)
+        folders = {name: tmp_path / "policies" / name for name in first.team.trained}
+        then = Trainer(**sections(algorithm={"name": "dpo"}), start_from=folders)
+        for name in first.team.trained:
+            learned = frozen_copy(first.engine.weights(name))
+            assert same_bits(learned, frozen_copy(then.engine.weights(name)))
+            assert same_bits(learned, frozen_copy(then.engine.weights(reference_name(name))))
+        group = next(then.steps(1)).groups[0]
+        assert group.episodes[0].turns[0].weights_hash == weights_hash(learned_of(first, "agent_0"))
+
+    def test_full_weights_too(self, tmp_path: Path) -> None:
+        team = {"agents": 2, "sharing": "shared", "sampling": {"max_tokens": 4}}
+        first = Trainer(**sections(algorithm={"name": "sft"}, team=team))
+        for _ in first.steps(1):
+            pass
+        first.save_policies(tmp_path)
+        then = Trainer(**sections(team=team), start_from={"shared": tmp_path / "policies" / "shared"})
+        assert same_bits(
+            frozen_copy(first.engine.weights("shared")), frozen_copy(then.engine.weights("shared"))
+        )
+
+    def test_another_shape_is_refused(self, tmp_path: Path) -> None:
+        first = Trainer(**sections(algorithm={"name": "sft"}))
+        first.save_policies(tmp_path)
+        team = {"agents": 2, "lora": {"rank": 4}, "sampling": {"max_tokens": 4}}
+        with pytest.raises(ModelError, match="another shape"):
+            Trainer(**sections(team=team), start_from={"agent_0": tmp_path / "policies" / "agent_0"})
+
+
+def learned_of(trainer: Trainer, name: str) -> dict[str, Any]:
+    return frozen_copy(trainer.engine.weights(name))
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path, recipe: str) -> None:
+    place = tmp_path / "mine"
+    place.mkdir()
+    (place / "thesis.tex").write_text("!")
+    with pytest.raises(RunDirectoryError, match="not empty"):
+        open_stages(place, read_stages(recipe), resume=False)
