@@ -19,7 +19,13 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "arithmetic": "kapelle.environments.arithmetic:Arithmetic",
     "math": "kapelle.environments.math:Math",
     "gsm8k_steps": "kapelle.environments.gsm8k_steps:GSM8KSteps",
+    "algebra": "kapelle.environments.algebra:Algebra",
+    "word_problems": "kapelle.environments.word_problems:WordProblems",
+    "multi_step": "kapelle.environments.multi_step:MultiStep",
     "matrix": "kapelle.environments.matrix:Matrix",
+    "trajectories": "kapelle.environments.trajectories:Trajectories",
+    "preferences": "kapelle.environments.preferences:Preferences",
+    "labelled": "kapelle.environments.labelled:Labelled",
     "code": "kapelle.environments.code:Code",
     "bfcl": "kapelle.environments.bfcl:Bfcl",
     "tools": "kapelle.environments.tool_questions:Tools",
@@ -130,6 +136,20 @@ class Scripted(Protocol):
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         """Return what the scripted expert in this role says; `seed` decides its stated flaws."""
+        ...
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """An environment that has recorded what was said, and can pay nothing else."""
+
+    @property
+    def answers(self) -> int:
+        """Most recorded answers of one task: the episodes of a group that differ."""
+        ...
+
+    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
+        """Return what this agent said in its turn (from 0), in record `sample` of the task."""
         ...
 
 

@@ -179,6 +179,11 @@ def _validate(parser: argparse.ArgumentParser) -> None:
         help=f"{RECIPE_HELP}; overlays; settings, {SETTINGS_HELP}",
     )
     parser.add_argument(
+        "--environment",
+        metavar="NAME",
+        help="check an environment alone (built in, or module:Class); settings are environment.key=value",
+    )
+    parser.add_argument(
         "--graph",
         action="store_true",
         help="print the workflow as a Mermaid flowchart; a workflow file alone will do",
@@ -261,8 +266,8 @@ COMMANDS: Mapping[str, Command] = {
         _recipes,
     ),
     "validate": Command(
-        "RECIPE [overlay.yaml …] [key.path=value …] [--graph]",
-        "check a recipe and everything it names, without loading a model",
+        "(RECIPE [overlay.yaml …] | [--environment] NAME) [key.path=value …] [--graph]",
+        "check a recipe and everything it names, or an environment alone, without loading a model",
         "validate",
         _validate,
     ),

@@ -12,6 +12,7 @@ from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 
 if TYPE_CHECKING:
+    from kapelle.environment import Environment
     from kapelle.workflow import Workflow
 
 
@@ -21,17 +22,63 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.graph:
         say(draw(arguments.words))
         return 0
+    environment = _environment(arguments)
+    if environment is not None:
+        return _conform(environment)
     from kapelle.cli.checking import check
     from kapelle.cli.source import read_recipe
+    from kapelle.cli.staged import find_stages
 
     def passed(name: str, detail: str) -> None:
         say(f"ok  {name:10} {detail}")
 
+    staged = find_stages(arguments.words, None, resume=False)
+    if staged is not None:
+        for stage, config in staged.checked():
+            passed("stage", f"{stage.number} of {len(staged.stages)}: {stage.name}")
+            check(config, passed)
+        say(f"All {len(staged.stages)} stages of {staged.recipe} are ready to train.")
+        return 0
     recipe = read_recipe(arguments.words)
     set_here = sum(source != "default" for source in recipe.origin.values())
     passed("settings", f"{len(recipe.origin)} values, {set_here} of them not defaults")
     check(recipe.config, passed)
     say(f"{recipe.config.name} is ready to train.")
+    return 0
+
+
+def _environment(arguments: argparse.Namespace) -> Environment | None:
+    """Return the environment that is meant alone; None where a recipe is."""
+    from kapelle.environment import BUILTIN_ENVIRONMENTS
+    from kapelle.playing import model_config
+    from kapelle.recipe import builtin_recipes
+
+    files, settings = split_words(arguments.words)
+    name = arguments.environment
+    if name is None:
+        alone = len(files) == 1 and files[0] not in builtin_recipes() and not Path(files[0]).is_file()
+        if not alone or not (files[0] in BUILTIN_ENVIRONMENTS or ":" in files[0]):
+            return None
+        name = files[0]
+    return cast("Environment", model_config("embedded", name, settings).environment)
+
+
+def _conform(environment: Environment) -> int:
+    import asyncio
+
+    from kapelle.conformance import conform
+    from kapelle.errors import ConfigError
+
+    findings = asyncio.run(conform(environment))
+    marks = {"ok": "ok ", "failed": "NO ", "not checked": "-  "}
+    for finding in findings:
+        say(f"{marks[finding.status]} {finding.name:13} {finding.detail}")
+    failed = [finding.name for finding in findings if finding.status == "failed"]
+    if failed:
+        raise ConfigError(
+            f"`{environment.name}` is not fit for training yet: {', '.join(failed)}. See above."
+        )
+    say(f"{environment.name} is fit for training.")
     return 0
 
 

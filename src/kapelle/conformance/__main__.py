@@ -1,0 +1,25 @@
+"""`python -m kapelle.conformance`: print the tasks that settings on standard input make, for a comparison."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from kapelle.conformance.tasks import fingerprint
+from kapelle.environment import environment_class
+from kapelle.errors import KapelleError
+
+
+def main() -> None:
+    """Print the fingerprint of the environment whose settings stand on standard input."""
+    asked = json.load(sys.stdin)
+    settings = asked["settings"]
+    environment = environment_class(settings["name"])(**settings)
+    json.dump(fingerprint(environment, asked["count"]), sys.stdout)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KapelleError as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,58 @@
+"""Does the right answer pay everything, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from kapelle.conformance.driving import NOTHING, accepts, always, attempt, in_words, scripted
+from kapelle.conformance.finding import Finding
+from kapelle.environment import Answerable, Environment, Scripted
+from kapelle.types import Split, Task
+
+
+async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
+    """Return whether the script's solution is paid everything and nothing else is."""
+    names = ("solver",)
+    solvable = isinstance(environment, Answerable) and isinstance(environment, Scripted)
+    if not solvable or not accepts(environment, names):
+        why = "it has no script that solves a question alone"
+        return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
+    high = environment.reward_range[1]
+    for task in (*chosen["train"], *chosen["test"]):
+        played = await attempt(environment, task, names, scripted(environment, task))
+        if (
+            isinstance(played, str)
+            or played.paid["solver"] != high
+            or played.outcome.success not in (None, 1.0)
+        ):
+            return [
+                Finding(
+                    "gold",
+                    "failed",
+                    f"task {task.id}, solved by the script, pays {in_words(played)}, not {high}",
+                )
+            ]
+    found = [Finding("gold", "ok", "the script's solution pays everything")]
+    for task in chosen["train"]:
+        for text in _unpaid(environment, task, chosen["train"]):
+            played = await attempt(environment, task, names, always(text))
+            if not isinstance(played, str) and (
+                played.paid["solver"] >= high or played.outcome.success == 1.0
+            ):
+                return [
+                    *found,
+                    Finding("cheating", "failed", f"task {task.id} pays everything for {text[:60]!r}"),
+                ]
+    return [
+        *found,
+        Finding("cheating", "ok", "nonsense, the question itself and other tasks' solutions are not paid"),
+    ]
+
+
+def _unpaid(environment: Environment, task: Task, tasks: Sequence[Task]) -> list[str]:
+    """Return nonsense, the question and solutions of other tasks, save those that happen to give the answer."""
+    answers = cast("Answerable", environment)
+    gold = answers.extract(scripted(environment, task)("solver", task.question, 0))
+    solutions = [scripted(environment, other)("solver", other.question, 0) for other in tasks]
+    return [text for text in (*NOTHING, task.question, *solutions) if answers.extract(text) != gold]

@@ -1,0 +1,145 @@
+"""Are worlds what they should be: repeatable, discreet, paid in range, kept without loss, fair to seats."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from kapelle.conformance.driving import NOTHING, accepts, always, attempt, said_by, scripted
+from kapelle.conformance.finding import Finding
+from kapelle.environment import Answerable, Environment
+from kapelle.episode_json import dump_episode, load_episode
+from kapelle.errors import DataError
+from kapelle.types import Episode, Task
+
+
+@runtime_checkable
+class Private(Protocol):
+    """An environment that says what only one agent may see, so that it can be checked."""
+
+    def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
+        """Return texts that the world may show this agent and no other."""
+        ...
+
+
+@runtime_checkable
+class Symmetric(Protocol):
+    """An environment that may say that its seats are alike: exchanging what is said exchanges what is paid."""
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether all seats are alike."""
+        ...
+
+
+async def same_worlds(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether one seed and the same texts give the same episode twice."""
+    name = "determinism"
+    for task in tasks[:4]:
+        for say in (scripted(environment, task), always("?")):
+            first, second = [await attempt(environment, task, agents, say, seed=5) for _ in range(2)]
+            if first != second:
+                return Finding(
+                    name, "failed", f"task {task.id}, played twice with one seed and the same texts, differs"
+                )
+    return Finding(name, "ok", "one seed and the same texts give the same episode")
+
+
+async def private_views(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether looking changes nothing and secrets stay with whom they belong to."""
+    name = "private views"
+    for task in tasks:
+        world = environment.start(task, agents, 0)
+        try:
+            views = {agent: world.observe(agent) for agent in agents}
+            if {agent: world.observe(agent) for agent in reversed(agents)} != views:
+                return Finding(
+                    name, "failed", f"what an agent sees of task {task.id} depends on who looked before"
+                )
+            if isinstance(environment, Private):
+                for agent in agents:
+                    for secret in environment.private(task, agent, agents):
+                        leaks = [other for other in agents if other != agent and secret in views[other]]
+                        if leaks:
+                            return Finding(
+                                name, "failed", f"'{leaks[0]}' sees what only '{agent}' may: {secret[:60]!r}"
+                            )
+        finally:
+            await world.close()
+    told = "" if isinstance(environment, Private) else "; it names no secrets (`private`) to look for"
+    return Finding(name, "ok", f"looking changes nothing{told}")
+
+
+async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether whatever is said pays finite numbers in the declared range to members of the team."""
+    low, high = environment.reward_range
+    name, refused = "rewards", 0
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        return Finding(
+            name, "failed", f"`reward_range` is {(low, high)}; declare two finite numbers, the lesser first"
+        )
+    slack = 1e-9 * max(1.0, abs(low), abs(high))
+    for task in tasks[:4]:
+        for say in (scripted(environment, task), *map(always, NOTHING)):
+            played = await attempt(environment, task, agents, say)
+            if isinstance(played, str):
+                refused += 1
+                continue
+            for agent, total in played.paid.items():
+                if agent not in agents:
+                    return Finding(name, "failed", f"task {task.id} pays '{agent}', who is not in the team")
+                if not math.isfinite(total) or not low - slack <= total <= high + slack:
+                    return Finding(name, "failed", f"task {task.id} pays {total}, outside {[low, high]}")
+            success = played.outcome.success
+            if success is not None and not 0.0 <= success <= 1.0:
+                return Finding(name, "failed", f"task {task.id} reports success {success}, outside [0, 1]")
+    note = f"; {refused} texts made an episode an error" if refused else ""
+    return Finding(name, "ok", f"finite and within {[low, high]}, whatever is said{note}")
+
+
+async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether outcomes are the same after they were written and read."""
+    for task in tasks[:4]:
+        played = await attempt(environment, task, agents, scripted(environment, task))
+        if isinstance(played, str):
+            return Finding("records", "failed", f"task {task.id} played by its script is an error: {played}")
+        o = played.outcome
+        episode = Episode(task, 0, tuple(agents), (), dict(o.rewards), o.success, dict(o.info), o.truncated)
+        try:
+            read = load_episode(json.loads(dump_episode(episode)))
+        except DataError as error:
+            return Finding("records", "failed", str(error))
+        if read != episode:
+            return Finding(
+                "records", "failed", f"the outcome of task {task.id} changes when it is written and read"
+            )
+    return Finding("records", "ok", "outcomes can be written and read again")
+
+
+async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether exchanging what two seats say exchanges what they earn, where seats are alike."""
+    name = "seats"
+    if len(agents) < 2 and isinstance(environment, Answerable):
+        agents = ("agent_0", "agent_1")
+        if not accepts(environment, agents):
+            return Finding(name, "not checked", "it is played alone")
+    alike = (
+        environment.symmetric if isinstance(environment, Symmetric) else isinstance(environment, Answerable)
+    )
+    if not alike or len(agents) < 2:
+        return Finding(name, "not checked", "it does not say that its seats are alike (`symmetric`)")
+    for task in tasks[:4]:
+        good, bad = scripted(environment, task, "solver"), always("?")
+        one, other = agents[0], agents[1]
+        straight = await attempt(environment, task, agents, said_by({one: good}, bad))
+        crossed = await attempt(environment, task, agents, said_by({other: good}, bad))
+        if isinstance(straight, str) or isinstance(crossed, str):
+            continue
+        here = (straight.paid[one], straight.paid[other])
+        if here != (crossed.paid[other], crossed.paid[one]):
+            return Finding(
+                name, "failed", f"in task {task.id} exchanging the texts of two seats changes what they earn"
+            )
+    return Finding(name, "ok", "exchanging what two seats say exchanges what they earn")

@@ -1,0 +1,206 @@
+"""Equations and inequalities in one unknown: `3x+5=20` is `x=5`, `4-2x>10` is `x<-3`.
+
+Levels: 1 one step, 2 two steps, 3 the unknown on both sides, 4 with brackets and fractions in the answer,
+5 a quadratic with whole roots (equations) or fractions on both sides (inequalities).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from kapelle.configured import Configured
+from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
+from kapelle.environments.question_world import QuestionWorld
+from kapelle.grading.extraction import Policy, extract
+from kapelle.grading.numeric import MAX_CHARACTERS, parse_number
+from kapelle.grading.verdict import Grade, no_answer, right, wrong
+from kapelle.types import Message, Split, Task
+
+HARDEST = 5
+Kind = Literal["equation", "inequality"]
+_TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "="}
+
+
+class Algebra(Configured):
+    """One line with the unknown `x`; the answer is every root, or the side of a bound."""
+
+    name: Literal["algebra"] = "algebra"
+    kinds: tuple[Kind, ...] = Field(("equation",), min_length=1)
+    """Drawn evenly for each task."""
+    difficulty: Difficulty = (1, 3)
+    """Easiest and hardest level, 1 to 5."""
+    seed: int = 0
+    """Another seed gives other tasks in another order; the split of the problems stays."""
+    extraction: tuple[Policy, ...] = Field(("hash", "last_box", "whole"), min_length=1)
+    """Where an answer is looked for in an agent's text."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Algebra:
+        if self.difficulty[1] > HARDEST:
+            raise ValueError(f"`difficulty` goes to {self.difficulty[1]}; the hardest is {HARDEST}")
+        return self
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """An answer is right or wrong."""
+        return (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """Generated; a hash of each problem decides its split."""
+        words = {"equation": "equations", "inequality": "inequalities"}
+        return describe(" and ".join(words[kind] for kind in self.kinds), self.difficulty)
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Accept any team."""
+
+    def size(self, split: Split) -> int | None:
+        """Tasks are generated without end."""
+        return None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the task at an index."""
+        return draw_task(self.name, self.seed, split, index, self.difficulty, self._problem)
+
+    def _problem(self, draw: random.Random, level: int) -> Problem:
+        kind = draw.choice(self.kinds)
+        question, answer = (
+            _quadratic(draw) if (kind, level) == ("equation", 5) else _linear(draw, level, kind)
+        )
+        return Problem(question, {"answer": answer}, question)
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
+        """Open the world of one problem."""
+        gold = str(task.data["answer"])
+        info = {"difficulty": task.data["difficulty"]}
+        return QuestionWorld(task, agents, lambda text: self._grade(text, gold), info)
+
+    def _grade(self, text: str, gold: str) -> Grade:
+        found = extract(text, self.extraction)
+        if found.text is None:
+            return no_answer(found.problem)
+        answer = solution(found.text)
+        if answer is None:
+            return no_answer(
+                f"'{found.text[:MAX_CHARACTERS]}' is no solution such as `x=5`, `2,3` or `x<-3`."
+            )
+        return right(answer) if answer == gold else wrong(answer, gold)
+
+    def extract(self, text: str) -> str | None:
+        """Return the solution that a text ends in, in its normal form; None when it has none."""
+        found = extract(text, self.extraction).text
+        return None if found is None else solution(found)
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        """Return the solution."""
+        return (
+            f"{_MARKED.get(self.extraction[0], '')}{task.data['answer']}{_CLOSED.get(self.extraction[0], '')}"
+        )
+
+
+_MARKED: Mapping[Policy, str] = {
+    "hash": "#### ",
+    "last_box": "\\boxed{",
+    "first_box": "\\boxed{",
+    "tag": "<answer>",
+}
+_CLOSED: Mapping[Policy, str] = {"last_box": "}", "first_box": "}", "tag": "</answer>"}
+
+
+_ROOT = re.compile(r"(?:x\s*=\s*)?(?P<number>[^=<>≤≥]+)")
+_BOUND = re.compile(r"(?P<left>[^=<>≤≥]+?)\s*(?P<sign><=|>=|<|>|≤|≥)\s*(?P<right>[^=<>≤≥]+)")
+
+
+def solution(text: str) -> str | None:
+    """Return a solution in its normal form, `x=2`, `x=2,3` or `x<=-1/2`; None for anything else."""
+    text = text.strip().strip("$").strip().removesuffix(".")
+    if len(text) > MAX_CHARACTERS:
+        return None
+    bound = _BOUND.fullmatch(text)
+    if bound is not None:
+        return _bound(bound)
+    roots = set()
+    for part in re.split(r"\s*(?:,|;|\bor\b|\band\b)\s*", text):
+        match = _ROOT.fullmatch(part.strip())
+        number = None if match is None else parse_number(match["number"])
+        if number is None or number.percent or number.currency:
+            return None
+        roots.add(number.figure)
+    return f"x={','.join(map(str, sorted(roots)))}"
+
+
+def _bound(match: re.Match[str]) -> str | None:
+    sign = match["sign"].replace("≤", "<=").replace("≥", ">=")
+    sides = match["left"].strip(), match["right"].strip()
+    if "x" not in sides:
+        return None
+    number = parse_number(sides[1] if sides[0] == "x" else sides[0])
+    if number is None or number.percent or number.currency:
+        return None
+    return f"x{sign if sides[0] == 'x' else _TURNED[sign]}{number.figure}"
+
+
+def _quadratic(draw: random.Random) -> tuple[str, str]:
+    one, other = draw.randint(-9, 9), draw.randint(-9, 9)
+    middle, last = -(one + other), one * other
+    question = f"x^2{_term(middle, 'x')}{_term(last, '')}=0"
+    return question, f"x={','.join(map(str, sorted({one, other})))}"
+
+
+def _linear(draw: random.Random, level: int, kind: Kind) -> tuple[str, str]:
+    """Return a line whose two sides are p·x+q and r·x+s, and its solution."""
+    while True:
+        left, p, q = _side(draw, level)
+        right, r, s = _other_side(draw, level, p, q)
+        if p != r:
+            break
+    sign = "=" if kind == "equation" else draw.choice(("<", ">", "<=", ">="))
+    value = (s - q) / (p - r)
+    kept = sign if p > r else _TURNED[sign]
+    return f"{left}{sign}{right}", f"x{kept}{value}"
+
+
+def _side(draw: random.Random, level: int) -> tuple[str, Fraction, Fraction]:
+    a = Fraction(1) if level == 1 else Fraction(draw.choice([k for k in range(-9, 10) if k not in (0, 1)]))
+    b = Fraction(draw.choice([k for k in range(-20, 21) if k]))
+    if level < 4:
+        return f"{_first(a)}{_term(b, '')}", a, b
+    c = Fraction(draw.randint(-9, 9))
+    if level == 4:
+        return f"{_coefficient(a)}(x{_term(b, '')}){_term(c, '')}", a, a * b + c
+    under = Fraction(draw.randint(2, 6))
+    return f"({_first(a)}{_term(b, '')})/{under}", a / under, b / under
+
+
+def _other_side(draw: random.Random, level: int, p: Fraction, q: Fraction) -> tuple[str, Fraction, Fraction]:
+    """Return the right side; up to level 3 it is chosen so that the solution is a whole number."""
+    if level > 3:
+        return _side(draw, level)
+    root = draw.randint(-12, 12)
+    if level < 3:
+        value = p * root + q
+        return str(value), Fraction(0), value
+    r = Fraction(draw.choice([k for k in range(-9, 10) if k not in (0, p)]))
+    s = p * root + q - r * root
+    return f"{_first(r)}{_term(s, '')}", r, s
+
+
+def _first(a: Fraction) -> str:
+    return f"{_coefficient(a)}x"
+
+
+def _coefficient(a: Fraction) -> str:
+    return {Fraction(1): "", Fraction(-1): "-"}.get(a, str(a))
+
+
+def _term(a: int | Fraction, unknown: str) -> str:
+    if a == 0:
+        return ""
+    size = "" if abs(a) == 1 and unknown else str(abs(a))
+    return f"{'+' if a > 0 else '-'}{size}{unknown}"

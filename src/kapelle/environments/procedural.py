@@ -1,0 +1,79 @@
+"""Tasks without end, drawn by seed: the same in every process, and never one problem in both splits."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from kapelle.errors import DataError
+from kapelle.types import Json, Split, Task
+
+TEST_SHARE = 5
+"""One problem in this many belongs to the test split."""
+
+TRIES = 2_000
+"""Draws for one task before its settings are said to leave no problem for a split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What one draw made."""
+
+    question: str
+    data: Mapping[str, Json]
+    key: str
+    """What makes it this problem: equal keys are one problem in other words, and lie in one split."""
+
+
+def _ordered(span: tuple[int, int]) -> tuple[int, int]:
+    if span[0] > span[1] or span[0] < 1:
+        raise ValueError(f"`difficulty: {list(span)}` is no range. Write [easiest, hardest], both from 1")
+    return span
+
+
+Difficulty = Annotated[tuple[int, int], AfterValidator(_ordered)]
+"""Easiest and hardest level of a task, both included; levels are drawn evenly."""
+
+
+def split_of(key: str) -> Split:
+    """Return the split that a problem belongs to, by a hash of its key."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
+
+
+def draw_task(
+    name: str,
+    seed: int,
+    split: Split,
+    index: int,
+    difficulty: tuple[int, int],
+    make: Callable[[random.Random, int], Problem],
+) -> Task:
+    """Return the task at an index: a level, then the first problem of that level that belongs to the split.
+
+    Raises DataError where a level has no problem for it.
+    """
+    draw = random.Random(f"{name}/{seed}/{split}/{index}")
+    level = draw.randint(*difficulty)
+    for _ in range(TRIES):
+        problem = make(draw, level)
+        if split_of(problem.key) == split:
+            return Task(f"{split}-{index}", problem.question, {**problem.data, "difficulty": level})
+    raise DataError(
+        f"`{name}` finds no problem of difficulty {level} for the {split} split in {TRIES} draws. "
+        "Set `environment.difficulty` higher."
+    )
+
+
+def describe(what: str, difficulty: tuple[int, int]) -> dict[Split, str]:
+    """Return where the tasks of both splits come from, in words."""
+    kind = f"generated {what} of difficulty {difficulty[0]} to {difficulty[1]}"
+    return {
+        "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} problems",
+        "test": f"{kind}, the other problems",
+    }

@@ -1,0 +1,118 @@
+"""Small stories with numbers, in the manner of GSM8K: what is left after things were bought, shared and packed.
+
+Difficulty is the number of steps. Names and things vary; the numbers and steps alone make a problem, so that
+no sum of the test split is met in training under another name.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from kapelle.configured import Configured
+from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
+from kapelle.environments.question_world import QuestionWorld
+from kapelle.grading.extraction import Policy, extract
+from kapelle.grading.numeric import Number, grade_numeric, normal_form, parse_number
+from kapelle.types import Message, Split, Task
+
+HARDEST = 8
+_NAMES = ("Ada", "Ben", "Chen", "Dina", "Emre", "Femi", "Gita", "Hugo", "Ines", "Jonas", "Kofi", "Lena")
+_THINGS = ("apples", "books", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
+
+
+class WordProblems(Configured):
+    """Stories of `difficulty` steps with answers from 0 to 999."""
+
+    name: Literal["word_problems"] = "word_problems"
+    difficulty: Difficulty = (1, 3)
+    """Fewest and most steps of a story, 1 to 8."""
+    seed: int = 0
+    """Another seed gives other tasks in another order; the split of the problems stays."""
+    extraction: tuple[Policy, ...] = Field(("hash", "last_box", "last_number"), min_length=1)
+    """Where an answer is looked for in an agent's text."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> WordProblems:
+        if self.difficulty[1] > HARDEST:
+            raise ValueError(f"`difficulty` goes to {self.difficulty[1]}; the hardest is {HARDEST}")
+        return self
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """An answer is right or wrong."""
+        return (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """Generated; a hash of each problem decides its split."""
+        return describe("stories", self.difficulty)
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Accept any team."""
+
+    def size(self, split: Split) -> int | None:
+        """Tasks are generated without end."""
+        return None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the task at an index."""
+        return draw_task(self.name, self.seed, split, index, self.difficulty, _story)
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
+        """Open the world of one story."""
+        gold = Number(task.data["answer"])
+        info = {"difficulty": task.data["difficulty"]}
+        return QuestionWorld(task, agents, lambda text: grade_numeric(text, gold, self.extraction), info)
+
+    def extract(self, text: str) -> str | None:
+        """Return the final number of a text, None when it has none."""
+        found = extract(text, self.extraction).text
+        number = None if found is None else parse_number(found)
+        return None if number is None else normal_form(number)
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        """Return every step and the answer, marked as GSM8K does."""
+        return "\n".join([*task.data["steps"], f"#### {task.data['answer']}"])
+
+
+def _story(draw: random.Random, steps: int) -> Problem:
+    name, things = draw.choice(_NAMES), draw.choice(_THINGS)
+    value = draw.randint(2, 60)
+    sentences, worked = [f"{name} has {value} {things}."], []
+    for _ in range(steps):
+        sentence, calculation, value = draw.choice(_events(value, things, draw))
+        sentences.append(sentence)
+        worked.append(f"{calculation}={value}")
+    question = " ".join([*sentences, f"How many {things} does {name} have now?"])
+    return Problem(question, {"answer": value, "steps": worked}, ";".join(worked))
+
+
+def _events(value: int, things: str, draw: random.Random) -> list[tuple[str, str, int]]:
+    """Return what can happen next: (sentence, calculation, value after it)."""
+    bought, given = draw.randint(2, 40), draw.randint(1, max(1, min(value, 40)))
+    times, bags, each = draw.choice((2, 3, 4)), draw.randint(2, 5), draw.randint(2, 9)
+    events = []
+    if value + bought < 1000:
+        events.append((f"Then {bought} more are bought.", f"{value}+{bought}", value + bought))
+    if value + bags * each < 1000:
+        events.append(
+            (f"Next come {bags} bags of {each} {things} each.", f"{value}+{bags}*{each}", value + bags * each)
+        )
+    if 0 < given <= value:
+        events.append((f"{given} of the {things} are given away.", f"{value}-{given}", value - given))
+    if value and value * times < 1000:
+        words = {2: "twice", 3: "three times", 4: "four times"}[times]
+        events.append((f"A prize makes it {words} as many.", f"{value}*{times}", value * times))
+    if value and value % times == 0:
+        events.append(
+            (
+                f"They are shared evenly among {times} people, and one share is kept.",
+                f"{value}/{times}",
+                value // times,
+            )
+        )
+    return events

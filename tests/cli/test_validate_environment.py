@@ -1,0 +1,58 @@
+"""`kapelle validate ENV` holds an environment to what training needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Kapelle
+
+
+def test_a_sound_environment_is_fit_for_training(kapelle: Kapelle) -> None:
+    said = kapelle("validate", "multi_step", "environment.difficulty=[2,3]")
+    assert said.code == 0, said.err
+    lines = said.out.splitlines()
+    assert lines[-1] == "multi_step is fit for training."
+    assert len(lines) == 12
+    assert all(line.startswith("ok  ") for line in lines[:-1])
+
+
+def test_a_recipe_of_the_same_name_goes_first_and_a_flag_says_otherwise(
+    kapelle: Kapelle, gsm8k_folder: Path
+) -> None:
+    said = kapelle("validate", "--environment", "gsm8k_steps", f"environment.path={gsm8k_folder}")
+    assert said.code == 0, said.err
+    assert said.out.endswith("gsm8k_steps is fit for training.\n")
+
+
+OWN = """
+from typing import Literal
+from kapelle.environments.multi_step import MultiStep
+
+class Generous(MultiStep):
+    name: Literal["generous_environment:Generous"] = "generous_environment:Generous"
+    extraction: tuple[str, ...] = ("last_number",)
+
+    @property
+    def reward_range(self):
+        return (0.0, 0.5)
+"""
+
+
+def test_a_faulty_environment_of_ones_own_is_named_with_its_fault(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("generous_environment.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    said = kapelle("validate", "generous_environment:Generous")
+    assert said.code == 2
+    assert "NO  rewards       task train-0 pays 1.0, outside [0.0, 0.5]" in said.out
+    assert said.err == (
+        "kapelle: `generous_environment:Generous` is not fit for training yet: rewards, gold. See above.\n"
+    )
+
+
+def test_an_unknown_name_is_still_an_unknown_recipe(kapelle: Kapelle) -> None:
+    said = kapelle("validate", "multistep")
+    assert said.code == 2
+    assert "Unknown recipe 'multistep'" in said.err

@@ -1,0 +1,217 @@
+"""Every built-in environment conforms, and each check finds the fault that it is there for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from kapelle.configured import Configured
+from kapelle.conformance import Private, Symmetric, conform, drive
+from kapelle.environment import Environment, Outcome, environment_class
+from kapelle.environments.matrix import Matrix
+from kapelle.environments.question_world import QuestionWorld
+from kapelle.errors import ConfigError, DataError
+from kapelle.grading.verdict import Grade, no_answer, right, wrong
+from kapelle.types import Message, Split, Task
+
+READY: Mapping[str, Mapping[str, Any]] = {
+    "arithmetic": {},
+    "matrix": {},
+    "algebra": {"kinds": ("equation", "inequality"), "difficulty": (1, 5)},
+    "word_problems": {"difficulty": (1, 8)},
+    "multi_step": {"difficulty": (1, 20)},
+}
+"""Environments that need nothing but themselves, with settings that reach all of them."""
+
+
+@pytest.mark.parametrize("name", READY)
+async def test_a_built_in_environment_conforms(name: str) -> None:
+    findings = await conform(environment_class(name)(**READY[name]))
+    assert [f for f in findings if f.status == "failed"] == []
+    assert len(findings) == 11
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("math", {}), ("gsm8k_steps", {})], ids=["math", "gsm8k_steps"]
+)
+async def test_an_environment_over_real_data_conforms(
+    name: str, settings: Mapping[str, Any], gsm8k_folder: Path
+) -> None:
+    findings = await conform(environment_class(name)(path=str(gsm8k_folder), **settings))
+    assert {f.name: f.status for f in findings} == dict.fromkeys([f.name for f in findings], "ok")
+
+
+class Word(Configured):
+    """Say the word; `fault` says what is wrong with this environment."""
+
+    name: Literal["tests.environments.test_conformance:Word"] = "tests.environments.test_conformance:Word"
+    fault: str = ""
+    drifting: tuple[str, ...] = ()
+    calls: list[int] = []  # noqa: RUF012 - a field of pydantic's, copied for each instance
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return (0.0, float("inf")) if self.fault == "range" else (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        return {"train": "words", "test": "other words"}
+
+    def check(self, agents: Sequence[str]) -> None:
+        if self.fault == "data":
+            raise DataError("no data")
+        if self.fault == "pair" and len(agents) != 2:
+            raise ConfigError("two agents")
+
+    def size(self, split: Split) -> int:
+        return 5
+
+    def task(self, split: Split, index: int) -> Task:
+        if self.fault == "forgetful":
+            self.calls.append(1)
+            index = len(self.calls)
+        word = f"{split}{index}"
+        if self.fault == "process":
+            word = "".join(sorted({"one", "two", "three", "four", "five"}, key=hash)) + word
+        if self.fault == "shared":
+            word = f"word{index}"
+        data: dict[str, Any] = {"word": word}
+        if self.fault == "data kind":
+            data["word"], data["more"] = word, (1, 2)
+        return Task("same" if self.fault == "id" else f"{split}-{index}", f"say {word}", data)
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
+        return WordWorld(self.fault, task, tuple(agents))
+
+    def extract(self, text: str) -> str | None:
+        return text.strip() or None
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        return "wrong" if self.fault == "script" else str(task.data["word"])
+
+    def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
+        return [f"secret of {agent}"]
+
+
+class WordWorld(QuestionWorld):
+    def __init__(self, fault: str, task: Task, agents: tuple[str, ...]) -> None:
+        super().__init__(task, agents, self._judge, {"list": (1,)} if fault == "info" else {})
+        self.fault, self.looked = fault, 0
+
+    def _judge(self, text: str) -> Grade:
+        word = str(self._task.data["word"])
+        if not text.strip():
+            return right("empty") if self.fault == "empty" else no_answer("nothing")
+        if self.fault == "question" and text == self._task.question:
+            return right(text)
+        if self.fault == "anything" and not text.startswith("9"):
+            return right(text)
+        return right(text) if text == word else wrong(text[:9], word)
+
+    def observe(self, agent: str) -> str:
+        self.looked += 1
+        secrets = self._agents if self.fault == "leak" else (agent,)
+        counted = f" look {self.looked}" if self.fault == "look" else ""
+        return f"{super().observe(agent)} {' '.join(f'secret of {a}' for a in secrets)}{counted}"
+
+    def movers(self) -> tuple[str, ...]:
+        return self._agents if self.fault == "endless" else super().movers()
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        if self.fault == "endless":
+            return {}
+        return await super().step(actions, final)
+
+    def outcome(self) -> Outcome:
+        made = super().outcome()
+        if self.fault == "dice":
+            return Outcome({agent: random.random() for agent in made.rewards}, made.success)
+        if self.fault == "stranger":
+            return Outcome({**made.rewards, "nobody": 1.0}, made.success)
+        if self.fault == "too much":
+            return Outcome(dict.fromkeys(made.rewards, 2.0), made.success)
+        if self.fault == "success":
+            return Outcome(made.rewards, 7.0)
+        if self.fault == "seat":
+            return Outcome({**made.rewards, self._agents[0]: 0.0}, made.success)
+        return made
+
+
+async def test_a_sound_environment_has_no_finding_against_it() -> None:
+    environment = Word()
+    assert isinstance(environment, Private)
+    assert {f.status for f in await conform(environment)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "says"),
+    [
+        ("forgetful", "tasks", "another one when it is asked for again"),
+        ("id", "tasks", "two tasks of the train split have one id"),
+        ("data kind", "tasks", "change when written as JSON"),
+        ("process", "other process", "makes other tasks"),
+        ("shared", "splits", "share the question 'say word"),
+        ("dice", "determinism", "differs"),
+        ("look", "private views", "depends on who looked before"),
+        ("range", "rewards", "two finite numbers"),
+        ("stranger", "rewards", "pays 'nobody'"),
+        ("too much", "rewards", r"pays 2.0, outside \[0.0, 1.0\]"),
+        ("success", "rewards", "success 7.0"),
+        ("endless", "records", "has not ended after 2000 steps"),
+        ("seat", "seats", "exchanging the texts of two seats changes"),
+        ("script", "gold", r"pays .*, not 1.0"),
+        ("empty", "cheating", "pays everything for ''"),
+        ("question", "cheating", "pays everything for 'say train0'"),
+        ("anything", "cheating", "pays everything for"),
+    ],
+)
+async def test_each_fault_is_found_by_its_check(fault: str, check: str, says: str) -> None:
+    import re
+
+    findings = {f.name: f for f in await conform(Word(fault=fault))}
+    assert findings[check].status == "failed"
+    assert re.search(says, findings[check].detail), findings[check].detail
+
+
+async def test_a_secret_that_another_agent_sees_is_found() -> None:
+    [finding] = [f for f in await conform(Word(fault="leak"), ["a", "b"]) if f.name == "private views"]
+    assert finding.status == "failed"
+    assert finding.detail == "'b' sees what only 'a' may: 'secret of a'"
+
+
+async def test_missing_data_are_no_finding_but_an_error() -> None:
+    with pytest.raises(DataError):
+        await conform(Word(fault="data"))
+
+
+async def test_the_smallest_team_that_can_play_is_taken() -> None:
+    findings = {f.name: f for f in await conform(Word(fault="pair"))}
+    assert findings["seats"].status == "ok"
+    assert findings["gold"].status == "not checked"
+
+
+class Unequal(Matrix):
+    """Says that its seats are alike, which they are not."""
+
+    symmetric: bool = True
+
+
+async def test_seats_that_are_said_to_be_alike_are_held_to_it() -> None:
+    game = Unequal(game="custom", payoffs={"AA": (0, 1), "AB": (5, 2), "BA": (3, 9), "BB": (7, 6)})
+    assert isinstance(game, Symmetric)
+    [finding] = [f for f in await conform(game) if f.name == "seats"]
+    assert finding.status == "failed"
+    fair = Unequal(game="prisoners_dilemma")
+    [finding] = [f for f in await conform(fair) if f.name == "seats"]
+    assert finding.status == "ok"
+
+
+async def test_a_world_can_be_driven_by_hand() -> None:
+    environment: Environment = Matrix(game="prisoners_dilemma", rounds=2)
+    played = await drive(environment, environment.task("train", 0), ["a", "b"], lambda a, view, k: "CD"[k])
+    assert played.seen == (("a", "1/2 CD"), ("b", "2/2 CD"), ("a", "1/2 CD CC"), ("b", "2/2 CD CC"))
+    assert played.paid == {"a": 4.0, "b": 4.0}
