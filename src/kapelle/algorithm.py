@@ -41,6 +41,7 @@ BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "happo": "kapelle.algorithms.happo:HAPPO",
     "maporl": "kapelle.algorithms.maporl:MAPoRL",
     "vdn": "kapelle.algorithms.vdn:VDN",
+    "vdn_token": "kapelle.algorithms.vdn_token:VDNToken",
     "qmix": "kapelle.algorithms.qmix:QMIX",
 }
 

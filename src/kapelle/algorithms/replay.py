@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kapelle.algorithm import Estimates, TurnKey
-from kapelle.algorithms.rewards import TeamReward, chain_rewards
+from kapelle.algorithms.rewards import FREE, PenaltyConfig, TeamReward, chain_rewards
 from kapelle.types import Episode, Group, Turn
 
 
@@ -63,9 +63,14 @@ def round_turns(episode: Episode, agents: Sequence[str]) -> list[dict[str, Turn]
     return [{agent: turns[k] for agent, turns in own.items() if len(turns) > k} for k in range(rounds)]
 
 
-def round_rewards(episode: Episode, rounds: Sequence[Mapping[str, Turn]], how: TeamReward) -> Tensor:
+def round_rewards(
+    episode: Episode,
+    rounds: Sequence[Mapping[str, Turn]],
+    how: TeamReward,
+    penalties: PenaltyConfig = FREE,
+) -> Tensor:
     """Return what the team earned in each round → float64 [K]; what is paid at the end stands on the last one."""
-    on_the_way = chain_rewards(replace(episode, rewards={}), how)
+    on_the_way = chain_rewards(replace(episode, rewards={}), how, penalties)
     unpaid = tuple(replace(turn, reward=0.0) for turn in episode.turns)
     at_the_end = chain_rewards(replace(episode, turns=unpaid), how)
     paid = [sum(on_the_way[turn.index] for turn in movers.values()) for movers in rounds]

@@ -1,0 +1,153 @@
+"""The token form of VDN: critics of single agents whose sum is the team's value (1706.05296, over V).
+
+Each agent's critic reads what the agent sees and gives V_i before every token. In a round all agents speak side by
+side, position by position; V_tot of a position is Σ_i V_i, an agent that has finished keeping its last value. Rounds
+follow one another, the team's reward stands on a round's last position, and GAE over V_tot gives one advantage to
+all tokens of a position. With λ = 1 that is the team's return less Σ_i V_i.
+
+The critic of agent i is fitted to A + V_i, which is the target of V_tot less the others' values: its gradient at the
+sampling values is that of (V_tot − target)² in V_i, so the sum is what is fitted, though every critic stays alone.
+
+Deviations: the others' values stand still during the epochs of an update; no agent has credit of its own, only a
+baseline that no central view is needed for (see `vdn` for credit by words).
+
+Shapes: P positions of an episode (rounds in a row), A agents, T tokens of one turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
+from kapelle.algorithms.replay import round_rewards, round_turns
+from kapelle.functional.advantages import gae
+from kapelle.functional.masking import segment_whiten
+from kapelle.functional.mixing import vdn_mix
+from kapelle.types import Episode, Group, Turn
+
+
+class VDNToken(ActorCritic):
+    """Settings of the token form of VDN."""
+
+    name: Literal["vdn_token"] = "vdn_token"
+
+    @model_validator(mode="after")
+    def _one_return_for_all(self) -> VDNToken:
+        if self.team_reward == "individual":
+            raise ValueError(
+                "`team_reward: individual` leaves no team's return to decompose; set `mean`, `sum`, `max`, `min` or "
+                "`last`, or `algorithm.name: ippo`"
+            )
+        if self.gae.unit == "turn" or self.gae.kl_in_reward or self.gae.vtrace:
+            raise ValueError(
+                "positions of several agents are tokens of one moment: leave out `gae.unit`, `gae.kl_in_reward` and "
+                "`gae.vtrace`, or set `algorithm.name: ippo`"
+            )
+        if self.umad.influence:
+            raise ValueError(
+                "`umad.influence` pays one agent, and here all share one advantage; set `algorithm.name: vdn`"
+            )
+        return self
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return actor_critic_row(self, self.name, "local", SummedValues(self))
+
+
+class _Turn(NamedTuple):
+    """One turn's advantages and the values that its critic gave."""
+
+    turn: Turn
+    advantage_T: Tensor
+    value_T: Tensor
+
+
+class SummedValues:
+    """Advantages against Σ_i V_i, and each critic's share of the target."""
+
+    def __init__(self, settings: VDNToken) -> None:
+        """Take the settings of GAE, rewards and penalties."""
+        self._settings = settings
+
+    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        """Return each turn's advantage at every token, and the target of its critic there."""
+        found: dict[TurnKey, _Turn] = {}
+        for g, group in enumerate(groups):
+            for e, episode in enumerate(group.episodes):
+                if episode.error is None:
+                    found |= self._episode((g, e), episode, estimates)
+        if not found:
+            return {}
+        advantage_K = self._normalised(list(found.values()))
+        pieces = advantage_K.split([len(one.advantage_T) for one in found.values()])
+        return {
+            key: Credit(piece_T, one.advantage_T + one.value_T)
+            for (key, one), piece_T in zip(found.items(), pieces, strict=True)
+        }
+
+    def _episode(
+        self, place: tuple[int, int], episode: Episode, estimates: Estimates
+    ) -> dict[TurnKey, _Turn]:
+        s = self._settings
+        rounds = round_turns(episode, episode.agents)
+        if not rounds:
+            return {}
+        paid = round_rewards(episode, rounds, s.team_reward, s.penalties)
+        values: list[Tensor] = []
+        rewards: list[Tensor] = []
+        gammas: list[Tensor] = []
+        for movers, reward in zip(rounds, paid, strict=True):
+            value_P = _summed([estimates.values[TurnKey(*place, turn.index)] for turn in movers.values()])
+            reward_P, gamma_P = torch.zeros_like(value_P), torch.full_like(value_P, s.gae.gamma_token)
+            reward_P[-1], gamma_P[-1] = reward, s.gae.gamma_turn
+            values, rewards, gammas = [*values, value_P], [*rewards, reward_P], [*gammas, gamma_P]
+        value_P = torch.cat(values)
+        last = [TurnKey(*place, turn.index) for turn in rounds[-1].values()]
+        cut = episode.truncated and s.gae.truncated == "bootstrap"
+        after = (
+            torch.stack([estimates.bootstrap[key] for key in last]).sum() if cut else value_P.new_zeros(())
+        )
+        advantage_P = gae(
+            torch.cat(rewards)[None],
+            value_P[None],
+            torch.ones_like(value_P)[None],
+            after[None],
+            gamma=torch.cat(gammas)[None],
+            lam=s.gae.lam,
+        ).advantage_NT[0]
+        found: dict[TurnKey, _Turn] = {}
+        for movers, round_P in zip(rounds, advantage_P.split([len(v) for v in values]), strict=True):
+            for turn in movers.values():
+                key = TurnKey(*place, turn.index)
+                found[key] = _Turn(turn, round_P[: len(turn.completion_ids)], estimates.values[key])
+        return found
+
+    def _normalised(self, turns: Sequence[_Turn]) -> Tensor:
+        advantage_K = torch.cat([one.advantage_T for one in turns])
+        how = self._settings.gae.normalise
+        if how == "none":
+            return advantage_K
+        numbers: dict[str, int] = {}
+        whose = [
+            numbers.setdefault(
+                {"policy": one.turn.policy, "agent": one.turn.agent, "batch": ""}[how], len(numbers)
+            )
+            for one in turns
+        ]
+        lengths = torch.tensor([len(one.advantage_T) for one in turns])
+        segment_K = torch.tensor(whose).repeat_interleave(lengths)
+        return segment_whiten(advantage_K, torch.ones_like(advantage_K), segment_K, len(numbers))
+
+
+def _summed(values: Sequence[Tensor]) -> Tensor:
+    """Σ_i V_i at every position of a round → [P]; who has finished keeps its last value."""
+    longest = max(len(value_T) for value_T in values)
+    held = [torch.cat([value_T, value_T[-1:].expand(longest - len(value_T))]) for value_T in values]
+    value_PA = torch.stack(held, dim=1)
+    return vdn_mix(value_PA, torch.ones_like(value_PA))

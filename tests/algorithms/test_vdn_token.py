@@ -1,0 +1,133 @@
+"""The token form of VDN: the sum of values against the team's return, by hand and as an identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.tiny import episode, group, sections, turn
+
+from kapelle.algorithm import Credit, Estimates, TurnKey
+from kapelle.algorithms.ppo import IPPO
+from kapelle.algorithms.vdn_token import VDNToken
+from kapelle.trainer import Trainer
+from kapelle.types import Group
+
+PLAIN = {"gamma_turn": 0.5, "lam": 1.0, "normalise": "none"}
+
+
+def credit(groups: list[Group], estimates: Estimates, **gae: Any) -> Mapping[TurnKey, Credit]:
+    give = VDNToken.model_validate({"gae": {**PLAIN, **gae}}).build().credit
+    assert give is not None
+    return give(groups, estimates)
+
+
+class TestByHand:
+    """`a` says 3 tokens and `b` 2 side by side; then `a` alone says one more. The round pays 1, the end 4."""
+
+    GROUPS: ClassVar = [
+        group(
+            episode(
+                turn("a", 0, 3, reward=1.0),
+                turn("b", 1, 2, reward=1.0),
+                turn("a", 2, 1),
+                rewards={"a": 4.0, "b": 4.0},
+            )
+        )
+    ]
+    VALUES: ClassVar = {
+        TurnKey(0, 0, 0): torch.tensor([0.5, 1.0, 2.0]),
+        TurnKey(0, 0, 1): torch.tensor([0.25, 0.75]),
+        TurnKey(0, 0, 2): torch.tensor([3.0]),
+    }
+
+    def test_with_lambda_1_it_is_the_team_s_return_less_the_sum(self) -> None:
+        # The return of round 1 is 1 + ½·4 = 3, of round 2 it is 4. Sums: 0.75, 1.75, and b keeps 0.75: 2.75; then 3.
+        given = credit(self.GROUPS, Estimates(self.VALUES))
+        assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == [2.25, 1.25, 0.25]
+        assert given[TurnKey(0, 0, 1)].advantage_T.tolist() == [2.25, 1.25]
+        assert given[TurnKey(0, 0, 2)].advantage_T.tolist() == [1.0]
+
+    def test_each_critic_s_target_is_the_return_less_the_others_values(self) -> None:
+        given = credit(self.GROUPS, Estimates(self.VALUES))
+        a, b = given[TurnKey(0, 0, 0)].return_T, given[TurnKey(0, 0, 1)].return_T
+        assert a is not None
+        assert b is not None
+        assert a.tolist() == [2.75, 2.25, 2.25]  # 3 less 0.25, 0.75 and, kept, 0.75
+        assert b.tolist() == [2.5, 2.0]  # 3 less 0.5 and 1
+
+    def test_lambda_0_looks_one_position_ahead(self) -> None:
+        # δ: 1.75 − 0.75, 2.75 − 1.75, 1 + ½·3 − 2.75, 4 − 3.
+        given = credit(self.GROUPS, Estimates(self.VALUES), lam=0.0)
+        assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == [1.0, 1.0, -0.25]
+        assert given[TurnKey(0, 0, 2)].advantage_T.tolist() == [1.0]
+
+    def test_the_gradient_of_the_targets_is_that_of_the_squared_sum(self) -> None:
+        given = credit(self.GROUPS, Estimates(self.VALUES))
+        a, b = (self.VALUES[TurnKey(0, 0, k)][:2].clone().requires_grad_() for k in (0, 1))
+        targets = [given[TurnKey(0, 0, k)].return_T for k in (0, 1)]
+        assert targets[0] is not None
+        assert targets[1] is not None
+        apart = (a - targets[0][:2]).square().sum() + (b - targets[1]).square().sum()
+        together = (a + b - 3.0).square().sum()
+        for one, other in zip(
+            torch.autograd.grad(apart, [a, b]), torch.autograd.grad(together, [a, b]), strict=True
+        ):
+            torch.testing.assert_close(one, other)
+
+
+def test_one_agent_is_ippo() -> None:
+    groups = [
+        group(
+            episode(turn("a", 0, 3, reward=0.3), turn("a", 1, 2), rewards={"a": 1.0}),
+            episode(turn("a", 0, 1), turn("a", 1, 4), rewards={"a": 0.0}),
+        )
+    ]
+    generator = torch.Generator().manual_seed(0)
+    values = {
+        TurnKey(0, e, t.index): torch.randn(len(t.completion_ids), generator=generator)
+        for e, played in enumerate(groups[0].episodes)
+        for t in played.turns
+    }
+    settings = {"gae": {"gamma_turn": 0.9, "gamma_token": 0.95, "lam": 0.8, "normalise": "policy"}}
+    rows = [kind.model_validate(settings).build().credit for kind in (IPPO, VDNToken)]
+    ippo, summed = (give(groups, Estimates(values)) for give in rows if give is not None)
+    for key in values:
+        torch.testing.assert_close(summed[key].advantage_T, ippo[key].advantage_T)
+        torch.testing.assert_close(summed[key].return_T, ippo[key].return_T)
+
+
+def test_an_episode_cut_short_goes_on_with_the_sum_of_the_values_after_it() -> None:
+    groups = [group(episode(turn("a", 0, 1), turn("b", 1, 1), truncated=True))]
+    keys = [TurnKey(0, 0, 0), TurnKey(0, 0, 1)]
+    estimates = Estimates(
+        {key: torch.zeros(1) for key in keys}, {keys[0]: torch.tensor(2.0), keys[1]: torch.tensor(4.0)}
+    )
+    assert credit(groups, estimates)[keys[0]].advantage_T.tolist() == [3.0]
+    assert credit(groups, estimates, truncated="terminate")[keys[0]].advantage_T.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"team_reward": "individual"}, "no team's return"),
+        ({"gae": {"unit": "turn"}}, "gae.unit"),
+        ({"gae": {"kl_in_reward": 0.1}}, "gae.kl_in_reward"),
+        ({"umad": {"influence": 0.1}}, "umad.influence"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        VDNToken.model_validate(settings)
+
+
+def test_a_run_trains() -> None:
+    with Trainer(
+        **sections(algorithm={"name": "vdn_token"}, training={"steps": 2, "tasks_per_step": 2})
+    ) as made:
+        rows = [step.metrics for step in made.steps()]
+    assert all(isinstance(value, float) for value in rows[-1].values())
+    assert any(name.startswith("value_error") for name in rows[-1])
