@@ -152,8 +152,11 @@ async def test_cheats_earn_nothing(sandbox: Bubblewrap, tmp_path: Path, form: An
 async def test_a_function_of_humaneval_is_gone_on_with_or_written_anew(
     sandbox: Bubblewrap, tmp_path: Path, said: str, score: float
 ) -> None:
-    path = folder(tmp_path, HALVE, {**HALVE, "task_id": "Halve/1"})
-    environment = Code(path=path, format="humaneval")
+    bare = {**HALVE, "prompt": HALVE["prompt"].rstrip(), "task_id": "Halve/1"}
+    environment = Code(path=folder(tmp_path, HALVE, bare), format="humaneval")
+    scripts = {"coder": lines(said)}
+    [unended] = await play(environment, Solo(), ["coder"], scripts, environment.task("test", 0))
+    assert unended.rewards == {"coder": score}
     [episode] = await play(
         environment, Solo(), ["coder"], {"coder": lines(said)}, environment.task("train", 0)
     )

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kapelle.grading.math import grade_math, math_processes, why_not_comparable
+from kapelle.grading.math import COMPARISON, grade_math, math_processes, why_not_comparable
 from kapelle.grading.processes import GaveUp, KillableProcesses, Limits
 
 
@@ -73,6 +73,12 @@ def test_a_timeout_is_ungraded_and_never_a_zero_that_counts(math_pool: KillableP
     grade = grade_math(r"\boxed{\tan(\tan(\tan(\tan(\tan 5))))}", "5", ["only_box"], math_pool)
     assert grade.status == "ungraded"
     assert "longer than" in grade.explanation
+
+
+def test_no_comparison_holds_a_grader_for_a_second_on_any_machine() -> None:
+    assert COMPARISON.cpu_s < 1.0, "work"
+    assert COMPARISON.wall_s < 1.0, "or waiting for a core"
+    assert math_processes()._limits is COMPARISON
 
 
 def test_threads_grade_side_by_side(patient_pool: KillableProcesses) -> None:

@@ -7,7 +7,6 @@ shown stays in this process or in the tests' own sandbox.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -58,12 +57,10 @@ def humaneval_problem(row: Row) -> Problem:
     its own either way. The `check` function is one test: there is no partial credit.
     """
     task = humaneval_task(row.fields)
-    [name] = task.tests.candidate
-    defines = re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", re.MULTILINE)
+    begun = task.prompt.rstrip("\n") + "\n"
 
     def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
-        between = "\n\n" if defines.search(program) else ""
-        return grade_program(task.prompt + between + program, task.tests, sandbox, limits)
+        return grade_program(begun + program, task.tests, sandbox, limits)
 
     return Problem(task.prompt, (), grade, task.solution.removeprefix(task.prompt))
 
