@@ -110,7 +110,9 @@ def test_a_group_is_dead_when_the_learners_cannot_tell_its_episodes_apart() -> N
 
 def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> None:
     members = (episode(1.0, turn("reasoner", 4), turn("actor", 2), success=1.0), episode(0.0, success=0.0))
-    scored = tuple(replace(member, rewards={"reasoner": 1.0, "actor": 0.0}) for member in members)
+    scored = tuple(
+        replace(member, rewards={"reasoner": 1.0, "actor": 0.0}, info={"part": "sums"}) for member in members
+    )
     described = {name: describe(name) for name in rollout_metrics([Group(TASK, scored)])}
     assert None not in described.values()
     assert set(described.values()) == set(METRICS)

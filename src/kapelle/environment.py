@@ -22,6 +22,8 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "algebra": "kapelle.environments.algebra:Algebra",
     "word_problems": "kapelle.environments.word_problems:WordProblems",
     "multi_step": "kapelle.environments.multi_step:MultiStep",
+    "nli": "kapelle.environments.nli:NLI",
+    "mixture": "kapelle.environments.mixture:Mixture",
     "matrix": "kapelle.environments.matrix:Matrix",
     "trajectories": "kapelle.environments.trajectories:Trajectories",
     "preferences": "kapelle.environments.preferences:Preferences",
@@ -144,7 +146,7 @@ class Recorded(Protocol):
     """An environment that has recorded what was said, and can pay nothing else."""
 
     @property
-    def answers(self) -> int:
+    def answers_per_task(self) -> int:
         """Most recorded answers of one task: the episodes of a group that differ."""
         ...
 

@@ -76,6 +76,12 @@ METRICS: tuple[Metric, ...] = (
         "Rises on train tasks and not in evaluation: the tasks are being memorised.",
     ),
     Metric(
+        "success/<part>",
+        "share",
+        "The same over the tasks of one part of a mixture of environments.",
+        "Falls while another part's rises: the parts compete. Change their weights.",
+    ),
+    Metric(
         "truncated",
         "share",
         "Share of episodes that a limit of turns or tokens ended, not the task.",
@@ -129,6 +135,9 @@ def rollout_metrics(
     row = {"samples": float(len(played))}
     _put_mean(row, "failed_episodes", [float(episode.error is not None) for episode in played])
     _put_mean(row, "success", [episode.success for episode in valid if episode.success is not None])
+    for part in _names([str(episode.info["part"])] for episode in valid if "part" in episode.info):
+        scores = [e.success for e in valid if e.info.get("part") == part and e.success is not None]
+        _put_mean(row, f"success/{part}", scores)
     _put_mean(row, "truncated", [float(episode.truncated) for episode in valid])
     _put_mean(
         row, "dead_groups", [float(is_dead(group, returns)) for group in groups if len(group.episodes) > 1]

@@ -1,0 +1,176 @@
+"""Several environments of questions in one run: each task belongs to one of them, drawn by weight.
+
+Whatever an outcome says of itself, `info` names the part that it came from, so that success can be told apart
+by part: in evaluation under `parts`, while training as `success/<part>`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
+
+from kapelle.configured import Configured
+from kapelle.environment import Answerable, Environment, Outcome, Scorable, Scripted, World, environment_class
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.types import Json, Message, Split, Task
+
+
+def _built(value: Any) -> Any:
+    """Return the settings of the class that `name` finds."""
+    if isinstance(value, Configured) or not isinstance(value, Mapping):
+        return value
+    if "name" not in value:
+        raise ValueError("a part says no `environment.name`")
+    try:
+        found = environment_class(str(value["name"]))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return found(**value)
+
+
+class Part(Configured):
+    """One environment and how often its tasks come."""
+
+    environment: Annotated[SerializeAsAny[Configured], BeforeValidator(_built)]
+    weight: float = Field(1.0, gt=0.0)
+    """Share of the tasks, against the other parts' weights."""
+
+
+def _some(parts: Mapping[str, Part]) -> Mapping[str, Part]:
+    if not parts:
+        raise ValueError("`parts` is empty. Name one environment at least")
+    return parts
+
+
+class Mixture(Configured):
+    """Tasks of all parts, whole and unchanged; an agent cannot see which part a task is of.
+
+    Training draws a part for every index and then a task of it; a test split of parts that all end holds
+    every test task once. An answer is read in the way of every part.
+    """
+
+    name: Literal["mixture"] = "mixture"
+    parts: Annotated[Mapping[str, Part], AfterValidator(_some)]
+    """Name of a part, for metrics → its environment and weight."""
+    seed: int = 0
+    """Another seed draws another order."""
+
+    def _part(self, name: str) -> Environment:
+        return cast("Environment", self.parts[name].environment)
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The widest of the parts'."""
+        ranges = [self._part(name).reward_range for name in self.parts]
+        return (min(low for low, _ in ranges), max(high for _, high in ranges))
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """What every part says."""
+        return {
+            split: "; ".join(f"{name}: {self._part(name).sources[split]}" for name in self.parts)
+            for split in ("train", "test")
+        }
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Check every part; ConfigError for a game among them."""
+        for name in self.parts:
+            part = self._part(name)
+            if not isinstance(part, Answerable):
+                raise ConfigError(
+                    f"`{part.name}`, the part '{name}' of the mixture, is a game of moves; a mixture takes "
+                    "environments of questions. Train on the game in a run of its own."
+                )
+            part.check(agents)
+
+    def _sizes(self, split: Split) -> dict[str, int | None]:
+        return {name: self._part(name).size(split) for name in self.parts}
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of all test tasks where every part's end; tasks to train on come without end."""
+        sizes = list(self._sizes(split).values())
+        known = [size for size in sizes if size is not None]
+        return sum(known) if split == "test" and len(known) == len(sizes) else None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the task at an index: a part by weight and one of its tasks, or the test tasks in a row."""
+        name, inner = self._place(split, index)
+        task = self._part(name).task(split, inner)
+        return Task(f"{name}/{task.id}", task.question, {"part": name, "id": task.id, "data": task.data})
+
+    def _place(self, split: Split, index: int) -> tuple[str, int]:
+        sizes = self._sizes(split)
+        if self.size(split) is not None:
+            for name, size in sizes.items():
+                if index < (size or 0):
+                    return name, index
+                index -= size or 0
+            raise IndexError(index)
+        draw = random.Random(f"mixture/{self.seed}/{split}/{index}")
+        [name] = draw.choices(list(self.parts), [part.weight for part in self.parts.values()])
+        size = sizes[name]
+        return name, index if size is None else draw.randrange(size)
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> MixtureWorld:
+        """Open the world of the part that the task is of."""
+        name = str(task.data["part"])
+        return MixtureWorld(name, self._part(name).start(_inner(task), agents, seed))
+
+    def extract(self, text: str) -> str | None:
+        """Return the answer as every part reads it, so that equal answers are equal texts."""
+        read = [cast("Answerable", self._part(name)).extract(text) for name in self.parts]
+        if all(answer is None for answer in read):
+            return None
+        return " | ".join("" if answer is None else answer for answer in read)
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        """Return what the part's script says; EpisodeError for a part without one."""
+        part = self._part(str(task.data["part"]))
+        if not isinstance(part, Scripted):
+            raise EpisodeError(
+                f"`{part.name}` has no script. Take it out of the mixture, or remove `warmup`."
+            )
+        return part.script(agent, _inner(task), heard, seed)
+
+
+def _inner(task: Task) -> Task:
+    return Task(str(task.data["id"]), task.question, task.data["data"])
+
+
+class MixtureWorld:
+    """A part's world, whose outcome names the part."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self._name = name
+        self._world = world
+
+    def observe(self, agent: str) -> str:
+        """Return what the part shows."""
+        return self._world.observe(agent)
+
+    def movers(self) -> tuple[str, ...]:
+        """Return who may move."""
+        return self._world.movers()
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Move in the part's world."""
+        return await self._world.step(actions, final)
+
+    async def score(self, agent: str, text: str) -> float:
+        """Return what a text would earn; EpisodeError where the part's world cannot say."""
+        if not isinstance(self._world, Scorable):
+            raise EpisodeError(f"The part '{self._name}' cannot score a text before the episode is over.")
+        return await self._world.score(agent, text)
+
+    def outcome(self) -> Outcome:
+        """Return the part's outcome; `info` says `part`, and `part/<name>` for the parts of an evaluation."""
+        outcome = self._world.outcome()
+        info: dict[str, Json] = {**outcome.info, "part": self._name, f"part/{self._name}": True}
+        return Outcome(outcome.rewards, outcome.success, info, outcome.truncated)
+
+    async def close(self) -> None:
+        """Close the part's world."""
+        await self._world.close()
