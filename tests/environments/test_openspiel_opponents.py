@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspiel")
 
 from kapelle.environments.openspiel import OpenSpiel
-from kapelle.environments.openspiel_opponents import equilibrium, regret_policy
+from kapelle.environments.openspiel_opponents import equilibrium, play_table, regret_policy
 from kapelle.environments.openspiel_text import read_listed
 
 
@@ -56,6 +56,14 @@ async def test_nobody_beats_an_equilibrium_and_whoever_folds_kings_is_beaten_by_
     worst = {"0p": "Bet", "0b": "Bet", "1p": "Bet", "1b": "Bet", "2p": "Pass", "2b": "Pass"}
     lost = await results(second, 1000, worst)
     assert sum(lost) / len(lost) < -0.2
+
+
+def test_a_table_is_played_as_it_stands() -> None:
+    state = OpenSpiel().loaded.new_initial_state()
+    for card in (1, 2):
+        state.apply_action(card)
+    choose = play_table({"1": {0: 0.9, 1: 0.1}}, seed=0)
+    assert sum(choose(state, 0) for _ in range(1000)) == pytest.approx(100, abs=30)
 
 
 def test_solutions_are_kept_for_the_process() -> None:
