@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from kapelle.algorithm import Algorithm
 from kapelle.config import RunConfig
-from kapelle.environment import Environment, Scripted
+from kapelle.environment import Environment, Recorded, Scripted
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.paths import check_model_path
 from kapelle.team import Team
@@ -61,7 +61,9 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
             "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
         )
     environment = cast("Environment", config.environment)
-    scripted = isinstance(environment, Scripted)
+    scripted = isinstance(environment, Scripted | Recorded)
+    if isinstance(environment, Recorded):
+        _check_recorded(algorithm, environment.name, environment.answers_per_task())
     if algorithm.source == "demonstrations" and not scripted:
         raise ConfigError(
             f"`{algorithm.name}` learns from demonstrations, and environment '{environment.name}' has no script "
@@ -75,6 +77,20 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         _check_one_tokeniser(algorithm, team)
     if algorithm.source == "rollout":
         _check_sampling(team)
+
+
+def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> None:
+    """Refuse to learn from what records do not hold: words of the team's own, or more answers than there are."""
+    if algorithm.source == "rollout":
+        raise ConfigError(
+            f"`{algorithm.name}` plays, and environment '{environment}' pays recorded words alone. Set "
+            "`algorithm.data: recorded` (dpo, verifier), `algorithm.name: sft`, or another environment."
+        )
+    if algorithm.group_size > 1 and answers < 2:
+        raise ConfigError(
+            f"`{algorithm.name}` compares answers to one question, and environment '{environment}' has one of each. Set "
+            "`environment.name: preferences` or `labelled`."
+        )
 
 
 def _check_one_tokeniser(algorithm: Algorithm, team: Team) -> None:

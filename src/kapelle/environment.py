@@ -145,7 +145,6 @@ class Scripted(Protocol):
 class Recorded(Protocol):
     """An environment that has recorded what was said, and can pay nothing else."""
 
-    @property
     def answers_per_task(self) -> int:
         """Most recorded answers of one task: the episodes of a group that differ."""
         ...

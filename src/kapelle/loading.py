@@ -10,7 +10,7 @@ from kapelle.engines.compose import ComposedEngine
 from kapelle.engines.endpoint import EndpointEngine
 from kapelle.engines.rollout import EngineSettings, Request, RolloutEngine
 from kapelle.engines.scripted import ScriptedEngine
-from kapelle.environment import Scripted
+from kapelle.environment import Recorded, Scripted
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
 from kapelle.team import Team
@@ -55,11 +55,16 @@ def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: T
 
 
 def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) -> ScriptedEngine:
-    """Return an engine in which the environment's script speaks for every agent, in the models' tokens."""
-    environment = cast("Scripted", config.environment)
+    """Return an engine in which the environment's records or script speak for every agent, in the models' tokens."""
+    environment = config.environment
 
     def speak(request: Request) -> str:
-        return environment.script(request.agent, request.task, request.messages, request.seed)
+        if isinstance(environment, Recorded):
+            turn = sum(message.role == "assistant" for message in request.messages)
+            return environment.recorded(request.agent, request.task, turn, request.sample)
+        return cast("Scripted", environment).script(
+            request.agent, request.task, request.messages, request.seed
+        )
 
     local = {name: policy for name, policy in team.policies.items() if policy.endpoint is None}
     return ScriptedEngine(

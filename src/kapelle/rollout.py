@@ -86,6 +86,7 @@ class LiveSeat:
             replace(sampling, max_tokens=min(sampling.max_tokens, renderer.context - len(prompt))),
             seed,
             self._scene.task,
+            self._scene.sample,
         )
         completion = await play.timeline.during("generate", play.engine.generate(request))
         if not all(map(math.isfinite, completion.logprobs)):
@@ -126,8 +127,9 @@ class LiveSeat:
 class LiveScene:
     """One running episode, as its workflow sees it."""
 
-    def __init__(self, play: Play, task: Task, seed: int, world: World) -> None:
+    def __init__(self, play: Play, task: Task, seed: int, world: World, sample: int = 0) -> None:
         self.play = play
+        self.sample = sample
         self._task = task
         self._seed = seed
         self._world = world
@@ -214,8 +216,8 @@ class LiveScene:
         return score
 
 
-async def play_episode(play: Play, task: Task, seed: int) -> Episode:
-    """Play one episode; whatever goes wrong inside becomes its `error`.
+async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Episode:
+    """Play one episode, `sample` of its group; whatever goes wrong inside becomes its `error`.
 
     EngineError alone passes through: an engine that fails would fail every episode.
     """
@@ -224,7 +226,7 @@ async def play_episode(play: Play, task: Task, seed: int) -> Episode:
     try:
         world = play.environment.start(task, names, seed)
         try:
-            scene = LiveScene(play, task, seed, world)
+            scene = LiveScene(play, task, seed, world, sample)
             await play.workflow.run(scene)
             play.timeline.enter("grade")
             try:
@@ -266,7 +268,7 @@ async def rollout(
 
     async def one(task: Task, sample: int) -> Episode:
         async with gate:
-            return await play_episode(play, task, derive_seed(seed, task.id, sample))
+            return await play_episode(play, task, derive_seed(seed, task.id, sample), sample)
 
     episodes = await asyncio.gather(*(one(task, k) for task in tasks for k in range(samples)))
     return [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]

@@ -35,6 +35,8 @@ class Request:
     seed: int
     task: Task
     """The task being played; only scripts look at it."""
+    sample: int = 0
+    """Which of its group's episodes this is, from 0; only records look at it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -48,6 +48,10 @@ class Row:
         return str(value)
 
 
+Words = Callable[[Row, str, str], str]
+"""(row, field, setting) → the field as text; DataError where it is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class DataSource:
     """Where rows come from."""
@@ -69,13 +73,13 @@ class DataSource:
             return f"{self.path}, {share:.0%} of the rows, by a hash of the question"
         return f"{self.path}, {self.train if split == 'train' else self.test}"
 
-    def load(self, key: str, setting: str) -> Splits:
+    def load(self, key: str, setting: str, words: Words = Row.text) -> Splits:
         """Return both splits; they share no value of the field `key` (`setting` names it in messages).
 
-        A train row whose key occurs in the test split is left out and counted. DataError for data that
+        `words` says what a row's value of the field is, as text. A train row whose key occurs in the test split is left out and counted. DataError for data that
         are missing, damaged, empty or of another form.
         """
-        return _load(self, key, setting)
+        return _load(self, key, setting, words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,12 @@ class Splits:
 
 
 @lru_cache(maxsize=8)
-def _load(source: DataSource, key: str, setting: str) -> Splits:
+def _load(source: DataSource, key: str, setting: str, words: Words) -> Splits:
     local = Path(source.path).expanduser()
     if local.is_file():
         rows = read_rows(local)
-        test = tuple(row for row in rows if held_out(row.text(key, setting), source.test_share))
-        train = tuple(row for row in rows if not held_out(row.text(key, setting), source.test_share))
+        test = tuple(row for row in rows if held_out(words(row, key, setting), source.test_share))
+        train = tuple(row for row in rows if not held_out(words(row, key, setting), source.test_share))
     elif local.is_dir():
         train, test = (_folder(local, name, source) for name in (source.train, source.test))
     elif _HUB_NAME.fullmatch(source.path) and not source.path.endswith(SUFFIXES):
@@ -113,8 +117,8 @@ def _load(source: DataSource, key: str, setting: str) -> Splits:
             raise DataError(
                 f"The {split} split of '{source.path}' is empty. Name another file, or more rows."
             )
-    tested = {row.text(key, setting) for row in test}
-    kept = tuple(row for row in train if row.text(key, setting) not in tested)
+    tested = {words(row, key, setting) for row in test}
+    kept = tuple(row for row in train if words(row, key, setting) not in tested)
     if not kept:
         raise DataError(
             f"Every train row of '{source.path}' is a test row too. Set `environment.train` and "
