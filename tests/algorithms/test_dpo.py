@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from tests.copies import Copies
 from tests.tiny import (
+    SIZE,
     episode,
     first_gradient,
     group,
@@ -22,11 +29,17 @@ from torch import Tensor
 from kapelle.algorithm import Estimates, Outputs, Targets, TurnKey
 from kapelle.algorithms.dpo import DPO, dpo_over_pairs, ipo_over_pairs, pairs_of
 from kapelle.batch import Sample
+from kapelle.collate import reference_samples
 from kapelle.engines.torch_train import Limits, TorchTrainEngine, reference_name
 from kapelle.engines.train import Objective
+from kapelle.environments.preferences import Preferences
 from kapelle.errors import ConfigError
+from kapelle.loading import teacher
+from kapelle.loop import run_async
 from kapelle.recipe import resolve
+from kapelle.rollout import rollout
 from kapelle.trainer import Trainer
+from kapelle.types import Split
 
 # Agent a earns 1, 3, 2 and b 5, 0, 5: a's pair is (1, 0), b's (0, 1); the team's mean is 3, 1.5, 3.5.
 GROUP = group(
@@ -202,3 +215,50 @@ def test_a_group_of_one_is_refused_with_the_way_out() -> None:
 def test_ipo_takes_no_smoothing() -> None:
     with pytest.raises(ConfigError, match="IPO has none"):
         resolve(sections(algorithm={"name": "dpo", "kind": "ipo", "label_smoothing": 0.1}))
+
+
+@pytest.mark.slow
+def test_it_learns_which_of_two_recorded_answers_to_prefer(tmp_path: Path) -> None:
+    words = Copies(letters=4)
+
+    def rows(split: Split, count: int) -> Iterator[str]:
+        for index in range(count):
+            word = words.task(split, index).question
+            wrong = next(
+                t for seed in range(9) if (t := words.script("", words.task(split, index), [], seed)) != word
+            )
+            yield json.dumps({"prompt": word, "chosen": word, "rejected": wrong}) + "\n"
+
+    (tmp_path / "train.jsonl").write_text("".join(rows("train", 1000)))
+    (tmp_path / "test.jsonl").write_text("".join(rows("test", 60)))
+    run = Trainer(
+        **sections(
+            environment={"name": "preferences", "path": str(tmp_path)},
+            workflow={"name": "solo"},
+            algorithm={"name": "dpo", "data": "recorded", "beta": 0.5},
+            team={"agents": 1, "lora": {"rank": 8, "alpha": 16.0}},
+            model={"embedded": {**SIZE, "hidden": 32, "intermediate": 64}},
+            training={"steps": 60, "tasks_per_step": 24},
+            optimizer={"lr": 1e-2},
+        )
+    )
+    before = held_out_accuracy(run)
+    for _ in run.steps():
+        pass
+    assert before < 0.7
+    assert held_out_accuracy(run) >= 0.9
+
+
+def held_out_accuracy(run: Trainer) -> float:
+    """Share of the test pairs whose chosen answer gained more than the rejected one, against the reference."""
+    environment = cast("Preferences", run.play.environment)
+    play = replace(run.play, engine=teacher(run.config, run.team, run.models))
+    tasks = [environment.task("test", index) for index in range(environment.size("test") or 0)]
+    groups = run_async(lambda: rollout(play, tasks, 2, 0))
+    gains = []
+    for name in ("agent_0", reference_name("agent_0")):
+        samples = reference_samples(groups, run.team, {"agent_0": name})
+        gains.append([float(logp_T.sum()) for logp_T in run.engine.score(list(samples.values()))])
+    ratio = [ours - theirs for ours, theirs in zip(*gains, strict=True)]
+    ahead = [chosen > rejected for chosen, rejected in zip(ratio[::2], ratio[1::2], strict=True)]
+    return sum(ahead) / len(ahead)
