@@ -20,6 +20,8 @@ from kapelle.errors import DataError, EpisodeError, SandboxError
 from kapelle.grading.code_tasks import CHEATS
 from kapelle.rollout import Play, rollout
 from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.sandbox.contract import Layer
+from kapelle.sandbox.unsafe_subprocess import UnsafeSandboxWarning
 from kapelle.types import Split, Task
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.solo import Solo
@@ -220,6 +222,23 @@ def test_a_row_of_another_form_is_named(tmp_path: Path, form: Any, row: dict[str
     environment = Code(path=folder(tmp_path, row, {**SUM, **OTHER, "question": "r"}), format=form)
     with pytest.raises(DataError, match=message):
         environment.check(["coder"])
+
+
+def test_without_the_sandbox_nothing_starts_and_nothing_weaker_takes_its_place(
+    mbpp: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = Layer("network namespace", required=True, present=False, detail="closed on this machine.")
+    monkeypatch.setattr(Bubblewrap, "layers", lambda self: (missing,))
+    with pytest.raises(SandboxError, match=r"cannot be used on this machine \(network namespace: closed"):
+        Code(path=mbpp).check(["coder"])
+
+
+async def test_what_contains_nothing_says_so_in_every_run(mbpp: str) -> None:
+    environment = Code(path=mbpp, sandbox="unsafe_subprocess")
+    scripts = {"coder": lines(RIGHT)}
+    with pytest.warns(UnsafeSandboxWarning, match="contains nothing"):
+        [episode] = await play(environment, Solo(), ["coder"], scripts, environment.task("train", 0))
+    assert episode.rewards == {"coder": 1.0}
 
 
 def test_settings_that_make_no_sense_are_refused(mbpp: str) -> None:

@@ -249,6 +249,8 @@ def _one_word(one: Value, other: Value) -> bool:
 
 
 def _same_equation(one: Answer, other: Answer) -> bool:
+    if _all_letters(one) != _all_letters(other):
+        return False
     differences = []
     for answer in (one, other):
         value = answer.value
@@ -258,6 +260,10 @@ def _same_equation(one: Answer, other: Answer) -> bool:
             return False
         differences.append(value.difference)
     return differences[0].proportional(differences[1])
+
+
+def _all_letters(answer: Answer) -> frozenset[str]:
+    return answer.letters | {answer.name} if answer.name else answer.letters
 
 
 def _same(one: Value, other: Value) -> bool:

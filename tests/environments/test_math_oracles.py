@@ -1,0 +1,74 @@
+"""On whole data sets the gold answer pays in full, and what answers any question alike pays nothing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from kapelle.environments.math import Math
+from kapelle.types import Split
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+CHEATS = {
+    "nothing": "",
+    "words": "The answer is obvious.",
+    "empty box": r"\boxed{}",
+    "two boxes": r"\boxed{{{gold}}} or \boxed{{{gold}1}}",
+    "hedge": r"\boxed{{{gold} \text{{ or }} 7777}}",
+    "list": r"\boxed{{{gold}, 7777}}",
+    "a letter times nothing": r"\boxed{{{gold}+0Q}}",
+    "the question": r"\boxed{{{question:.200}}}",
+    "not a number": r"\boxed{nan}",
+    "any number": r"\boxed{7777}",
+    "a word for the answer": r"\boxed{answer}",
+    "thought": r"<think>\boxed{{{gold}}}</think>",
+    "quoted": r"> \boxed{{{gold}}}",
+    "fenced": "```\n\\boxed{{{gold}}}\n```",
+    "unclosed": r"\boxed{{{gold}",
+}
+
+
+def cheat(what: str, gold: str, question: str) -> str:
+    template = CHEATS[what]
+    return template.format(gold=gold, question=question) if "{{" in template else template
+
+
+def answered(source: Path, target: Path, answer: str) -> str:
+    """Write the rows that have an answer to a file, and return it."""
+    if not source.is_file():
+        pytest.skip(f"there is no file {source}")
+    text = gzip.decompress(source.read_bytes()).decode()
+    rows = list(map(json.loads, text.splitlines())) if ".jsonl" in source.name else json.loads(text)
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows if row[answer]))
+    return str(target)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("file", "question", "answer", "size", "every"),
+    [
+        ("deepscaler_parts/train_math.json.gz", "problem", "answer", 7470, 40),
+        ("deepscaler_parts/train_aime.json.gz", "problem", "answer", 975, 10),
+        ("deepmath_sample/train.jsonl.gz", "prompt", "ground_truth", 4994, 40),
+    ],
+)
+async def test_gold_answers_pay_and_cheats_do_not(
+    data_folder: Path, tmp_path: Path, file: str, question: str, answer: str, size: int, every: int
+) -> None:
+    path = answered(data_folder / file, tmp_path / "rows.jsonl", answer)
+    policies = ("hash", "only_box")
+    environment = Math(path=path, question_field=question, answer_field=answer, extraction=policies)
+    environment.check(["solver"])
+    tasks = [environment.task(split, k) for split in SPLITS for k in range(environment.size(split) or 0)]
+    assert len(tasks) == size
+    for index, task in enumerate(tasks):
+        gold = task.data["answer"]
+        said = environment.script("solver", task, (), 0)
+        assert (await environment.grade(said, gold)).score == 1.0, gold
+        for what in CHEATS if index % every == 0 else ():
+            grade = await environment.grade(cheat(what, gold, task.question), gold)
+            assert grade.score == 0.0, (what, gold)
+            assert grade.status != "ungraded", (what, gold)
