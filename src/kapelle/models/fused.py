@@ -26,10 +26,42 @@ from kapelle.models.lora_bank import BankedLinear, Route
 LARGEST = 1 << 26
 """Most weights, all copies together."""
 
+LARGE = 1 << 17
+"""Weights of a float32 matrix from which the packed product is faster for any number of rows."""
 
-class _Matrix(NamedTuple):
-    weight_IO: Tensor
-    bias_O: Tensor | None
+MANY = 256
+"""Rows from which it is for every matrix."""
+
+
+class _Matrix:
+    """A weight and its bias, ready to be multiplied with many or few rows."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._bias_O = bias_O
+        self._large = weight_OI.numel() >= LARGE or weight_OI.dtype != torch.float32
+        packs = weight_OI.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None) if packs else None  # noqa: SLF001
+        self._weight_IO = None if packs and self._large else weight_OI.t().contiguous()
+
+    def times(self, x_NI: Tensor) -> Tensor:
+        """Return rows times the weight, plus the bias."""
+        if self._weight_IO is None or (self._packed is not None and len(x_NI) >= MANY):
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001
+                x_NI, self._packed, self._bias_O, "none", [], ""
+            )
+            return product
+        if self._bias_O is None:
+            return torch.mm(x_NI, self._weight_IO)
+        return torch.addmm(self._bias_O, x_NI, self._weight_IO)
+
+    def add_times(self, x_NI: Tensor, y_NO: Tensor) -> None:
+        """Add rows times the weight, plus the bias, to `y_NO`."""
+        if self._weight_IO is None or len(x_NI) >= MANY or self._weight_IO.dtype != y_NO.dtype:
+            y_NO += self.times(x_NI)
+            return
+        y_NO.addmm_(x_NI, self._weight_IO)
+        if self._bias_O is not None:
+            y_NO += self._bias_O
 
 
 class _Layer(NamedTuple):
@@ -133,35 +165,29 @@ class FusedPass:
         )
 
     def _paired(self, linear: tuple[Tensor, Tensor | None], scale: float) -> tuple[Tensor, Tensor | None]:
-        """Put the halves of each head's features side by side, pair by pair, and scale them."""
         weight_OI, bias_O = linear
-        order_O = self._pairs().repeat(len(weight_OI) // self._lean.head_size)
-        order_O = (
-            order_O
-            + torch.arange(len(weight_OI), device=order_O.device)
-            // self._lean.head_size
-            * self._lean.head_size
-        )
-        return weight_OI[order_O] * scale, None if bias_O is None else bias_O[order_O] * scale
+        return self._pairs(weight_OI) * scale, None if bias_O is None else self._pairs(bias_O) * scale
 
-    def _pairs(self) -> Tensor:
-        return torch.arange(self._lean.head_size, device=self._lean.device).view(2, -1).t().flatten()
+    def _pairs(self, x: Tensor) -> Tensor:
+        """Put the two halves of each head's features side by side, pair by pair."""
+        half = self._lean.head_size // 2
+        return x.view(-1, 2, half, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
     def _head_scale(self, layer: Any) -> Tensor:
         """Return the norms' weights of query and key heads, one row per head, with the scale of attention."""
-        a, order_E = layer.self_attn, self._pairs()
-        q_E, k_E = a.q_norm.weight[order_E] * self._lean.scale, a.k_norm.weight[order_E]
-        scale_HE = torch.cat((q_E.expand(self._lean.heads, -1), k_E.expand(self._lean.key_heads, -1)))
-        return scale_HE.float() * self._lean.head_size**0.5
+        a = layer.self_attn
+        q_E, k_E = self._pairs(a.q_norm.weight) * self._lean.scale, self._pairs(a.k_norm.weight)
+        heads = [q_E] * self._lean.heads + [k_E] * self._lean.key_heads
+        return torch.stack(heads).float() * self._lean.head_size**0.5
 
     def _joined(self, linears: Sequence[tuple[Tensor, Tensor | None]], norm_I: Tensor | None) -> _Matrix:
         weight_OI = torch.cat([weight_OI for weight_OI, _ in linears])
         weight_OI = weight_OI if norm_I is None else weight_OI * norm_I
-        weight_IO = weight_OI.to(self._dtype).t().contiguous()
-        if all(bias_O is None for _, bias_O in linears):
-            return _Matrix(weight_IO, None)
-        biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in linears]
-        return _Matrix(weight_IO, torch.cat(biases).to(self._dtype))
+        biases = [
+            weight_OI.new_zeros(len(weight_OI)) if bias_O is None else bias_O for weight_OI, bias_O in linears
+        ]
+        biased = any(bias_O is not None for _, bias_O in linears)
+        return _Matrix(weight_OI.to(self._dtype), torch.cat(biases).to(self._dtype) if biased else None)
 
 
 def fused_of(lean: LeanModel, adapters: Sequence[str | None], dtype: torch.dtype) -> FusedPass | None:
@@ -178,24 +204,14 @@ def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
 
 def _product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor) -> Tensor:
     """Return each span of rows times its own matrix."""
-    y_NO = x_NI.new_empty(len(x_NI), spans[0][0].weight_IO.shape[1])
-    for (weight_IO, bias_O), first, last in spans:
-        if bias_O is None:
-            torch.mm(x_NI[first:last], weight_IO, out=y_NO[first:last])
-        else:
-            torch.addmm(bias_O, x_NI[first:last], weight_IO, out=y_NO[first:last])
-    return y_NO
+    parts = [matrix.times(x_NI[first:last]) for matrix, first, last in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _add_product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor, y_NO: Tensor) -> None:
     """Add each span of rows times its own matrix to `y_NO`, in place."""
-    for (weight_IO, bias_O), first, last in spans:
-        if weight_IO.dtype == y_NO.dtype:
-            y_NO[first:last].addmm_(x_NI[first:last], weight_IO)
-        else:
-            y_NO[first:last] += torch.mm(x_NI[first:last], weight_IO)
-        if bias_O is not None:
-            y_NO[first:last] += bias_O
+    for matrix, first, last in spans:
+        matrix.add_times(x_NI[first:last], y_NO[first:last])
 
 
 def _chosen(route: Route, last_Q: Tensor) -> list[tuple[str | None, int, int]]:

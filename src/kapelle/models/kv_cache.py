@@ -93,7 +93,7 @@ class KVCache:
         scores = [self._seats.scores(layer, q_RHE).view(groups, q_gUE.shape[1], -1)]
         scores += [torch.bmm(q_gUE, block.keys[layer]) for block in self._blocks]
         scores[-1][:, :, last + 1 :] = -torch.inf
-        weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32).to(q_RHE.dtype)
+        weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
         first = self._prompts.longest
         told_gUE = self._seats.told(layer, weight[..., :first])
         for block in self._blocks:
