@@ -23,6 +23,7 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "word_problems": "kapelle.environments.word_problems:WordProblems",
     "multi_step": "kapelle.environments.multi_step:MultiStep",
     "nli": "kapelle.environments.nli:NLI",
+    "debate_topics": "kapelle.environments.debate_topics:DebateTopics",
     "mixture": "kapelle.environments.mixture:Mixture",
     "matrix": "kapelle.environments.matrix:Matrix",
     "trajectories": "kapelle.environments.trajectories:Trajectories",

@@ -1,0 +1,229 @@
+"""Sides that argue over a motion before a judge: PRO and CON, or any number of sides.
+
+Seats take sides in turn (the first argues PRO, the second CON, a third PRO again). A rule-based judge scores
+evidence, structure and consistency and explains each score (`grading.argument`); a language model can judge
+instead, asked about every pair of sides in both orders.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from kapelle.configured import Configured
+from kapelle.environment import Outcome
+from kapelle.environments.debate_motions import MOTIONS
+from kapelle.environments.procedural import split_of
+from kapelle.errors import ConfigError, DataError, EpisodeError
+from kapelle.grading.argument import score_argument
+from kapelle.grading.judge import Ask, judge_pair
+from kapelle.grading.judge_endpoint import JudgeEndpoint, ask_endpoint
+from kapelle.grading.verdict import Grade
+from kapelle.types import Json, Message, Split, Task
+
+Reward = Literal["score", "win", "zero_sum"]
+
+
+class DebateTopics(Configured):
+    """One motion, `rounds` speeches of every agent, and a verdict."""
+
+    name: Literal["debate_topics"] = "debate_topics"
+    path: str | None = None
+    """A text file with a motion a line, or a JSON list of them; null takes kapelle's own forty."""
+    sides: tuple[str, ...] = Field(("PRO", "CON"), min_length=2)
+    rounds: int = Field(2, ge=1)
+    """Speeches of every agent."""
+    together: bool = False
+    """True: all speak at once in a round. False: one after another, each having heard those before."""
+    reward: Reward = "win"
+    """`win`: 1 for the winning side, 0 for the others, ties shared. `zero_sum`: what winners gain the losers
+    lose, in [-1, 1]. `score`: each side's own score in [0, 1]."""
+    judge: Literal["rules"] | JudgeEndpoint = "rules"
+    """`rules`, or an endpoint whose model judges; in Python also any engine, with `judged_by`."""
+    _ask: Ask | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _different(self) -> DebateTopics:
+        if len(set(self.sides)) < len(self.sides):
+            raise ValueError(f"`sides` names a side twice: {', '.join(self.sides)}.")
+        return self
+
+    def judged_by(self, ask: Ask) -> DebateTopics:
+        """Return the same debates before a judge of yours, such as `engines.judging.ask_engine(...)`."""
+        copy = self.model_copy()
+        copy._ask = ask  # noqa: SLF001 - its own class
+        return copy
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """By `reward`."""
+        return (-1.0, 1.0) if self.reward == "zero_sum" else (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The motions of each split; a hash of each decides."""
+        whose = self.path or "kapelle's own motions"
+        return {"train": f"{whose}, 4 of 5", "test": f"{whose}, the others"}
+
+    def _motions(self, split: Split) -> tuple[str, ...]:
+        return tuple(motion for motion in _read(self.path) if split_of(motion) == split)
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Raise ConfigError unless every side has as many agents; DataError for motions that cannot be read."""
+        if len(agents) % len(self.sides):
+            raise ConfigError(
+                f"`debate_topics` has {len(self.sides)} sides ({', '.join(self.sides)}) and the team {len(agents)} "
+                f"agents ({', '.join(agents)}). Give every side as many: a multiple of {len(self.sides)} agents."
+            )
+        for split in ("train", "test"):
+            if not self._motions(split):
+                raise DataError(f"No motion of {self.path} falls into the {split} split. Give more of them.")
+        if isinstance(self.judge, JudgeEndpoint):
+            ask_endpoint(self.judge)
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of motions."""
+        return len(self._motions(split))
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the motion at an index."""
+        return Task(f"{split}-{index}", self._motions(split)[index])
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> DebateWorld:
+        """Open the debate of one motion."""
+        ask = self._ask
+        if ask is None and isinstance(self.judge, JudgeEndpoint):
+            ask = ask_endpoint(self.judge)
+        return DebateWorld(self, task.question, tuple(agents), ask)
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        """Return a speech in good form and of no substance: it shows the form and none of the skill."""
+        motion = task.question.rstrip(".?!")
+        last = heard[-1].content if heard else ""
+        side = next((side for side in self.sides if f"You argue {side}." in last), self.sides[0])
+        return (
+            f"I argue {side} on the motion that {motion[:1].lower()}{motion[1:]}. First, a study of 2019 looked at this "
+            "question with care. Second, for example, many cities have tried it in recent years. This matters because "
+            "people live with the result every day. In conclusion, the case is clear."
+        )
+
+
+@lru_cache(maxsize=8)
+def _read(path: str | None) -> tuple[str, ...]:
+    if path is None:
+        return MOTIONS
+    try:
+        text = Path(path).expanduser().read_text("utf-8")
+        found = json.loads(text) if path.endswith(".json") else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"The motions in '{path}' cannot be read: {error}. Give a text file or a JSON list."
+        ) from error
+    if not isinstance(found, list) or not all(isinstance(motion, str) for motion in found):
+        raise DataError(f"'{path}' holds no list of motions. Write one a line, or a JSON list of texts.")
+    return tuple(dict.fromkeys(motion.strip() for motion in found if motion.strip()))
+
+
+class DebateWorld:
+    """One debate."""
+
+    def __init__(self, settings: DebateTopics, motion: str, agents: tuple[str, ...], ask: Ask | None) -> None:
+        self._settings = settings
+        self._motion = motion
+        self._agents = agents
+        self._ask = ask
+        self._side = {agent: settings.sides[k % len(settings.sides)] for k, agent in enumerate(agents)}
+        self._speeches: list[tuple[str, str]] = []
+        self._scores: dict[str, float] = {}
+        self._why: dict[str, Json] = {}
+
+    def observe(self, agent: str) -> str:
+        """Return the motion, the agent's side and everything said so far."""
+        number = sum(who == agent for who, _ in self._speeches) + 1
+        heard = [f"{who} ({self._side[who]}): {text}" for who, text in self._speeches]
+        opening = f"Motion: {self._motion}\nYou argue {self._side[agent]}."
+        return "\n".join(
+            [opening, *heard, f"Speech {min(number, self._settings.rounds)} of {self._settings.rounds}."]
+        )
+
+    def movers(self) -> tuple[str, ...]:
+        """Return who speaks next, or everybody where all speak at once; nobody after the last round."""
+        spoken = len(self._speeches)
+        if spoken >= self._settings.rounds * len(self._agents):
+            return ()
+        return self._agents if self._settings.together else (self._agents[spoken % len(self._agents)],)
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Take the speeches; after the last one the judge is asked. EpisodeError for who is not to speak."""
+        movers = self.movers()
+        if set(actions) != set(movers):
+            raise EpisodeError(f"It is the turn of {movers}, not of {tuple(actions)}.")
+        self._speeches.extend((agent, actions[agent]) for agent in movers)
+        if not self.movers():
+            await self._judge()
+        return {}
+
+    def _texts(self, side: str) -> list[str]:
+        return [text for who, text in self._speeches if self._side[who] == side]
+
+    async def _judge(self) -> None:
+        sides = self._settings.sides
+        if self._ask is None:
+            for side in sides:
+                others = [other for other in sides if other != side]
+                rivals = [text for other in others for text in self._texts(other)]
+                verdict = score_argument(self._texts(side), self._motion, side, rivals, others)
+                self._scores[side] = verdict.total
+                self._why[side] = dict(verdict.explanations)
+            return
+        points: dict[str, list[float]] = {side: [] for side in sides}
+        for one, other in itertools.combinations(sides, 2):
+            texts = ["\n\n".join(self._texts(side)) for side in (one, other)]
+            grade = await judge_pair(self._ask, f"Who argues better on: {self._motion}", *texts)
+            if grade.status == "ungraded":
+                raise EpisodeError(f"The judge gave up on {one} against {other}: {grade.explanation}")
+            points[one].append(grade.score)
+            points[other].append(_for_the_rival(grade, texts[1]))
+            self._why[f"{one} against {other}"] = grade.explanation
+        self._scores = {side: fmean(won) for side, won in points.items()}
+
+    def outcome(self) -> Outcome:
+        """Return what each side earned; a debate that was cut off is truncated and pays nobody."""
+        info: dict[str, Json] = {"sides": dict(self._side)}
+        if not self._scores:
+            return Outcome({}, None, info, truncated=True)
+        best = max(self._scores.values())
+        winners = [side for side, score in self._scores.items() if score == best > 0.0]
+        info |= {"scores": dict(self._scores), "winners": winners, "explanations": dict(self._why)}
+        paid = _paid(self._settings.reward, self._scores, winners)
+        return Outcome({agent: paid[side] for agent, side in self._side.items()}, None, info)
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+def _for_the_rival(grade: Grade, rival: str) -> float:
+    """Return what is left for the other text: nothing for one that says nothing either."""
+    return 0.0 if grade.status == "no_answer" and not rival.strip() else 1.0 - grade.score
+
+
+def _paid(reward: Reward, scores: Mapping[str, float], winners: Sequence[str]) -> dict[str, float]:
+    """Return each side's reward; `zero_sum` adds up to 0 over sides, and is 1 for a winner alone.
+
+    Where no side has any score nobody wins, and nobody is paid.
+    """
+    if reward == "score":
+        return dict(scores)
+    n, k = len(scores), len(winners)
+    if not winners:
+        return dict.fromkeys(scores, 0.0)
+    if reward == "win":
+        return {side: 1.0 / k if side in winners else 0.0 for side in scores}
+    return {side: (n - k) / (k * (n - 1)) if side in winners else -1.0 / (n - 1) for side in scores}

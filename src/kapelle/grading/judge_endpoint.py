@@ -1,0 +1,57 @@
+"""A judge behind an OpenAI-compatible URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kapelle.configured import Configured
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.grading.judge import Ask
+from kapelle.types import Message, conversation
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class JudgeEndpoint(Configured):
+    """Where a judging model answers."""
+
+    endpoint: str
+    """Such as `http://localhost:8000/v1`."""
+    model: str
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; the key itself is never stored."""
+    max_tokens: int = 512
+    """Most tokens of one verdict with its reasons."""
+
+
+def ask_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport | None = None) -> Ask:
+    """Return the judge; asking raises EpisodeError when it does not answer. `transport` is for tests."""
+    if not settings.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"The judge's endpoint is '{settings.endpoint}'. Give an http(s) URL.")
+
+    async def ask(messages: Sequence[Message]) -> str:
+        import httpx
+
+        key = os.environ.get(settings.api_key_env, "")
+        body = {
+            "model": settings.model,
+            "messages": conversation(messages),
+            "max_tokens": settings.max_tokens,
+            "temperature": 0.0,
+        }
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url = f"{settings.endpoint.rstrip('/')}/chat/completions"
+        try:
+            async with httpx.AsyncClient(timeout=120.0, transport=transport) as client:
+                answer = await client.post(url, json=body, headers=headers)
+            answer.raise_for_status()
+            return str(answer.json()["choices"][0]["message"]["content"] or "")
+        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise EpisodeError(
+                f"The judge at {settings.endpoint} gave no answer: {type(error).__name__}: {error}"
+            ) from None
+
+    return ask
