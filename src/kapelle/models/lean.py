@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from kapelle.models.attention import attention
+from kapelle.models.blocks import Gated, Heads, Mlp, Project
+from kapelle.models.lora_bank import computes_in, order_of
 from kapelle.models.plan import Bucket, Plan
 
 KNOWN = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -79,16 +81,32 @@ class LeanModel:
         x_ND = self._body.embed_tokens(tokens_N)
         cos_N1E, sin_N1E = self._rotary(x_ND, positions_N)
         for number, layer in enumerate(self._layers):
-            h_ND = self._norm(x_ND, layer.input_layernorm)
-            q_NHE, k_NJE, v_NJE = self._project(layer.self_attn, h_ND)
-            q_NHE = _rotate(q_NHE, cos_N1E, sin_N1E)
-            k_NJE = _rotate(k_NJE, cos_N1E, sin_N1E)
-            gathered_NHE = attend(number, q_NHE, k_NJE, v_NJE)
-            x_ND = x_ND + layer.self_attn.o_proj(gathered_NHE.flatten(1))
-            h_ND = self._norm(x_ND, layer.post_attention_layernorm)
-            mlp = layer.mlp
-            x_ND = x_ND + mlp.down_proj(silu(mlp.gate_proj(h_ND)) * mlp.up_proj(h_ND))
+            gathered_NHE = attend(number, *self._heads(layer, x_ND, cos_N1E, sin_N1E))
+            x_ND = self._mlp(layer, x_ND + layer.self_attn.o_proj(gathered_NHE.flatten(1)))
         return self._norm(x_ND, self._body.norm)
+
+    def _heads(
+        self, layer: Any, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what attention reads: `q_NHE`, `k_NJE` and `v_NJE`."""
+        a = layer.self_attn
+        tensors: list[Tensor] = [layer.input_layernorm.weight]
+        if self.normed_heads:
+            tensors += (a.q_norm.weight, a.k_norm.weight)
+        q, k, v = (order_of(each, x_ND.shape, tensors) for each in (a.q_proj, a.k_proj, a.v_proj))
+        task = Heads((q, k, v), self.heads, self.key_heads, self.eps, computes_in(x_ND), self.normed_heads)
+        read: tuple[Tensor, Tensor, Tensor] = Project.apply(task, x_ND, cos_N1E, sin_N1E, *tensors)  # type: ignore[no-untyped-call]
+        return read
+
+    def _mlp(self, layer: Any, x_ND: Tensor) -> Tensor:
+        """Return the stream after a layer's second half."""
+        mlp = layer.mlp
+        tensors: list[Tensor] = [layer.post_attention_layernorm.weight]
+        gate, up, down = (
+            order_of(each, x_ND.shape, tensors) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        )
+        out_ND: Tensor = Mlp.apply(Gated((gate, up, down), self.eps, computes_in(x_ND)), x_ND, *tensors)  # type: ignore[no-untyped-call]
+        return out_ND
 
     def by_plan(self, plan: Plan) -> Attend:
         """Return attention inside one pass, as a plan says."""
@@ -110,15 +128,6 @@ class LeanModel:
             self.scale,
         )
         return gathered_BLHE.flatten(0, 1)
-
-    def _project(self, attention: Any, h_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = (h_ND.shape[0], -1, self.head_size)
-        q_NHE = attention.q_proj(h_ND).view(shape)
-        k_NJE = attention.k_proj(h_ND).view(shape)
-        if self.normed_heads:
-            q_NHE = self._norm(q_NHE, attention.q_norm)
-            k_NJE = self._norm(k_NJE, attention.k_norm)
-        return q_NHE, k_NJE, attention.v_proj(h_ND).view(shape)
 
     def _norm(self, x: Tensor, norm: Any) -> Tensor:
         return rms_norm(x, (x.shape[-1],), norm.weight, self.eps)
@@ -142,9 +151,3 @@ def lean_of(model: Any) -> LeanModel | None:
 
 def _rows(x_NHE: Tensor, place_BL: Tensor) -> Tensor:
     return x_NHE.index_select(0, place_BL.flatten()).view(*place_BL.shape, *x_NHE.shape[1:])
-
-
-def _rotate(x_NHE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
-    """Turn each pair of halves by its position's angle (RoPE, 2104.09864, in the half-split layout)."""
-    left, right = x_NHE.chunk(2, dim=-1)
-    return (x_NHE * cos_N1E + torch.cat((-right, left), dim=-1) * sin_N1E).to(x_NHE.dtype)

@@ -15,11 +15,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kapelle.errors import ModelError, did_you_mean
+from kapelle.models.routed import (
+    Gradients,
+    Leg,
+    Linear,
+    backward_linear,
+    flat,
+    forward_linear,
+    unflat,
+)
 from kapelle.team import Lora
 
 Route = Sequence[tuple[str | None, int, int]]
@@ -41,16 +51,6 @@ class Factors(nn.Module):
         self.scale = lora.alpha / lora.rank
         self.dropout = lora.dropout
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return y + (alpha / rank) · B·A·x, with dropout on x while training; one call adds and scales."""
-        if self.training and self.dropout:
-            x = nn.functional.dropout(x, self.dropout)
-        if x.dtype != self.a_rI.dtype and not torch.is_autocast_enabled(x.device.type):
-            low = nn.functional.linear(x.to(self.a_rI.dtype), self.a_rI)
-            return y + (nn.functional.linear(low, self.b_Or) * self.scale).to(y.dtype)
-        low = nn.functional.linear(x, self.a_rI).flatten(0, -2)
-        return torch.addmm(y.flatten(0, -2), low, self.b_Or.t(), alpha=self.scale).view_as(y)
-
 
 class BankedLinear(nn.Module):
     """A linear layer of the base, with the factors of every adapter that targets it."""
@@ -70,19 +70,72 @@ class BankedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the base's output plus, row by row, that of the row's own adapter."""
-        y: Tensor = self.base(x)
-        route = self._bank[0].route
-        if all(slot not in self.adapters for slot, _, _ in route):
+        if all(slot not in self.adapters for slot, _, _ in self._bank[0].route):
+            y: Tensor = self.base(x)
             return y
-        if len(route) == 1:
-            alone: Tensor = self.adapters[route[0][0]](x, y)
-            return alone
-        rows = [last - first for _, first, last in route]  # split, not sliced: its backward fills no zeros
-        parts = [
-            self.adapters[slot](x_part, y_part) if slot in self.adapters else y_part
-            for (slot, _, _), x_part, y_part in zip(route, x.split(rows), y.split(rows), strict=True)
-        ]
-        return torch.cat(parts)
+        return linear(self, x)
+
+    def factors(self) -> Iterator[tuple[Factors, int, int]]:
+        """Yield the factors that the running pass uses here, with their rows [first, last)."""
+        for slot, first, last in self._bank[0].route:
+            if slot in self.adapters:
+                factors = self.adapters[slot]
+                assert isinstance(factors, Factors)
+                yield factors, first, last
+
+
+def order_of(layer: nn.Linear | BankedLinear, size: torch.Size, tensors: list[Tensor]) -> Linear:
+    """Return the work order of a layer for inputs of a size, with what it reads added to `tensors`."""
+    base = layer.base if isinstance(layer, BankedLinear) else layer
+    per_row = size[:-1].numel() // max(size[0], 1)
+    weight, bias = len(tensors), None
+    tensors.append(base.weight)
+    if base.bias is not None:
+        bias = len(tensors)
+        tensors.append(base.bias)
+    legs = []
+    for factors, first, last in layer.factors() if isinstance(layer, BankedLinear) else ():
+        place = len(tensors)
+        tensors += (factors.a_rI, factors.b_Or)
+        dropout = factors.dropout if factors.training else 0.0
+        legs.append(Leg(first * per_row, last * per_row, place, place + 1, factors.scale, dropout))
+    return Linear(weight, bias, tuple(legs))
+
+
+def computes_in(x: Tensor) -> torch.dtype:
+    """Return the type in which a linear layer computes with an input here and now."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def linear(layer: nn.Linear | BankedLinear, x: Tensor) -> Tensor:
+    """Return what a layer makes of an input whose first axis is routed."""
+    tensors: list[Tensor] = []
+    dtype = computes_in(x)
+    order = order_of(layer, x.shape, tensors)
+    y: Tensor = _Routed.apply(order, x.to(dtype).reshape(-1, x.shape[-1]), *tensors)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], -1)
+
+
+class _Routed(torch.autograd.Function):
+    """One layer with its adapters."""
+
+    @staticmethod
+    def forward(ctx: Any, order: Linear, x_NI: Tensor, *tensors: Tensor) -> Tensor:
+        out_NO = x_NI.new_empty(len(x_NI), len(tensors[order.weight_OI]))
+        kept = forward_linear(order, tensors, x_NI, out_NO)
+        ctx.save_for_backward(x_NI, *tensors, *flat(kept))
+        ctx.order = order
+        return out_NO
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        x_NI, tensors, order = saved[0], saved[1 : len(ctx.needs_input_grad) - 1], ctx.order
+        grads = Gradients(ctx.needs_input_grad[2:])
+        dx_NI = torch.empty_like(x_NI) if ctx.needs_input_grad[1] else None
+        backward_linear(order, tensors, unflat(saved[1 + len(tensors) :]), x_NI, given[0], dx_NI, grads)
+        return (None, dx_NI, *grads.values)
 
 
 class LoraBank:

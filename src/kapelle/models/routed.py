@@ -1,0 +1,141 @@
+"""Linear layers whose rows go to different adapters, forward and backward, without a tape in between.
+
+A *work order* (`Linear`) says which tensors a layer reads and which rows belong to which adapter; `forward_linear` and
+`backward_linear` carry it out on plain tensors, inside the autograd functions of blocks.py and lora_bank.py. Writing
+both passes by hand saves what a tape costs: split and joined activations and one sum per branch of a gradient.
+
+Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows touch their own adapter's tensors only.
+
+Shapes: N rows, n rows of one leg, I and O features in and out, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Leg(NamedTuple):
+    """Rows [first, last) of one adapter; `a_rI` and `b_Or` are places in the list of tensors."""
+
+    first: int
+    last: int
+    a_rI: int
+    b_Or: int
+    scale: float
+    dropout: float
+
+
+class Linear(NamedTuple):
+    """One layer's work order; tensors are named by their place in a list."""
+
+    weight_OI: int
+    bias_O: int | None
+    legs: tuple[Leg, ...]
+
+
+class Kept(NamedTuple):
+    """What one leg's forward pass leaves for its backward pass."""
+
+    low_nr: Tensor
+    """A·x."""
+    mask_nI: Tensor | None
+    """True where dropout let x through."""
+
+
+Tensors = Sequence[Tensor]
+
+
+class Gradients:
+    """Gradients of a list of tensors, summed where several rows or layers give one."""
+
+    def __init__(self, wanted: Sequence[bool]) -> None:
+        self.wanted = wanted
+        self.values: list[Tensor | None] = [None] * len(wanted)
+
+    def add(self, place: int, of: Tensor, make: Callable[[], Tensor]) -> None:
+        """Add what `make` returns, in the type of the tensor that it is the gradient `of`, where it is wanted."""
+        if self.wanted[place]:
+            more, sofar = make().to(of.dtype), self.values[place]
+            self.values[place] = more if sofar is None else sofar + more
+
+
+def flat(kept: Sequence[Kept]) -> list[Tensor | None]:
+    """Return what passes left, one after another, as autograd keeps it."""
+    return [tensor for each in kept for tensor in each]
+
+
+def unflat(tensors: Sequence[Tensor]) -> list[Kept]:
+    """Undo `flat`."""
+    return [Kept(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
+
+
+def forward_linear(order: Linear, tensors: Tensors, x_NI: Tensor, out_NO: Tensor) -> list[Kept]:
+    """Fill `out_NO` (rows may be strided) in the type of `x_NI`; return what the backward pass needs."""
+    weight_OI = tensors[order.weight_OI].to(x_NI.dtype)
+    torch.mm(x_NI, weight_OI.t(), out=out_NO)
+    kept = []
+    for leg in order.legs:
+        x_nI, out_nO = x_NI[leg.first : leg.last], out_NO[leg.first : leg.last]
+        a_rI, b_Or = tensors[leg.a_rI].to(x_NI.dtype), tensors[leg.b_Or].to(x_NI.dtype)
+        mask_nI = None
+        if leg.dropout:
+            x_nI, mask_nI = torch.native_dropout(x_nI, leg.dropout, train=True)
+        low_nr = x_nI @ a_rI.t()
+        out_nO.addmm_(low_nr, b_Or.t(), alpha=leg.scale)
+        kept.append(Kept(low_nr, mask_nI))
+    if order.bias_O is not None:
+        out_NO.add_(tensors[order.bias_O])
+    return kept
+
+
+def backward_linear(
+    order: Linear,
+    tensors: Tensors,
+    kept: Sequence[Kept],
+    x_NI: Tensor,
+    given_NO: Tensor,
+    dx_NI: Tensor | None,
+    grads: Gradients,
+    *,
+    fresh: bool = True,
+) -> None:
+    """Fill `dx_NI`, or add to it when it is not `fresh`; add to `grads`. The forward pass's types are the same."""
+    weight_OI = tensors[order.weight_OI]
+    if dx_NI is not None:
+        dx_NI.addmm_(given_NO, weight_OI.to(x_NI.dtype), beta=0 if fresh else 1)
+    for leg, left in zip(order.legs, kept, strict=True):
+        x_nI, given_nO = x_NI[leg.first : leg.last], given_NO[leg.first : leg.last]
+        dx_nI = None if dx_NI is None else dx_NI[leg.first : leg.last]
+        _backward_factors(leg, tensors, left, x_nI, given_nO, dx_nI, grads)
+    grads.add(order.weight_OI, weight_OI, lambda: given_NO.t() @ x_NI)
+    if order.bias_O is not None:
+        grads.add(order.bias_O, tensors[order.bias_O], lambda: given_NO.sum(0))
+
+
+def _backward_factors(
+    leg: Leg,
+    tensors: Tensors,
+    kept: Kept,
+    x_nI: Tensor,
+    given_nO: Tensor,
+    dx_nI: Tensor | None,
+    grads: Gradients,
+) -> None:
+    a_rI, b_Or = tensors[leg.a_rI], tensors[leg.b_Or]
+    if dx_nI is None and not grads.wanted[leg.a_rI] and not grads.wanted[leg.b_Or]:
+        return
+    up = 1 / (1 - leg.dropout)
+    if kept.mask_nI is not None:
+        x_nI = x_nI * kept.mask_nI * up
+    given_nr = (given_nO @ b_Or.to(x_nI.dtype)).mul_(leg.scale)
+    if dx_nI is not None:
+        if kept.mask_nI is None:
+            dx_nI.addmm_(given_nr, a_rI.to(x_nI.dtype))
+        else:
+            dx_nI.add_((given_nr @ a_rI.to(x_nI.dtype)).mul_(kept.mask_nI).mul_(up))
+    grads.add(leg.a_rI, a_rI, lambda: given_nr.t() @ x_nI)
+    grads.add(leg.b_Or, b_Or, lambda: (kept.low_nr.t() @ given_nO).mul_(leg.scale).t())
