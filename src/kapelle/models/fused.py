@@ -13,6 +13,7 @@ in and out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -153,7 +154,7 @@ class FusedPass:
         scale = 1.0 if self._lean.normed_heads else self._lean.scale
         q, k = self._paired(q, scale), self._paired(k, 1.0)
         norm_D, after_D = (
-            norm.weight * norm.weight.shape[0] ** 0.5
+            norm.weight * math.sqrt(len(norm.weight))
             for norm in (layer.input_layernorm, layer.post_attention_layernorm)
         )
         gates = [_linear(part, adapter) for part in (mlp.gate_proj, mlp.up_proj)]
@@ -178,7 +179,7 @@ class FusedPass:
         a = layer.self_attn
         q_E, k_E = self._pairs(a.q_norm.weight) * self._lean.scale, self._pairs(a.k_norm.weight)
         heads = [q_E] * self._lean.heads + [k_E] * self._lean.key_heads
-        return torch.stack(heads).float() * self._lean.head_size**0.5
+        return torch.stack(heads).float() * math.sqrt(self._lean.head_size)
 
     def _joined(self, linears: Sequence[tuple[Tensor, Tensor | None]], norm_I: Tensor | None) -> _Matrix:
         weight_OI = torch.cat([weight_OI for weight_OI, _ in linears])
