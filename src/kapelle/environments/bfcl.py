@@ -127,7 +127,7 @@ class Bfcl(Configured):
 
 
 def gold_calls(accepted: Sequence[Mapping[str, Mapping[str, Json]]]) -> list[Call]:
-    """Return the calls that take the first accepted value of every argument that is not left out."""
+    """Return the shortest calls that are accepted: the first right value of every argument that must be given."""
     return [
         Call(name, {key: _first(values) for key, values in options.items() if _given(values)})
         for call in accepted
@@ -136,7 +136,7 @@ def gold_calls(accepted: Sequence[Mapping[str, Mapping[str, Json]]]) -> list[Cal
 
 
 def _first(options: Json) -> Json:
-    return _plain(next(value for value in options if value != "") if isinstance(options, list) else options)
+    return _plain(options[0] if isinstance(options, list) else options)
 
 
 def _plain(value: Json) -> Json:
@@ -146,7 +146,7 @@ def _plain(value: Json) -> Json:
 
 
 def _given(options: Json) -> bool:
-    return not isinstance(options, list) or any(value != "" for value in options)
+    return not isinstance(options, list) or (bool(options) and "" not in options)
 
 
 @lru_cache(maxsize=32)
