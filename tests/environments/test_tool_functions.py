@@ -42,6 +42,7 @@ def test_a_function_is_called_and_what_it_returns_becomes_text() -> None:
         (f"{LIBRARY}:untyped", "does not say the type of `x`"),
         (f"{LIBRARY}:bundled", "takes `numbers` by position or in a bundle"),
         (f"{LIBRARY}:mean", "an argument `weights` of type"),
+        (f"{LIBRARY}:later", "is a coroutine"),
         ("no.such.module:f", "cannot be imported"),
     ],
 )

@@ -49,4 +49,9 @@ def bundled(*numbers: int) -> str:
     return str(numbers)
 
 
+async def later(x: int) -> str:
+    """Answer later."""
+    return str(x)
+
+
 NOT_A_FUNCTION = 5

@@ -58,6 +58,10 @@ def _tool(target: str) -> Tool:
 
 def function_tool(function: Callable[..., Any]) -> Tool:
     """Return a function as a tool; ConfigError where its signature says too little for a schema."""
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"The tool '{function.__name__}' is a coroutine. Write a plain function: calls run in threads."
+        )
     hints = typing.get_type_hints(function)
     properties: dict[str, Json] = {}
     required = []
