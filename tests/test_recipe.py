@@ -9,7 +9,15 @@ import pytest
 import yaml
 
 from kapelle.errors import ConfigError
-from kapelle.recipe import Recipe, builtin_recipes, changed_settings, load_recipe, resolve, to_yaml
+from kapelle.recipe import (
+    Recipe,
+    builtin_recipes,
+    changed_settings,
+    load_recipe,
+    load_stages,
+    resolve,
+    to_yaml,
+)
 
 BASE = """
 name: small
@@ -163,11 +171,11 @@ class TestOrigin:
 class TestRerun:
     @pytest.mark.parametrize("name", [*builtin_recipes()])
     def test_the_resolved_file_gives_the_same_run(self, name: str, tmp_path: Path) -> None:
-        found = load_recipe(name)
-        (tmp_path / "config.yaml").write_text(found.yaml())
-        again = load_recipe(str(tmp_path / "config.yaml"))
-        assert again.config == found.config
-        assert again.yaml() == found.yaml()
+        for found in [recipe for _, recipe in load_stages(name)] or [load_recipe(name)]:
+            (tmp_path / "config.yaml").write_text(found.yaml())
+            again = load_recipe(str(tmp_path / "config.yaml"))
+            assert again.config == found.config
+            assert again.yaml() == found.yaml()
 
     def test_also_with_every_kind_of_weights(self, base: str, tmp_path: Path) -> None:
         overlay = """

@@ -226,6 +226,8 @@ class Algorithm:
     """Episodes per task."""
     reference_every: int | None = None
     """None: no reference policy. 0: the base as it was at the start. k: refreshed every k steps."""
+    observations: float = 0.0
+    """Weight of what agents hear next, for algorithms without credit; 0 leaves it out."""
     entropy: bool = False
     """True when the loss reads `Outputs.entropy_K`."""
     epochs: int = 1

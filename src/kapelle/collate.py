@@ -193,6 +193,34 @@ def critic_samples(
     return samples
 
 
+def demonstrated_samples(groups: Sequence[Group], team: Team, observations: float) -> list[Sample]:
+    """Return every trained turn as something to say, and with `observations` > 0 what its agent heard next.
+
+    What was heard is found where an agent's next prompt goes on from its last words, and weighs so much.
+    """
+    turns = turns_of(groups)
+    if not observations:
+        return [policy_sample(turn, team, turn.policy, {}) for _, turn in turns]
+    samples: list[Sample] = []
+    last: dict[tuple[int, int, str], Turn] = {}
+    for key, turn in turns:
+        ones_T = torch.ones(len(turn.completion_ids))
+        columns = {"weight": ones_T, "heard": torch.zeros_like(ones_T)}
+        samples.append(policy_sample(turn, team, turn.policy, columns))
+        before = last.get((key.group, key.episode, turn.agent))
+        known = before.prompt_ids + before.completion_ids if before else ()
+        if known and turn.prompt_ids[: len(known)] == known and len(turn.prompt_ids) > len(known):
+            places = tuple(range(len(known), len(turn.prompt_ids)))
+            ones_T = torch.ones(len(places))
+            samples.append(
+                Sample(
+                    turn.policy, turn.prompt_ids, places, {"weight": observations * ones_T, "heard": ones_T}
+                )
+            )
+        last[key.group, key.episode, turn.agent] = turn
+    return samples
+
+
 def embedding_samples(
     groups: Sequence[Group], name: Mapping[str, str]
 ) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from kapelle.algorithm import Algorithm, Credit, Embedding, Estimates, TurnKey, turns_of
 from kapelle.collate import (
     critic_samples,
+    demonstrated_samples,
     embedding_samples,
-    policy_sample,
     policy_samples,
     reference_samples,
     value_samples,
@@ -113,8 +113,8 @@ class Loop:
         team, algorithm = self._play.team, self._algorithm
         give = self._memory or algorithm.credit
         if give is None:
-            samples = {key: policy_sample(turn, team, turn.policy, {}) for key, turn in turns_of(groups)}
-            return self._engine.update(list(samples.values()), self._objective) if samples else {}
+            samples = demonstrated_samples(groups, team, algorithm.observations)
+            return self._engine.update(samples, self._objective) if samples else {}
         credit = give(groups, estimates)
         metrics = _credit_metrics(groups, credit)
         if self._memory is not None:

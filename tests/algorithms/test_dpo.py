@@ -261,4 +261,4 @@ def held_out_accuracy(run: Trainer) -> float:
         gains.append([float(logp_T.sum()) for logp_T in run.engine.score(list(samples.values()))])
     ratio = [ours - theirs for ours, theirs in zip(*gains, strict=True)]
     ahead = [chosen > rejected for chosen, rejected in zip(ratio[::2], ratio[1::2], strict=True)]
-    return sum(ahead) / len(ahead)
+    return ahead.count(True) / len(ahead)

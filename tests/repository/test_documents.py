@@ -15,7 +15,7 @@ import pytest
 
 from kapelle.cli.parser import parse, split_words
 from kapelle.errors import KapelleError
-from kapelle.recipe import builtin_recipes, load_recipe
+from kapelle.recipe import builtin_recipes, load_recipe, load_stages
 
 ROOT = Path(__file__).parents[2]
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -57,7 +57,8 @@ def _wrong_kapelle(words: list[str]) -> str | None:
         if not isinstance(parsed, str) and words[0] in {"train", "demo", "validate"}:
             named, settings = split_words(parsed[1].words)
             recipe, *overlays = named or ("demo",)
-            if recipe in builtin_recipes() and not overlays:
+            known = recipe in builtin_recipes() and not overlays
+            if known and not load_stages(recipe, settings=settings):
                 load_recipe(recipe, settings=settings)
     except KapelleError as error:
         return str(error)

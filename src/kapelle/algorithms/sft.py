@@ -1,7 +1,11 @@
 """Supervised fine-tuning: the likelihood of what should have been said.
 
 Loss: −log π of every completion token, averaged over the tokens of the global batch. Data come from the
-environment's scripted experts, playing the workflow in the roles of the team.
+environment's records or scripted experts, playing the workflow in the roles of the team.
+
+World model (`world_model` = w > 0): an agent also learns to foresee what it hears next. The tokens that its next
+prompt adds to its last words count like those of completions, each w times: (Σ nll_said + w·Σ nll_heard) /
+(n_said + w·n_heard). What an agent hears first, and what opens a fresh conversation, is nothing to foresee.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ class SFT(Configured):
     epochs: int = Field(1, ge=1)
     """Passes over each step's demonstrations."""
     minibatches: int = Field(1, ge=1)
+    world_model: float = Field(0.0, ge=0.0)
+    """Weight of a token that the agent hears next, against 1 for one that it says."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
@@ -31,10 +37,22 @@ class SFT(Configured):
             source="demonstrations",
             epochs=self.epochs,
             minibatches=self.minibatches,
+            observations=self.world_model,
         )
 
 
 def negative_log_likelihood(outputs: Outputs, targets: Targets) -> Loss:
-    """Return −Σ log π over the counted tokens, and how many they are."""
-    total, weight = token_mean(-outputs.logp_K, targets.mask_K)
-    return Loss(total, weight, {"nll": (total.detach(), weight)})
+    """Return −Σ log π over the counted tokens, and how many they are; a column `weight` weighs them."""
+    if "weight" not in targets.columns:
+        total, weight = token_mean(-outputs.logp_K, targets.mask_K)
+        return Loss(total, weight, {"nll": (total.detach(), weight)})
+    heard_K, said_K = targets["heard"] * targets.mask_K, (1.0 - targets["heard"]) * targets.mask_K
+    nll_K, weight_K = -outputs.logp_K, targets["weight"] * targets.mask_K
+    return Loss(
+        (nll_K * weight_K).sum(),
+        weight_K.sum(),
+        {
+            "nll": ((nll_K.detach() * said_K).sum(), said_K.sum()),
+            "nll_heard": ((nll_K.detach() * heard_K).sum(), heard_K.sum()),
+        },
+    )

@@ -1,0 +1,74 @@
+"""Supervised learning: what is said, and what is heard next, weighed by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.tiny import episode, group, sections, team_of, turn
+
+from kapelle.algorithm import Outputs, Targets
+from kapelle.algorithms.sft import SFT, negative_log_likelihood
+from kapelle.collate import demonstrated_samples
+from kapelle.trainer import Trainer
+
+# a says 20 21, then hears 7 8 9 and says 30; b says 40 in between, and later begins a fresh conversation.
+FIRST = turn("a", 0, prompt_ids=(5, 6), completion_ids=(20, 21))
+OTHER = turn("b", 1, 1, prompt_ids=(5,), completion_ids=(40,))
+SECOND = turn("a", 2, 1, prompt_ids=(5, 6, 20, 21, 7, 8, 9), completion_ids=(30,))
+FRESH = turn("b", 3, 1, prompt_ids=(5, 1), completion_ids=(41,))
+GROUPS = [group(episode(FIRST, OTHER, SECOND, FRESH))]
+
+
+def test_what_is_heard_next_is_what_the_next_prompt_adds() -> None:
+    samples = demonstrated_samples(GROUPS, team_of("a", "b"), 0.5)
+    asked = [
+        ([s.tokens[place] for place in s.targets], s.columns["weight"].tolist(), s.columns["heard"].tolist())
+        for s in samples
+    ]
+    assert asked == [
+        ([20, 21], [1, 1], [0, 0]),
+        ([40], [1], [0]),
+        ([30], [1], [0]),
+        ([7, 8, 9], [0.5] * 3, [1] * 3),
+        ([41], [1], [0]),
+    ]
+
+
+def test_without_a_world_model_nothing_is_foreseen() -> None:
+    samples = demonstrated_samples(GROUPS, team_of("a", "b"), 0.0)
+    assert [len(s.targets) for s in samples] == [2, 1, 1, 1]
+    assert all(not s.columns for s in samples)
+
+
+def test_the_weighed_mean_by_hand() -> None:
+    # Said: nll 1 and 3; heard: nll 2 and 4, weight ½: (1 + 3 + ½·6) / (2 + ½·2) = 7/3.
+    columns = {"weight": torch.tensor([1, 1, 0.5, 0.5]), "heard": torch.tensor([0.0, 0, 1, 1])}
+    targets = Targets(torch.arange(4), 4, torch.ones(4), columns)
+    loss = negative_log_likelihood(Outputs(torch.tensor([-1.0, -3, -2, -4])), targets)
+    assert float(loss.total / loss.weight) == pytest.approx(7 / 3)
+    means = {name: float(total / weight) for name, (total, weight) in loss.metrics.items()}
+    assert means == {"nll": 2.0, "nll_heard": 3.0}
+
+
+def test_a_partner_can_be_foreseen() -> None:
+    """The partner always says the same: after some steps it is expected, and not without a world model."""
+    found = {}
+    for weight in (0.0, 1.0):
+        run = Trainer(
+            **sections(
+                algorithm={"name": "sft", "world_model": weight},
+                workflow={"name": "debate", "rounds": 2, "reply": "{answers}"},
+                team={"agents": 2, "sharing": "shared"},
+                optimizer={"lr": 3e-2},
+                training={"steps": 25, "tasks_per_step": 4},
+            )
+        )
+        groups = list(run.steps())[-1].groups
+        heard = [s for s in demonstrated_samples(groups, run.team, 1.0) if s.columns["heard"].sum() > 0]
+        found[weight] = float(torch.cat(run.engine.score(heard)).mean())
+    assert found[1.0] > found[0.0] + 1.0
+
+
+def test_settings_become_the_row() -> None:
+    assert SFT(world_model=0.25).build().observations == 0.25
+    assert SFT().build().observations == 0.0
