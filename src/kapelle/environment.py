@@ -33,6 +33,11 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "bfcl": "kapelle.environments.bfcl:Bfcl",
     "tools": "kapelle.environments.tool_questions:Tools",
     "openspiel": "kapelle.environments.openspiel:OpenSpiel",
+    "pettingzoo": "kapelle.environments.pettingzoo:PettingZoo",
+    "gymnasium": "kapelle.environments.gymnasium:Gymnasium",
+    "textarena": "kapelle.environments.textarena:TextArena",
+    "reasoning_gym": "kapelle.environments.reasoning_gym:ReasoningGym",
+    "plain": "kapelle.environments.plain:Plain",
 }
 
 

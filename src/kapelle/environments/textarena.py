@@ -1,0 +1,132 @@
+"""TextArena games (2504.11442): two or more players who talk in turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kapelle.configured import Configured
+from kapelle.environment import Outcome
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.types import Json, Split, Task
+
+
+class TextArena(Configured):
+    """A game by its id; agents are its players in order and write moves as the game explains them.
+
+    An observation is all that the player has been told so far: the workflow `play` needs no memory of its own.
+    """
+
+    name: Literal["textarena"] = "textarena"
+    id: str = "TicTacToe-v0"
+    arguments: Mapping[str, Json] = Field(default={})
+    """Keyword arguments of `textarena.make`."""
+    max_moves: int = Field(200, ge=1)
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """TextArena pays from -1 (lost) to 1 (won), at the end."""
+        return (-1.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The game itself; only the seeds differ."""
+        return {"train": f"games of {self.id}, by seed", "test": f"games of {self.id}, other seeds"}
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Raise ConfigError for a missing package, an unknown game or a number of players that it does not take."""
+        try:
+            self._make(len(agents), 0)
+        except (AssertionError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{self.id} cannot be played by {len(agents)} agents ({', '.join(agents)}): {error} Look at "
+                "`environment.id`, `environment.arguments` and `team.agents`."
+            ) from error
+
+    def _make(self, players: int, seed: int) -> Any:
+        try:
+            import textarena
+        except ImportError as error:
+            raise ConfigError(
+                "The environment `textarena` needs the package textarena, which is not installed. "
+                "Install it with `pip install textarena`."
+            ) from error
+        before = random.getstate()
+        try:
+            game = textarena.make(self.id, **self.arguments)
+            game.reset(num_players=players, seed=seed % 2**31)
+        finally:
+            random.setstate(before)  # its games seed the generator that everybody shares
+        return game
+
+    def size(self, split: Split) -> int | None:
+        """Games go on without end."""
+        return None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return one game's name."""
+        return Task(f"{split}-{index}", "")
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ArenaWorld:
+        """Start one game."""
+        return ArenaWorld(self._make(len(agents), seed), agents, self.max_moves, seed)
+
+
+class ArenaWorld:
+    """One game; it pays at the end."""
+
+    def __init__(self, game: Any, agents: Sequence[str], max_moves: int, seed: int) -> None:
+        self._game = game
+        self._agents = tuple(agents)
+        self._left = max_moves
+        self._over = False
+        # Games draw from Python's shared generator: this one's draws go on where its own last ones ended.
+        self._random = random.Random(seed).getstate()
+        self._seen = dict.fromkeys(agents, "")
+        self._listen()
+
+    def _listen(self) -> None:
+        player, told = self._game.get_observation()
+        self._mover = self._agents[int(player)]
+        self._seen[self._mover] = told if isinstance(told, str) else "\n".join(str(part[1]) for part in told)
+
+    def observe(self, agent: str) -> str:
+        """Return what the player had been told when it was last its turn."""
+        return self._seen[agent]
+
+    def movers(self) -> tuple[str, ...]:
+        """Return the player whose turn it is."""
+        return () if self._over or not self._left else (self._mover,)
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Say something; EpisodeError unless exactly the mover spoke."""
+        if set(actions) != set(self.movers()) or not actions:
+            raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
+        self._left -= 1
+        shared = random.getstate()
+        random.setstate(self._random)
+        try:
+            self._over, _ = self._game.step(action=actions[self._mover])
+            if not self._over:
+                self._listen()
+        finally:
+            self._random = random.getstate()
+            random.setstate(shared)
+        return {}
+
+    def outcome(self) -> Outcome:
+        """Return the game's rewards; a game that is not over pays nobody."""
+        rewards, told = self._game.close() if self._over else (None, None)
+        paid = {agent: float((rewards or {}).get(k, 0.0)) for k, agent in enumerate(self._agents)}
+        reasons = {
+            agent: str((told or {}).get(k, {}).get("reason", "")) for k, agent in enumerate(self._agents)
+        }
+        return Outcome(
+            paid, None, {"reasons": {a: r for a, r in reasons.items() if r}}, truncated=not self._over
+        )
+
+    async def close(self) -> None:
+        """Hold nothing that `outcome` has not closed."""
