@@ -10,7 +10,8 @@ from benchmarks.measure import single_thread
 from benchmarks.subjects import prompt_ids, subject
 from kapelle.batch import Sample
 from kapelle.config import OptimizerConfig
-from kapelle.engines.decode import Job, decode
+from kapelle.engines.decode import decode
+from kapelle.engines.rows import Job
 from kapelle.engines.torch_train import Limits, TorchTrainEngine
 from kapelle.team import Lora, Policy
 from kapelle.types import Sampling

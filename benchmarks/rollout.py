@@ -12,7 +12,8 @@ import torch
 
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
-from kapelle.engines.decode import Job, decode
+from kapelle.engines.decode import decode
+from kapelle.engines.rows import Job
 from kapelle.types import Sampling
 
 PROMPT = 64

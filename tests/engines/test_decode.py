@@ -10,7 +10,8 @@ import torch
 from tests.tiny import LORA, stir, tiny_model
 
 from kapelle.config import EmbeddedConfig, ModelConfig
-from kapelle.engines.decode import Job, Said, decode
+from kapelle.engines.decode import decode
+from kapelle.engines.rows import Job, Said
 from kapelle.models import fused
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.types import Sampling

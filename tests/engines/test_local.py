@@ -9,9 +9,10 @@ import pytest
 import torch
 from tests.tiny import LORA, TASK, lora_policies, stir, tiny_model
 
-from kapelle.engines.decode import Decoder, Job, Said
+from kapelle.engines.decode import Decoder
 from kapelle.engines.local import LocalEngine
 from kapelle.engines.rollout import Completion, Request
+from kapelle.engines.rows import Job, Said
 from kapelle.errors import EngineError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import weights_hash
@@ -33,15 +34,15 @@ def models() -> dict[str, LanguageModel]:
 
 @pytest.fixture
 def waves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each wave had."""
+    """How many rows joined at once."""
     sizes: list[int] = []
-    plain = Decoder.decode
+    plain = Decoder.join
 
     def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
         sizes.append(len(jobs))
         return plain(decoder, jobs)
 
-    monkeypatch.setattr(Decoder, "decode", watched)
+    monkeypatch.setattr(Decoder, "join", watched)
     return sizes
 
 
@@ -160,7 +161,7 @@ class TestFaults:
 
         engine = LocalEngine(models, POLICIES)
         with monkeypatch.context() as patch:
-            patch.setattr(Decoder, "decode", broken)
+            patch.setattr(Decoder, "join", broken)
             results = await asyncio.gather(
                 *(engine.generate(request("a", k)) for k in range(3)), return_exceptions=True
             )

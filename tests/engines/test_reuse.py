@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from tests.tiny import LORA, TASK, lora_policies, stir, tiny_model
 
-from kapelle.engines.decode import Decoder, Job, Said
+from kapelle.engines.decode import Decoder
 from kapelle.engines.local import LocalEngine
 from kapelle.engines.rollout import Completion, Request
+from kapelle.engines.rows import Job, Said
 from kapelle.models import fused
 from kapelle.models.language_model import LanguageModel
 from kapelle.types import Sampling
@@ -43,6 +44,14 @@ def job(prompt: tuple[int, ...], seed: int = 0, adapter: str | None = None, toke
     return Job(adapter, prompt, Sampling(max_tokens=tokens), seed)
 
 
+def told_by(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
+    """What prompts say that join together."""
+    said = decoder.join(jobs)
+    while decoder.in_flight:
+        decoder.advance(100)
+    return said
+
+
 def same(ours: Said, theirs: Said) -> None:
     assert ours.ids == theirs.ids
     assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
@@ -54,26 +63,26 @@ def ids(length: int, seed: int) -> tuple[int, ...]:
 
 class TestTurns:
     def test_the_next_turn_reads_only_what_is_new(self, model: LanguageModel, read: list[int]) -> None:
-        decoder = Decoder(model, 1000)
-        (said,) = decoder.decode([job(ids(20, 0))])
+        decoder = Decoder(model, kept_tokens=1000)
+        (said,) = told_by(decoder, [job(ids(20, 0))])
         read.clear()
         second = job((*ids(20, 0), *said.ids, *ids(7, 1)), seed=5)
-        (again,) = decoder.decode([second])
+        (again,) = told_by(decoder, [second])
         # The last token of a turn was sampled and not read; then seven were heard.
         assert read[0] == 1 + 7
-        (fresh,) = Decoder(model).decode([second])
+        (fresh,) = told_by(Decoder(model), [second])
         same(again, fresh)
 
     def test_conversations_of_all_lengths_say_what_they_say_afresh(self, model: LanguageModel) -> None:
-        decoder = Decoder(model, 10_000)
+        decoder = Decoder(model, kept_tokens=10_000)
         prompts = {(name, k): ids(3 + 5 * k, k) for k in range(6) for name in ("a", None, "b")}
         for turn in range(4):
             jobs = [
                 job(prompt, 100 * turn + k, name, tokens=1 + (3 * k + turn) % 9)
                 for (name, k), prompt in prompts.items()
             ]
-            told = decoder.decode(jobs)
-            for mine, theirs in zip(told, Decoder(model).decode(jobs), strict=True):
+            told = told_by(decoder, jobs)
+            for mine, theirs in zip(told, told_by(Decoder(model), jobs), strict=True):
                 same(mine, theirs)
             for (place, prompt), mine in zip(list(prompts.items()), told, strict=True):
                 # Some hear much and some little, and some begin anew.
@@ -81,59 +90,61 @@ class TestTurns:
                 prompts[place] = heard if (place[1] + turn) % 5 == 4 else (*prompt, *mine.ids, *heard)
 
     def test_several_prompts_go_on_from_one_row(self, model: LanguageModel, read: list[int]) -> None:
-        decoder = Decoder(model, 1000)
-        samples = decoder.decode([job(ids(12, 0), seed) for seed in range(4)])
+        decoder = Decoder(model, kept_tokens=1000)
+        samples = told_by(decoder, [job(ids(12, 0), seed) for seed in range(4)])
         stem = (*ids(12, 0), *samples[2].ids)
         read.clear()
         branches = [job((*stem, *ids(3 + k // 2, k // 2)), seed=k) for k in range(4)]
-        told = decoder.decode(branches)
+        told = told_by(decoder, branches)
         assert read[0] == (1 + 3) + (1 + 4), "each distinct prompt once, from the row that both stand on"
-        for mine, theirs in zip(told, Decoder(model).decode(branches), strict=True):
+        for mine, theirs in zip(told, told_by(Decoder(model), branches), strict=True):
             same(mine, theirs)
 
     def test_an_adapter_never_reads_with_anothers_eyes(self, model: LanguageModel, read: list[int]) -> None:
-        decoder = Decoder(model, 1000)
-        (said,) = decoder.decode([job(ids(12, 0), adapter="a")])
+        decoder = Decoder(model, kept_tokens=1000)
+        (said,) = told_by(decoder, [job(ids(12, 0), adapter="a")])
         longer = (*ids(12, 0), *said.ids, 9)
         for other in ("b", None):
             read.clear()
-            (told,) = decoder.decode([job(longer, adapter=other)])
+            (told,) = told_by(decoder, [job(longer, adapter=other)])
             assert read[0] == len(longer)
-            same(told, Decoder(model).decode([job(longer, adapter=other)])[0])
+            same(told, told_by(Decoder(model), [job(longer, adapter=other)])[0])
 
     def test_rows_that_left_early_are_kept_too(self, model: LanguageModel, read: list[int]) -> None:
-        decoder = Decoder(model, 1000)
+        decoder = Decoder(model, kept_tokens=1000)
         jobs = [job(ids(8 + k % 2, k), seed=k, tokens=(2, 30)[k % 2]) for k in range(8)]
-        told = decoder.decode(jobs)
+        told = told_by(decoder, jobs)
         read.clear()
         longer = [job((*j.prompt, *s.ids, 9, 9), seed=3) for j, s in zip(jobs, told, strict=True)]
-        again = decoder.decode(longer)
+        again = told_by(decoder, longer)
         assert read[0] == 8 * 3
-        for mine, theirs in zip(again, Decoder(model).decode(longer), strict=True):
+        for mine, theirs in zip(again, told_by(Decoder(model), longer), strict=True):
             same(mine, theirs)
 
 
 class TestBounds:
     def test_no_more_places_are_held_than_asked_for(self, model: LanguageModel) -> None:
-        decoder = Decoder(model, 200)
+        decoder = Decoder(model, kept_tokens=200)
         for wave in range(6):
-            decoder.decode([job(ids(10, 10 * wave + k), seed=k) for k in range(5)])
+            told_by(decoder, [job(ids(10, 10 * wave + k), seed=k) for k in range(5)])
             assert 0 < decoder.kept_places <= 200
 
     def test_nothing_is_held_where_nothing_is_asked_for(self, model: LanguageModel) -> None:
-        decoder = Decoder(model, 0)
-        decoder.decode([job(ids(10, 0))])
+        decoder = Decoder(model, kept_tokens=0)
+        told_by(decoder, [job(ids(10, 0))])
         assert decoder.kept_places == 0
 
     def test_who_was_not_asked_for_goes_first(self, model: LanguageModel, read: list[int]) -> None:
-        decoder = Decoder(model, 2 * (10 + 16) + 17)  # two rows of a prompt and one block, and a prompt
-        told = {k: decoder.decode([job(ids(10, k))])[0].ids for k in (0, 1)}
+        decoder = Decoder(
+            model, kept_tokens=2 * (10 + 16) + 17
+        )  # two rows of a prompt and one block, and a prompt
+        told = {k: told_by(decoder, [job(ids(10, k))])[0].ids for k in (0, 1)}
         longer = {k: (*ids(10, k), *told[k], 9) for k in (0, 1)}
-        decoder.decode([job(longer[0], tokens=1)])
-        decoder.decode([job(ids(10, 2))])  # now something has to go
+        told_by(decoder, [job(longer[0], tokens=1)])
+        told_by(decoder, [job(ids(10, 2))])  # now something has to go
         for k, tokens in ((0, 2), (1, len(longer[1]))):
             read.clear()
-            decoder.decode([job(longer[k], tokens=1)])
+            told_by(decoder, [job(longer[k], tokens=1)])
             assert read[0] == tokens
 
 

@@ -78,7 +78,7 @@ def lean(model: Any) -> LeanModel:
 
 def test_prompts_and_what_follows_are_read_as_transformers_reads_them(model: Any) -> None:
     own = lean(model)
-    small = FusedPass(own, [None], torch.float32)
+    small = FusedPass(own, torch.float32)
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
     prompts = PromptBlock.empty(own, [5, 5], torch.device("cpu"), torch.float32)
     flat = torch.tensor([token for text in texts for token in text[:5]])
@@ -103,7 +103,7 @@ def test_each_span_of_rows_meets_its_own_adapter(model: Any) -> None:
         for parameter in bank.parameters(adapter).values():
             parameter.data.add_(0.3 * torch.randn(parameter.shape))
     own = lean(model)
-    small = FusedPass(own, ["left", None, "right"], torch.float32)
+    small = FusedPass(own, torch.float32)
     text = [3, 1, 4, 1, 5]
     names = ["left", None, "right"]
     prompts = PromptBlock.empty(own, [5] * 3, torch.device("cpu"), torch.float32)
@@ -119,6 +119,6 @@ def test_each_span_of_rows_meets_its_own_adapter(model: Any) -> None:
 
 
 def test_large_models_get_no_copies(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fused_of(lean(model), [None], torch.float32) is not None
+    assert fused_of(lean(model), 1, torch.float32) is not None
     monkeypatch.setattr(fused, "LARGEST", 1000)
-    assert fused_of(lean(model), [None], torch.float32) is None
+    assert fused_of(lean(model), 1, torch.float32) is None

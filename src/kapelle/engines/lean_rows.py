@@ -7,62 +7,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kapelle.engines.decode import Job, route_of
+from kapelle.engines.rows import Job, route_of
 from kapelle.models.fused import FusedPass
 from kapelle.models.kv_cache import KVCache, PromptBlock
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lean import Attend, LeanModel
 from kapelle.models.lora_bank import Route
-from kapelle.models.prefixes import Prefixes
+from kapelle.models.prefixes import Prefixes, Text
 
 CHUNK = 1024
 """Prompt tokens that are read in one pass, or one prompt: what a pass touches stays in the processor's cache."""
 
 
 class LeanRows:
-    """See `decode.Rows`."""
+    """See `rows.Rows`."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        lean: LeanModel,
-        fused: FusedPass | None,
-        prefixes: Prefixes,
-        jobs: Sequence[Job],
+        self, model: LanguageModel, lean: LeanModel, fused: FusedPass | None, prefixes: Prefixes
     ) -> None:
         self._model = model
         self._lean = lean
         self._fused = fused
         self._prefixes = prefixes
-        self._keys = [(job.adapter, job.prompt) for job in jobs]
-        self._route = route_of([job.adapter for job in jobs])
+        self._cohorts: list[_Cohort] = []
 
-    def read_prompts(self) -> Tensor:
-        """Read what is new of every distinct prompt once and return logits `_RV` of each row's first token."""
-        prompts = list(dict.fromkeys(self._keys))
-        block = PromptBlock.empty(
-            self._lean, [len(prompt) for _, prompt in prompts], self._model.device, self._model.dtype
-        )
-        known = []
+    @property
+    def open(self) -> bool:
+        """Prompts may always join."""
+        return True
+
+    def join(self, jobs: Sequence[Job]) -> Tensor:
+        """Read what is new of every distinct prompt once; return logits `_RV` of each row's first token."""
+        texts = [(job.adapter, job.prompt) for job in jobs]
+        prompts = list(dict.fromkeys(texts))
+        lengths = [len(prompt) for _, prompt in prompts]
+        block = PromptBlock.empty(self._lean, lengths, self._model.device, self._model.dtype)
+        known = [0] * len(prompts)
         for number, (adapter, prompt) in enumerate(prompts):
             kv = self._prefixes.find(adapter, prompt)
-            known.append(0 if kv is None else kv.shape[3])
             if kv is not None:
                 block.put(number, kv)
+                known[number] = kv.shape[3]
         logits_QV = torch.cat([self._read(block, prompts, known, chunk) for chunk in _chunks(prompts, known)])
         number_of = {prompt: number for number, prompt in enumerate(prompts)}
-        prompt_R = torch.tensor([number_of[key] for key in self._keys], device=self._model.device)
-        self._cache = KVCache.seated(block, prompt_R)
+        prompt_R = torch.tensor([number_of[text] for text in texts], device=self._model.device)
+        self._cohorts.append(_Cohort(KVCache.seated(block, prompt_R), texts))
+        self._line_up()
         return logits_QV[prompt_R]
 
     def _read(
         self,
         block: PromptBlock,
-        prompts: Sequence[tuple[str | None, tuple[int, ...]]],
+        prompts: Sequence[Text],
         known: Sequence[int],
         chunk: range,
     ) -> Tensor:
@@ -81,10 +82,16 @@ class LeanRows:
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next."""
-        position_R = self._cache.extend()
-        hidden_RD = self._hidden(token_R, position_R, self._route, self._cache.attend, None)
+        position_R = torch.cat([cohort.cache.extend() for cohort in self._cohorts])
+        hidden_RD = self._hidden(token_R, position_R, self._route, self._attend, None)
         with self._model.computing(self._route):
             return self._model.logits(hidden_RD)
+
+    def _attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
+        if len(self._cohorts) == 1:
+            return self._cohorts[0].cache.attend(layer, q_RHE, k_RJE, v_RJE)
+        parts = zip(*(x.split(self._sizes) for x in (q_RHE, k_RJE, v_RJE)), strict=True)
+        return torch.cat([c.cache.attend(layer, *part) for c, part in zip(self._cohorts, parts, strict=True)])
 
     def _hidden(
         self, tokens_N: Tensor, positions_N: Tensor, route: Route, attend: Attend, last_Q: Tensor | None
@@ -99,22 +106,35 @@ class LeanRows:
             hidden_ND = self._lean.hidden(tokens_N, positions_N, scaled)
         return hidden_ND if last_Q is None else hidden_ND[last_Q]
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep the rows at these indices alone."""
-        self._cache = self._cache.kept(torch.tensor(rows, device=self._model.device))
-        self._keys = [self._keys[row] for row in rows]
-        self._route = route_of([adapter for adapter, _ in self._keys])
-
     def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
-        """Let later prompts go on from what these rows read: their prompts and all but the last they said."""
-        texts = [
-            (self._keys[row][0], (*self._keys[row][1], *ids[:-1]))
-            for row, ids in zip(rows, said, strict=True)
-        ]
-        self._prefixes.put(self._cache, rows, texts)
+        """Drop rows; later prompts may go on from what they read: their prompts and all but the last they said."""
+        told = dict(zip(rows, said, strict=True))
+        first, cohorts = 0, []
+        for cache, texts in self._cohorts:
+            leaving = [row for row in range(len(texts)) if first + row in told]
+            staying = [row for row in range(len(texts)) if first + row not in told]
+            read = [(texts[row][0], (*texts[row][1], *told[first + row][:-1])) for row in leaving]
+            self._prefixes.put(cache, leaving, read)
+            if staying:
+                kept = cache.kept(torch.tensor(staying, device=self._model.device)) if leaving else cache
+                cohorts.append(_Cohort(kept, [texts[row] for row in staying]))
+            first += len(texts)
+        self._cohorts = cohorts
+        self._line_up()
+
+    def _line_up(self) -> None:
+        self._sizes = [cohort.cache.rows for cohort in self._cohorts]
+        self._route = route_of([adapter for cohort in self._cohorts for adapter, _ in cohort.texts])
 
 
-def _chunks(prompts: Sequence[tuple[str | None, tuple[int, ...]]], known: Sequence[int]) -> Iterator[range]:
+class _Cohort(NamedTuple):
+    """Rows that joined together: their cache, and each row's adapter and prompt."""
+
+    cache: KVCache
+    texts: list[Text]
+
+
+def _chunks(prompts: Sequence[Text], known: Sequence[int]) -> Iterator[range]:
     """Split prompts into runs of at most `CHUNK` new tokens, or one prompt."""
     first, filled = 0, 0
     for number, (_, prompt) in enumerate(prompts):

@@ -1,7 +1,8 @@
 """The rollout engine in this process: requests of all agents meet in one decode batch.
 
 Coroutines put requests down and wait. When none of them can go on without an answer, all requests that
-lie there are decoded together, each row with its own adapter. Arrival order is the order of the program,
+lie there join the rows in flight, each row with its own adapter. Rows that are over leave and are answered while
+the others speak on, so that the next turns of their agents join too. Arrival order is the order of the program,
 so a run repeats.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -17,8 +18,9 @@ from pydantic import Field
 from torch import Tensor
 
 from kapelle.configured import Configured
-from kapelle.engines.decode import Decoder, Job, Said
+from kapelle.engines.decode import Decoder
 from kapelle.engines.rollout import Completion, Request
+from kapelle.engines.rows import Job, Said
 from kapelle.errors import EngineError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
@@ -30,12 +32,16 @@ QUIET_TICKS = 8
 nested gathers need up to four to pass a result on."""
 
 
+PAUSE = 32
+"""Most tokens that rows say before coroutines that wait for something else get a turn, and may join."""
+
+
 class Local(Configured):
     """Settings of the engine in this process."""
 
     name: Literal["local"] = "local"
     max_rows: int = Field(1024, ge=1)
-    """Most rows in one decode batch."""
+    """Most rows in flight."""
     kept_tokens: int = Field(65_536, ge=0)
     """Most token places of finished rows whose keys and values are kept for prompts that go on from them, for each
     base model; 0 keeps none."""
@@ -46,9 +52,32 @@ class Local(Configured):
 
 
 @dataclass(slots=True)
-class _Held:
+class _Asked:
+    request: Request
+    future: asyncio.Future[Completion]
+    said: Said | None = None
+    """What its row will have said; None while it waits."""
+
+
+@dataclass(slots=True, eq=False)
+class _Desk:
+    """One base model, the requests that wait for it, and those whose rows are in flight."""
+
     model: LanguageModel
     decoder: Decoder
+    waiting: list[_Asked] = field(default_factory=list)
+    flying: list[_Asked] = field(default_factory=list)
+
+    def clear(self) -> list[_Asked]:
+        """Drop the rows in flight and return their requests."""
+        self.decoder.drop()
+        dropped, self.flying = self.flying, []
+        return dropped
+
+
+@dataclass(slots=True)
+class _Held:
+    desk: _Desk
     adapter: str | None
     version: int = 0
     hash: str = ""
@@ -64,16 +93,16 @@ class LocalEngine:
         max_rows: int = 1024,
         kept_tokens: int = 65_536,
     ) -> None:
-        decoders = {id(model): Decoder(model, kept_tokens) for model in models.values()}
-        self._held = {
-            p.name: _Held(models[p.base], decoders[id(models[p.base])], p.name if p.lora else None)
-            for p in policies
-            if p.endpoint is None
+        played = [policy for policy in policies if policy.endpoint is None]
+        desks = {
+            id(model): _Desk(model, Decoder(model, sum(models[p.base] is model for p in played), kept_tokens))
+            for model in models.values()
         }
+        self._desks = list(desks.values())
+        self._held = {p.name: _Held(desks[id(models[p.base])], p.name if p.lora else None) for p in played}
         for name, held in self._held.items():
             held.hash = weights_hash(self._own(name))
         self._max_rows = max_rows
-        self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
         self._pump: asyncio.Task[None] | None = None
         self.tokens_sampled = 0
         """Completion tokens sampled since the engine was made."""
@@ -85,23 +114,32 @@ class LocalEngine:
 
     def renderer(self, policy: str) -> ChatRenderer:
         """Return how a policy's conversations become tokens."""
-        return self._find(policy).model.renderer
+        return self._find(policy).desk.model.renderer
 
     async def generate(self, request: Request) -> Completion:
         """Return one completion, decoded together with whatever else is asked for at this moment."""
-        self._find(request.policy)
+        desk = self._find(request.policy).desk
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         if self._pump is None or self._pump.done():
-            # What a run that was broken off left here is cancelled: nobody waits for it.
-            self._waiting = [asked for asked in self._waiting if not asked[1].done()]
+            for left in self._desks:
+                # What a run that was broken off left here is cancelled: nobody waits for it.
+                left.clear()
+                left.waiting = [asked for asked in left.waiting if not asked.future.done()]
             self._pump = loop.create_task(self._drain())
-        self._waiting.append((request, future))
+        desk.waiting.append(_Asked(request, future))
         return await future
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Take new weights; tensors that are the engine's own memory are not copied."""
         held = self._find(policy)
+        if self._pump is None or self._pump.done():
+            held.desk.clear()
+        elif held.desk.flying:
+            raise EngineError(
+                f"Policy '{policy}' got new weights while {len(held.desk.flying)} requests to its base model are being "
+                "answered. Load weights when all of them are."
+            )
         own = self._own(policy)
         if set(own) != set(weights):
             odd = sorted(set(own) ^ set(weights))
@@ -112,7 +150,7 @@ class LocalEngine:
                 assert isinstance(tensor, Tensor)
                 if tensor.data_ptr() != parameter.data_ptr():
                     parameter.copy_(tensor)
-        held.decoder.forget(held.adapter)
+        held.desk.decoder.forget(held.adapter)
         held.version = version
         held.hash = weights_hash(own)
 
@@ -121,39 +159,46 @@ class LocalEngine:
         self._held.clear()
 
     async def _drain(self) -> None:
-        while self._waiting:
+        while any(desk.waiting or desk.flying for desk in self._desks):
             await self._quiet()
-            batch, self._waiting = self._waiting[: self._max_rows], self._waiting[self._max_rows :]
-            try:
-                answers = self._answer([request for request, _ in batch])
-            except Exception as error:  # noqa: BLE001 - handed to whoever waits, never swallowed
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(_failure(error))
-                continue
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():
-                    future.set_result(answer)
+            for desk in self._desks:
+                try:
+                    self._seat(desk)
+                    if desk.flying:
+                        desk.decoder.advance(PAUSE)
+                except Exception as error:  # noqa: BLE001 - handed to whoever waits, never swallowed
+                    for asked in desk.clear():
+                        if not asked.future.done():
+                            asked.future.set_exception(_failure(error))
+                self._answer(desk)
 
     async def _quiet(self) -> None:
         quiet, before = 0, -1
         while quiet < QUIET_TICKS:
-            quiet = quiet + 1 if len(self._waiting) == before else 0
-            before = len(self._waiting)
+            waiting = sum(len(desk.waiting) for desk in self._desks)
+            quiet = quiet + 1 if waiting == before else 0
+            before = waiting
             await asyncio.sleep(0)
 
-    def _answer(self, requests: Sequence[Request]) -> list[Completion]:
-        answers: dict[int, Completion] = {}
-        bases: dict[int, list[int]] = {}
-        for place, request in enumerate(requests):
-            bases.setdefault(id(self._find(request.policy).model), []).append(place)
-        for places in bases.values():
-            chosen = [requests[place] for place in places]
-            held = self._find(chosen[0].policy)
-            jobs = [Job(self._find(r.policy).adapter, r.prompt_ids, r.sampling, r.seed) for r in chosen]
-            for place, request, said in zip(places, chosen, held.decoder.decode(jobs), strict=True):
-                answers[place] = self._completion(request, said, held.model)
-        return [answers[place] for place in range(len(requests))]
+    def _seat(self, desk: _Desk) -> None:
+        """Let the first who wait join the rows in flight, as many as there is room for."""
+        room = self._max_rows - desk.decoder.in_flight
+        if not desk.waiting or room <= 0 or not desk.decoder.open:
+            return
+        joining, desk.waiting = desk.waiting[:room], desk.waiting[room:]
+        desk.flying += joining
+        requests = [asked.request for asked in joining]
+        jobs = [Job(self._find(r.policy).adapter, r.prompt_ids, r.sampling, r.seed) for r in requests]
+        for asked, said in zip(joining, desk.decoder.join(jobs), strict=True):
+            asked.said = said
+
+    def _answer(self, desk: _Desk) -> None:
+        flying, desk.flying = desk.flying, []
+        for asked in flying:
+            if asked.said is None or asked.said.finish_reason is None:
+                desk.flying.append(asked)
+            elif not asked.future.done():
+                asked.future.set_result(self._completion(asked.request, asked.said, desk.model))
 
     def _completion(self, request: Request, said: Said, model: LanguageModel) -> Completion:
         held = self._find(request.policy)
@@ -168,7 +213,8 @@ class LocalEngine:
 
     def _own(self, policy: str) -> Mapping[str, Tensor]:
         held = self._find(policy)
-        return held.model.bank.parameters(policy) if held.adapter else held.model.base_parameters()
+        model = held.desk.model
+        return model.bank.parameters(policy) if held.adapter else model.base_parameters()
 
     def _find(self, policy: str) -> _Held:
         if policy not in self._held:

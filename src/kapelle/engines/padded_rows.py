@@ -10,29 +10,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kapelle.engines.decode import Job, route_of
+from kapelle.engines.rows import Job, route_of
 from kapelle.models.language_model import LanguageModel
 
 
 class PaddedRows:
-    """See `decode.Rows`."""
+    """See `rows.Rows`."""
 
-    def __init__(self, model: LanguageModel, jobs: Sequence[Job]) -> None:
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._adapters: list[str | None] = []
+
+    @property
+    def open(self) -> bool:
+        """The library's cache takes prompts together or not at all."""
+        return not self._adapters
+
+    def join(self, jobs: Sequence[Job]) -> Tensor:
+        """Read every prompt and return logits `_RV` of its first new token."""
         from transformers import DynamicCache
 
-        self._model = model
+        assert self.open, "rows join when no others are in flight"
         self._adapters = [job.adapter for job in jobs]
         self._cache = DynamicCache()
         longest = max(len(job.prompt) for job in jobs)
         pad = [longest - len(job.prompt) for job in jobs]
         rows = [(0,) * p + job.prompt for p, job in zip(pad, jobs, strict=True)]
-        self._prompt_RP = torch.tensor(rows, device=model.device)
-        self._pad_R = torch.tensor(pad, device=model.device)
-        self._mask_RP = (torch.arange(longest, device=model.device)[None] >= self._pad_R[:, None]).long()
-
-    def read_prompts(self) -> Tensor:
-        """Read every prompt and return logits `_RV` of its first new token."""
-        return self._forward(self._prompt_RP)
+        self._pad_R = torch.tensor(pad, device=self._model.device)
+        self._mask_RP = (
+            torch.arange(longest, device=self._model.device)[None] >= self._pad_R[:, None]
+        ).long()
+        return self._forward(torch.tensor(rows, device=self._model.device))
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next."""
@@ -40,14 +48,13 @@ class PaddedRows:
         return self._forward(token_R[:, None])
 
     def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
-        """Keep nothing for later prompts: the library's cache has no rows that go on."""
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep the rows at these indices alone."""
-        kept_R = torch.tensor(rows, device=self._pad_R.device)
+        """Drop rows; nothing is kept for later prompts, because the library's cache has no rows that go on."""
+        gone = set(rows)
+        staying = [row for row in range(len(self._adapters)) if row not in gone]
+        self._adapters = [self._adapters[row] for row in staying]
+        kept_R = torch.tensor(staying, dtype=torch.long, device=self._pad_R.device)
         self._cache.batch_select_indices(kept_R)
         self._mask_RP, self._pad_R = self._mask_RP[kept_R], self._pad_R[kept_R]
-        self._adapters = [self._adapters[row] for row in rows]
 
     def _forward(self, tokens_RP: Tensor) -> Tensor:
         length = self._mask_RP.shape[1]

@@ -72,25 +72,29 @@ class _Layer(NamedTuple):
     gates: _Matrix
     """Gate and up projection side by side."""
     down: _Matrix
+    scale_HE: Tensor | None
+    """Scale of normed queries and keys; None where they are not normed."""
 
 
 class FusedPass:
-    """The forward pass of a lean model for rows of a few adapters."""
+    """The forward pass of a lean model for rows of a few adapters; copies are made when a row needs them."""
 
-    def __init__(self, lean: LeanModel, adapters: Sequence[str | None], dtype: torch.dtype) -> None:
-        """Copy the weights as they are now."""
+    def __init__(self, lean: LeanModel, dtype: torch.dtype) -> None:
+        """Compute in `dtype`."""
         self._lean = lean
         self._dtype = dtype
+        self._layers: dict[str | None, list[_Layer]] = {}
         width = lean.layers[0].input_layernorm.weight.shape[0]
         self._least = {
             size: torch.tensor((size * lean.eps) ** 0.5, device=lean.device)
             for size in (width, lean.head_size)
         }
-        self._layers = {
-            adapter: [self._layer(layer, adapter) for layer in lean.layers]
-            for adapter in dict.fromkeys(adapters)
-        }
-        self._scales = [self._head_scale(layer) for layer in lean.layers] if lean.normed_heads else []
+
+    def forget(self, adapter: str | None) -> None:
+        """Drop the copies of an adapter whose weights are new; all of them for the bare base."""
+        if adapter is None:
+            self._layers.clear()
+        self._layers.pop(adapter, None)
 
     def hidden(
         self,
@@ -113,7 +117,7 @@ class FusedPass:
             h_ND = self._normed(x_ND)
             all_NO = _product([(layer.projections, a, b) for layer, a, b in layers], h_ND)
             all_NHE = all_NO.view(len(h_ND), -1, lean.head_size)
-            qk_NHE = self._turned(number, all_NHE[:, :turned], turn_N1e)
+            qk_NHE = self._turned(layers[0][0].scale_HE, all_NHE[:, :turned], turn_N1e)
             q_NHE, k_NJE = qk_NHE[:, : lean.heads], qk_NHE[:, lean.heads :]
             if last_Q is not None and number == lean.depth - 1:
                 x_ND, q_NHE = x_ND[last_Q], q_NHE[last_Q]
@@ -128,6 +132,9 @@ class FusedPass:
         return lean.final_norm(x_ND)
 
     def _spans(self, number: int, route: Route) -> list[tuple[_Layer, int, int]]:
+        for adapter, _, _ in route:
+            if adapter not in self._layers:
+                self._layers[adapter] = [self._layer(layer, adapter) for layer in self._lean.layers]
         return [(self._layers[adapter][number], first, last) for adapter, first, last in route]
 
     def _normed(self, x_ND: Tensor) -> Tensor:
@@ -139,11 +146,11 @@ class FusedPass:
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return length.hypot_(self._least[x.shape[-1]])
 
-    def _turned(self, number: int, qk_NHE: Tensor, turn_N1e: Tensor) -> Tensor:
+    def _turned(self, scale_HE: Tensor | None, qk_NHE: Tensor, turn_N1e: Tensor) -> Tensor:
         """Norm queries and keys where the model does, and turn each pair by its position's angle."""
         qk_NHE = qk_NHE.float()
-        if self._scales:
-            qk_NHE = (qk_NHE / self._length(qk_NHE)).mul_(self._scales[number])
+        if scale_HE is not None:
+            qk_NHE = (qk_NHE / self._length(qk_NHE)).mul_(scale_HE)
         pairs_NHe = torch.view_as_complex(qk_NHE.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs_NHe * turn_N1e).flatten(-2).to(self._dtype)
 
@@ -163,6 +170,7 @@ class FusedPass:
             self._joined([_linear(a.o_proj, adapter)], None),
             self._joined(gates, after_D),
             self._joined([_linear(mlp.down_proj, adapter)], None),
+            self._head_scale(layer) if self._lean.normed_heads else None,
         )
 
     def _paired(self, linear: tuple[Tensor, Tensor | None], scale: float) -> tuple[Tensor, Tensor | None]:
@@ -191,10 +199,10 @@ class FusedPass:
         return _Matrix(weight_OI.to(self._dtype), torch.cat(biases).to(self._dtype) if biased else None)
 
 
-def fused_of(lean: LeanModel, adapters: Sequence[str | None], dtype: torch.dtype) -> FusedPass | None:
-    """Return the fused pass, or None where its copies would be large."""
+def fused_of(lean: LeanModel, adapters: int, dtype: torch.dtype) -> FusedPass | None:
+    """Return the fused pass, or None where copies for so many adapters would be large."""
     weights = sum(parameter.numel() for layer in lean.layers for parameter in layer.parameters())
-    return FusedPass(lean, adapters, dtype) if weights * len(set(adapters)) <= LARGEST else None
+    return FusedPass(lean, dtype) if weights * max(adapters, 1) <= LARGEST else None
 
 
 def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,66 @@
+"""What is decoded: prompts, what their rows say, and who reads their tokens.
+
+Shapes: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from kapelle.types import FinishReason, Sampling
+
+
+class Job(NamedTuple):
+    """One prompt to continue."""
+
+    adapter: str | None
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+
+
+@dataclass(slots=True)
+class Said:
+    """What a row has said, once it is over; `finish_reason` is None until then."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason | None = None
+    text: str | None = None
+    """Text up to a stop string, once one was found."""
+
+
+class Rows(Protocol):
+    """Prompts in flight on one model: reads tokens, says what may come next."""
+
+    @property
+    def open(self) -> bool:
+        """True where prompts may join the rows in flight."""
+        ...
+
+    def join(self, jobs: Sequence[Job]) -> Tensor:
+        """Read the prompts of rows that come behind the others; return logits `_RV` of their first tokens."""
+        ...
+
+    def read(self, token_R: Tensor) -> Tensor:
+        """Read one more token of each row and return logits `_RV` of the next."""
+        ...
+
+    def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
+        """Drop the rows at these indices (ascending), which are over, having heard what they said."""
+        ...
+
+
+def route_of(adapters: Sequence[str | None]) -> list[tuple[str | None, int, int]]:
+    """Return the contiguous spans of equal adapters."""
+    spans: list[tuple[str | None, int, int]] = []
+    for row, adapter in enumerate(adapters):
+        if spans and spans[-1][0] == adapter:
+            spans[-1] = (adapter, spans[-1][1], row + 1)
+        else:
+            spans.append((adapter, row, row + 1))
+    return spans
