@@ -21,7 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kapelle.grading.code import ProgramTests, grade_program
-from kapelle.sandbox import Limits, Pool, backend, require, run
+from kapelle.sandbox import Limits, Pool, backend, require
+from kapelle.sandbox import run as run_contained
 from kapelle.sandbox.contract import Backend
 
 LIMITS = Limits()
@@ -51,9 +52,9 @@ def start_cost(sandbox: Backend, pool: Pool, repeats: int) -> dict[str, object]:
     warm: list[float] = []
     for _ in range(repeats):
         plain.append(timed_ms(lambda: subprocess.run(command, capture_output=True, check=True)))  # noqa: S603
-        fresh.append(timed_ms(lambda: run(sandbox, {}, command, limits=LIMITS)))
+        fresh.append(timed_ms(lambda: run_contained(sandbox, {}, command, limits=LIMITS)))
         assert pool.wait_until_warm()
-        warm.append(timed_ms(lambda: run(pool, {}, command, limits=LIMITS)))
+        warm.append(timed_ms(lambda: run_contained(pool, {}, command, limits=LIMITS)))
         assert pool.wait_until_warm()
     return {
         "plain": spread(plain),
@@ -111,6 +112,24 @@ def resident_kb() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
+def run(runs: int = 500, parallel: int | None = None, repeats: int = 60) -> dict[str, object]:
+    """Measure starts, throughput and growth, and gradings."""
+    sandbox = backend()
+    require(sandbox)
+    with Pool(sandbox, LIMITS, parallel=1) as pool:
+        starts = start_cost(sandbox, pool, repeats)
+    with Pool(sandbox, LIMITS, parallel=parallel or os.cpu_count() or 1) as pool:
+        many = asyncio.run(throughput(pool, runs))
+        grades = asyncio.run(grading(pool, 40))
+    machine = {
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": [round(value, 1) for value in os.getloadavg()],
+    }
+    return {"machine": machine, "start, ms": starts, "many": many, "grading three asserts, ms": grades}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -120,25 +139,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeats", type=int, default=60, help="starts of each kind")
     options = parser.parse_args()
-    sandbox = backend()
-    require(sandbox)
-    with Pool(sandbox, LIMITS, parallel=1) as pool:
-        starts = start_cost(sandbox, pool, options.repeats)
-    with Pool(sandbox, LIMITS, parallel=options.parallel) as pool:
-        many = asyncio.run(throughput(pool, options.runs))
-        grades = asyncio.run(grading(pool, 40))
-    machine = {
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load": [round(value, 1) for value in os.getloadavg()],
-    }
-    print(
-        json.dumps(
-            {"machine": machine, "start, ms": starts, "many": many, "grading three asserts, ms": grades},
-            indent=2,
-        )
-    )
+    print(json.dumps(run(options.runs, options.parallel, options.repeats), indent=2))
 
 
 if __name__ == "__main__":
