@@ -1,0 +1,48 @@
+"""What docs/make_your_own.md tells one to write works as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.workflows.stage import lines, play
+
+from kapelle.conformance import conform
+from kapelle.recipe import load_recipe
+
+PAGE = (Path(__file__).parents[2] / "docs" / "make_your_own.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The three files of the page, on the Python path."""
+    for block in re.findall(r"```(?:python|yaml)\n(# (\S+)\n.*?)```", PAGE, re.DOTALL):
+        text, name = block
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+async def test_the_environment_conforms_and_the_page_shows_it(folder: Path) -> None:
+    config = load_recipe(str(folder / "mine.yaml")).config
+    findings = await conform(config.environment)  # type: ignore[arg-type]
+    shown = [f"{f.status:2}  {f.name:13} {f.detail}" for f in findings]
+    assert [line for line in shown if line not in PAGE] == []
+
+
+async def test_the_workflow_asks_the_third_only_when_two_differ(folder: Path) -> None:
+    config = load_recipe(str(folder / "mine.yaml")).config
+    environment, workflow = config.environment, config.workflow
+    task = environment.task("train", 0)  # type: ignore[attr-defined]
+    gold = task.data["answer"]
+    bad = "eo"["oe".index(gold)]
+    names = ["agent_0", "agent_1", "agent_2"]
+    for said, spoke, success in (
+        ((gold, gold, bad), 2, 1.0),
+        ((gold, bad, gold), 3, 1.0),
+        ((gold, bad, bad), 3, 0.0),
+    ):
+        scripts = {name: lines(text) for name, text in zip(names, said, strict=True)}
+        [episode] = await play(environment, workflow, names, scripts, task)  # type: ignore[arg-type]
+        assert (len(episode.turns), episode.success) == (spoke, success)

@@ -1,0 +1,51 @@
+"""The examples of workflows and environments run, and what they show is true."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str, int], list[str]]:
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def lines(name: str, steps: int) -> list[str]:
+        runpy.run_path(str(EXAMPLES / name))["main"](steps)
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+def test_a_workflow_of_ones_own_asks_the_third_only_when_two_differ(
+    run: Callable[[str, int], list[str]],
+) -> None:
+    shown = run("own_workflow.py", 2)
+    assert len(shown) == 2
+    shares = [int(line.rpartition(" ")[2].rstrip("%")) for line in shown]
+    assert all(0 <= share < 100 for share in shares)
+
+
+def test_parts_of_a_mixture_are_told_apart(run: Callable[[str, int], list[str]]) -> None:
+    shown = run("debate_on_a_mixture.py", 2)
+    assert len(shown) == 2
+    assert all("success/chains" in line and "success/sums" in line for line in shown)
+
+
+def test_siirls_train_cycle_lets_agents_take_turns(run: Callable[[str, int], list[str]]) -> None:
+    shown = run("siirl_workflow.py", 4)
+    assert shown[:4] == [
+        "flowchart TD",
+        '    n0["rollout_reasoner: reasoner"]',
+        '    n1((("rollout_actor: actor")))',
+        "    n0 --> n1",
+    ]
+    assert [line.split("trains ")[1] for line in shown[4:]] == ["reasoner", "reasoner", "actor", "actor"]
