@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -84,6 +83,7 @@ def test_whoever_leaves_is_told_that_the_game_is_not_over(kapelle: Kapelle, type
         (["kuhn_poker", "--against", "mcts"], "sees the whole state"),
         (["matrix", "--against", "mcts"], "games of OpenSpiel"),
         (["tic_tac_toe", "--seat", "0"], "0 is less than 1"),
+        (["kuhn_poker", "--exact"], "--exact takes a run directory"),
     ],
 )
 def test_what_cannot_be_played_is_said_in_one_line(kapelle: Kapelle, words: list[str], message: str) -> None:
@@ -103,7 +103,7 @@ def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> 
     typed("Pass", "Pass")
     said = kapelle("play", "run", "--seat", "1")
     assert said.code == 0, said.err
-    assert "1/2 1 <Pass | Bet>" in said.out
+    assert "\n1/2 0 <Pass | Bet>\n" in said.out, "the deal is the task's"
     assert "you " in said.out
     assert "second" in said.out
     typed("Pass", "Pass")
@@ -112,7 +112,14 @@ def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> 
     other = kapelle("play", "kuhn_poker", "--against", "run")
     assert other.code == 0, other.err
     assert "You are player 1 of 2" in other.out, "the environment is the one that was named"
-    assert Path("run/config.yaml").exists()
+    exact = kapelle("play", "run", "--exact")
+    assert exact.code == 0, exact.err
+    lines = [line.split() for line in exact.out.splitlines()]
+    assert lines[0][0] == "policy"
+    assert lines[1][:3] == ["uniform", "0.917", "0.458"]
+    assert lines[2][0] == "1"
+    assert 0 <= float(lines[2][1]) <= 4
+    assert len(lines) == 3, "one checkpoint has no average"
 
 
 def test_a_solver_leaves_one_seat(typed: Type) -> None:

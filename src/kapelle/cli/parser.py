@@ -162,6 +162,11 @@ def _play(parser: argparse.ArgumentParser) -> None:
         "a run plays itself)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="deals another game (0)")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="play nothing, and say what the run's checkpoints are worth exactly: NashConv, expected returns",
+    )
 
 
 def _recipes(parser: argparse.ArgumentParser) -> None:
@@ -254,7 +259,7 @@ COMMANDS: Mapping[str, Command] = {
         _collect,
     ),
     "play": Command(
-        "(ENV | RUN) [key.path=value …] [--seat N] [--against WHO] [--seed S]",
+        "(ENV | RUN) [key.path=value …] [--seat N] [--against WHO] [--seed S] [--exact]",
         "play a game in the terminal against a script, a solver or a trained team",
         "play",
         _play,

@@ -46,6 +46,8 @@ class Table:
 def run(arguments: argparse.Namespace) -> int:
     """Play one game in the terminal and say how it ended."""
     hush()
+    if arguments.exact:
+        return _exact(arguments)
     from kapelle.loop import run_async
     from kapelle.rollout import play_episode
 
@@ -57,6 +59,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise EngineError(f"The game broke off: {episode.error}")
     for line in ending(episode, seat):
         say(line)
+    return 0
+
+
+def _exact(arguments: argparse.Namespace) -> int:
+    from kapelle.cli.play_exact import report
+
+    named, settings = split_words(arguments.words)
+    if len(named) != 1 or not (Path(named[0]) / "config.yaml").is_file():
+        raise ConfigError("--exact takes a run directory: `kapelle play RUN --exact`.")
+    report(Path(named[0]), settings)
     return 0
 
 
