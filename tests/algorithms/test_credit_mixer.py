@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,21 +91,27 @@ def additive(words: Sequence[int]) -> float:
     return sum(GIVES[i][w] for i, w in enumerate(words))
 
 
+class Judged(NamedTuple):
+    step: Step
+    credit: Mapping[TurnKey, Credit]
+    metrics: Mapping[str, float]
+
+
+@cache
+def judged(settings: type[VDN | QMIX]) -> Judged:
+    """The sixth step of an additive task with noise in the return, after five to learn from."""
+    made = memory(settings, "abc")
+    for number in range(1, 6):
+        step = play(number, additive, noise=0.1)
+        made(step.groups, step.estimates)
+    step = play(6, additive, noise=0.1)
+    return Judged(step, made(step.groups, step.estimates), made.metrics())
+
+
 @BOTH
 class TestWhoDeservesWhat:
-    @pytest.fixture
-    def trained(self, settings: type[VDN | QMIX]) -> tuple[MixedCredit, Step]:
-        """After eight steps of an additive task with noise in the return, and the step that comes next."""
-        made = memory(settings, "abc")
-        assert isinstance(made, MixedCredit)
-        for number in range(1, 9):
-            made_of = play(number, additive, noise=0.1)
-            made(made_of.groups, made_of.estimates)
-        return made, play(9, additive, noise=0.1)
-
-    def test_learned_credit_ranks_true_contributions(self, trained: tuple[MixedCredit, Step]) -> None:
-        made, step = trained
-        credit = made(step.groups, step.estimates)
+    def test_learned_credit_ranks_true_contributions(self, settings: type[VDN | QMIX]) -> None:
+        step, credit, _ = judged(settings)
         learned, true = [], []
         for key, word in step.word.items():
             if key.turn < 2:
@@ -114,11 +121,10 @@ class TestWhoDeservesWhat:
                 true.append(GIVES[key.turn][word] - mean)
         assert spearman(learned, true) >= 0.9
 
-    def test_a_lazy_agent_s_credit_is_noise(self, trained: tuple[MixedCredit, Step]) -> None:
+    def test_a_lazy_agent_s_credit_is_noise(self, settings: type[VDN | QMIX]) -> None:
         # The noise of one return has size 0.1; the words of `a` move it by 0.68 and those of `b` by 0.2. The team's
         # return would pay all three alike, by about 0.7.
-        made, step = trained
-        credit = made(step.groups, step.estimates)
+        step, credit, share = judged(settings)
         size = {
             i: torch.tensor([advantage(credit, key) for key in step.word if key.turn == i])
             .square()
@@ -129,7 +135,6 @@ class TestWhoDeservesWhat:
         assert size[2] < 0.1
         assert size[0] > 0.5
         assert size[1] > 0.1
-        share = made.metrics()
         assert share["credit_share/c"] < 0.08
         assert share["credit_share/a"] > 2 * share["credit_share/b"] > 3 * share["credit_share/c"]
         assert sum(share[f"credit_share/{agent}"] for agent in "abc") == pytest.approx(1.0)
@@ -275,6 +280,13 @@ class TestRefused:
         (check, *_) = QMIX().build().checks
         with pytest.raises(ConfigError, match="'a' stands on 'embedded' and 'b' on 'some/model'"):
             check(team)
+
+    @BOTH
+    def test_a_device_that_is_not_there(self, settings: type[VDN | QMIX]) -> None:
+        for name in ("cuda:99", "abacus"):
+            checks = settings.model_validate({"fit": {"device": name}}).build().checks
+            with pytest.raises(ConfigError, match=f"fit.device: {name}"):
+                checks[2](team_of("a", "b"))
 
     def test_sequential_updates_of_shared_weights(self) -> None:
         team = Team((Agent("a"), Agent("b")), {"p": Policy("p")}, {"a": "p", "b": "p"})

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
 from kapelle.algorithms.groups import Member, compare
-from kapelle.algorithms.mixer_fit import FitConfig, MixerFit
+from kapelle.algorithms.mixer_fit import FitConfig, MixerFit, check_device
 from kapelle.algorithms.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.replay import Fitted, Played, Replay, Rounds, joined, read_groups, round_turns
 from kapelle.algorithms.umad import UMADConfig
@@ -93,7 +93,11 @@ def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.M
     def memory(team: Team, seed: int) -> MixedCredit:
         return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
 
-    checks = (partial(check_one_base, algorithm=name), settings.umad.check)
+    checks = (
+        partial(check_one_base, algorithm=name),
+        settings.umad.check,
+        partial(check_device, device=settings.fit.device),
+    )
     return settings.row(name, None, checks, memory=memory, embeddings=True)
 
 

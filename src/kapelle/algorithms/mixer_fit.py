@@ -22,10 +22,12 @@ from torch import Tensor
 from kapelle.algorithms.replay import Fitted, Replay, Rounds
 from kapelle.algorithms.utilities import TeamEstimate, TeamValue
 from kapelle.configured import Configured
+from kapelle.errors import ConfigError
 from kapelle.functional.masking import keep_masked, masked_mean, pack, unpack
 from kapelle.functional.mixing import copied, periodic_update, soft_update
 from kapelle.functional.returns import lambda_return, return_to_go
 from kapelle.seeds import derive_seed
+from kapelle.team import Team
 
 GRADIENT_NORM = 10.0
 """To which the gradient of a fit is clipped, as in QMIX's code."""
@@ -65,6 +67,17 @@ class FitConfig(Configured):
     """Episodes per update."""
     device: str = "cpu"
     """Where utilities and mixer live."""
+
+
+def check_device(team: Team, device: str) -> None:
+    """Raise ConfigError when there is no such device to put the networks on."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"`algorithm.fit.device: {device}` cannot be used: {reason}. Set `cpu`, or a device that is there."
+        ) from error
 
 
 class Target(NamedTuple):
