@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kapelle.models.attention import HALF, SHORT, attention
+from kapelle.models import attention as module
+from kapelle.models.attention import MOST, STEP, attention
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -43,7 +44,7 @@ def branch_mask(length: int, prefix: int) -> Tensor:
     ("dtype", "bound"), [(torch.float32, 3e-6), (torch.float64, 1e-14), (torch.bfloat16, 0.03)]
 )
 def test_it_gathers_what_torch_gathers(dtype: torch.dtype, bound: float) -> None:
-    for length, prefix in ((1, 1), (5, 3), (SHORT, 0), (SHORT + 1, 2)):
+    for length, prefix in ((1, 1), (5, 3), (STEP, 0), (2 * STEP + 1, 2), (MOST + 1, 0)):
         mask = branch_mask(length, prefix) if prefix else None
         q, k, v = inputs(length, length + prefix, dtype)
         gathered = attention(q, k, v, mask, 0.3)
@@ -51,11 +52,14 @@ def test_it_gathers_what_torch_gathers(dtype: torch.dtype, bound: float) -> None
         assert float((gathered.detach() - reference(q, k, v, mask, 0.3)).abs().max()) < bound
 
 
+@pytest.mark.parametrize("step", [1, 3, 4])
 @pytest.mark.parametrize("prefix", [0, 3])
-def test_its_gradients_are_those_of_finite_differences(prefix: int) -> None:
+def test_its_gradients_are_those_of_finite_differences(
+    prefix: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STEP", step)
     mask = branch_mask(4, prefix) if prefix else None
     q, k, v = inputs(4, 4 + prefix, torch.float64)
-    assert 4 + prefix <= HALF
     assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, mask, 0.3), (q, k, v))
 
 

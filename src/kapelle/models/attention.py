@@ -1,8 +1,9 @@
 """Attention of sequences of one length, by the way that is fastest where it runs.
 
-On a CPU, torch's fused attention is made for long sequences in float32: its backward pass in half precision takes
-three to ten times as long as the products that it stands for, and short sequences cost more than they compute.
-So half precision and short sequences are written as batched products here, with a backward pass of our own.
+On a CPU, torch's fused attention is made for long sequences: in half precision its backward pass takes three to ten
+times as long as the products that it stands for, and up to some hundred keys its blocks are too coarse to skip what
+nobody looks at. So up to `MOST` keys attention is written as batched products here, a few queries at a time against
+the keys that they can see, with a backward pass of our own. Longer sequences, and other devices, take the fused one.
 
 Shapes: B sequences, L queries, M keys, H query heads, J key heads, G = H / J query heads per key head, E head
 size, P = B·J pairs of sequence and key head, S = G·L queries of a pair.
@@ -16,18 +17,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-SHORT = 64
-"""Most keys for which products beat fused attention in float32."""
-HALF = 512
-"""The same in half precision: more would be faster still, but weights of all pairs are kept for backward."""
+MOST = 512
+"""Most keys for products: the weights of all pairs are kept for the backward pass."""
+STEP = 32
+"""Queries of one product: it reads no key that comes after the last of them."""
 
 
 def attention(
     q_BLHE: Tensor, k_BMJE: Tensor, v_BMJE: Tensor, mask_BLM: Tensor | None, scale: float
 ) -> Tensor:
-    """Return what each query gathered, `_BLHE`; `mask_BLM` is True where it may look, None is plain causal."""
-    most = SHORT if q_BLHE.dtype == torch.float32 else HALF
-    if q_BLHE.device.type == "cpu" and k_BMJE.shape[1] <= most:
+    """Return what each query gathered, `_BLHE`; `mask_BLM` is True where it may look, None is plain causal.
+
+    The last keys are the queries' own: with or without a mask, nobody looks at a key after its own.
+    """
+    if q_BLHE.device.type == "cpu" and k_BMJE.shape[1] <= MOST:
         gathered: Tensor = _Products.apply(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale)  # type: ignore[no-untyped-call]
         return gathered
     mask = None if mask_BLM is None else mask_BLM[:, None]
@@ -50,35 +53,44 @@ class _Products(torch.autograd.Function):
     def forward(
         ctx: Any, q_BLHE: Tensor, k_BMJE: Tensor, v_BMJE: Tensor, mask_BLM: Tensor | None, scale: float
     ) -> Tensor:
-        heads = k_BMJE.shape[2]
-        q_PSE = _paired(q_BLHE, heads).mul_(scale)
+        heads, keys, length = k_BMJE.shape[2], k_BMJE.shape[1], q_BLHE.shape[1]
         k_PME, v_PME = _paired(k_BMJE, heads), _paired(v_BMJE, heads)
-        weight_PSM = torch.bmm(q_PSE, k_PME.transpose(1, 2))
-        length, keys = q_BLHE.shape[1], k_BMJE.shape[1]
-        hidden = _future(length, q_BLHE) if mask_BLM is None else _hidden(mask_BLM, q_BLHE)
-        weight_PSM.view(len(q_BLHE), -1, length, keys).add_(hidden)
-        torch.softmax(weight_PSM, -1, out=weight_PSM)
-        ctx.save_for_backward(q_PSE, k_PME, v_PME, weight_PSM)
+        hidden_BLM = _future(length, q_BLHE) if mask_BLM is None else _hidden(mask_BLM, q_BLHE)
+        out_BLHE = torch.empty_like(q_BLHE, memory_format=torch.contiguous_format)
+        kept: list[Tensor] = []
+        for first in range(0, length, STEP):
+            rows, seen = slice(first, first + STEP), keys - max(0, length - first - STEP)
+            q_PSE = _paired(q_BLHE[:, rows], heads).mul_(scale)
+            weight_PSM = torch.bmm(q_PSE, k_PME[:, :seen].transpose(1, 2))
+            scores = weight_PSM.view(len(q_BLHE), q_BLHE.shape[2], -1, seen)
+            scores.add_(hidden_BLM[:, None, rows, :seen])
+            torch.softmax(weight_PSM, -1, out=weight_PSM)
+            _unpair(torch.bmm(weight_PSM, v_PME[:, :seen]), out_BLHE[:, rows])
+            kept += (q_PSE, weight_PSM)
+        ctx.save_for_backward(k_PME, v_PME, *kept)
         ctx.scale, ctx.heads = scale, heads
-        return _unpaired(torch.bmm(weight_PSM, v_PME), len(q_BLHE), heads, length)
+        return out_BLHE
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q_PSE, k_PME, v_PME, weight_PSM = ctx.saved_tensors
-        size, length, keys = given[0].shape[0], given[0].shape[1], k_PME.shape[1]
-        given_PSE = _paired(given[0], ctx.heads)
-        dv_PME = torch.bmm(weight_PSM.transpose(1, 2), given_PSE)
-        dweight_PSM = torch.bmm(given_PSE, v_PME.transpose(1, 2))
-        dscore_PSM = torch._softmax_backward_data(dweight_PSM, weight_PSM, -1, weight_PSM.dtype)  # noqa: SLF001 — the one public name of this kernel is autograd
-        dq_PSE = torch.bmm(dscore_PSM, k_PME).mul_(ctx.scale)
-        dk_PME = torch.bmm(dscore_PSM.transpose(1, 2), q_PSE)
-        return (
-            _unpaired(dq_PSE, size, ctx.heads, length),
-            _unpaired(dk_PME, size, ctx.heads, keys),
-            _unpaired(dv_PME, size, ctx.heads, keys),
-            None,
-            None,
-        )
+        k_PME, v_PME, *kept = ctx.saved_tensors
+        dout_BLHE, keys = given[0], k_PME.shape[1]
+        dq_BLHE = torch.empty_like(dout_BLHE, memory_format=torch.contiguous_format)
+        dk_PME, dv_PME = torch.empty_like(k_PME), torch.empty_like(v_PME)
+        # From the last queries, which look at all keys, so that the first product fills every gradient.
+        for number in reversed(range(len(kept) // 2)):
+            q_PSE, weight_PSM = kept[2 * number : 2 * number + 2]
+            rows, seen = slice(number * STEP, (number + 1) * STEP), weight_PSM.shape[2]
+            beta = 0 if seen == keys else 1
+            dout_PSE = _paired(dout_BLHE[:, rows], ctx.heads)
+            dv_PME[:, :seen].baddbmm_(weight_PSM.transpose(1, 2), dout_PSE, beta=beta)
+            dweight_PSM = torch.bmm(dout_PSE, v_PME[:, :seen].transpose(1, 2))
+            dscore_PSM = torch._softmax_backward_data(dweight_PSM, weight_PSM, -1, weight_PSM.dtype)  # noqa: SLF001 — the one public name of this kernel is autograd
+            dk_PME[:, :seen].baddbmm_(dscore_PSM.transpose(1, 2), q_PSE, beta=beta)
+            _unpair(torch.bmm(dscore_PSM, k_PME[:, :seen]).mul_(ctx.scale), dq_BLHE[:, rows])
+        size = len(dq_BLHE)
+        dk_BMJE, dv_BMJE = (x.view(size, ctx.heads, keys, -1).transpose(1, 2) for x in (dk_PME, dv_PME))
+        return dq_BLHE, dk_BMJE, dv_BMJE, None, None
 
 
 def _paired(x_BLHE: Tensor, heads: int) -> Tensor:
@@ -89,17 +101,18 @@ def _paired(x_BLHE: Tensor, heads: int) -> Tensor:
     return paired.view(size * heads, -1, width)
 
 
-def _unpaired(x_PSE: Tensor, size: int, heads: int, length: int) -> Tensor:
-    return x_PSE.view(size, heads * (x_PSE.shape[1] // length), length, -1).transpose(1, 2)
+def _unpair(x_PSE: Tensor, into_BLHE: Tensor) -> None:
+    size, length, heads, width = into_BLHE.shape
+    into_BLHE.transpose(1, 2).copy_(x_PSE.view(size, heads, length, width))
 
 
 def _future(length: int, like: Tensor) -> Tensor:
-    """Return −∞ for keys after the query."""
+    """Return −∞ for keys after the query, `_1LL`."""
     bare = torch.full((length, length), float("-inf"), dtype=like.dtype, device=like.device)
-    return bare.triu_(1)
+    return bare.triu_(1)[None]
 
 
 def _hidden(mask_BLM: Tensor, like: Tensor) -> Tensor:
-    """Return −∞ where a mask is False, for all heads."""
+    """Return −∞ where a mask is False, `_BLM`."""
     bare = torch.zeros(mask_BLM.shape, dtype=like.dtype, device=like.device)
-    return bare.masked_fill_(~mask_BLM, float("-inf"))[:, None]
+    return bare.masked_fill_(~mask_BLM, float("-inf"))

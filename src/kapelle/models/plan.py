@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-WASTE = 0.2
+WASTE = 0.1
 """Most of a bucket that may be padding: fewer, larger calls against idle work."""
 
 
