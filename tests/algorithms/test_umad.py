@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from pydantic import ValidationError
 from tests.tiny import episode, group, team_of, turn
 
 from kapelle.algorithm import Credit, Estimates, TurnKey
@@ -207,6 +208,11 @@ class TestActorCritics:
         algorithm = settings.build()
         assert algorithm.credit is not None
         return algorithm.credit(self.GROUPS, Estimates(self.VALUES))
+
+    def test_confidence_without_a_group_is_refused(self) -> None:
+        with pytest.raises(ValidationError, match=r"umad.confidence.*group_size: 1"):
+            IPPO.model_validate({"umad": {"confidence": 0.1}})
+        IPPO.model_validate({"umad": {"confidence": 0.1}, "group_size": 2})
 
     def test_a_team_of_one_is_refused(self) -> None:
         (check, *_) = IPPO.model_validate({"umad": {"influence": 1.0}}).build().checks

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, CreditFunction, CriticNeed
 from kapelle.algorithms.gae import GAEConfig, GAECredit
@@ -40,6 +40,15 @@ class ActorCritic(Configured):
     epochs: int = Field(2, ge=1)
     minibatches: int = Field(1, ge=1)
     umad: UMADConfig = UMADConfig()
+
+    @model_validator(mode="after")
+    def _confidence_compares(self) -> ActorCritic:
+        if self.umad.confidence and self.group_size < 2:
+            raise ValueError(
+                "`umad.confidence` compares the episodes of a task, and `group_size: 1` plays one; raise `group_size`, or "
+                "set `umad.relative`"
+            )
+        return self
 
 
 class PPO(ActorCritic):
