@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 pytest.importorskip("pyspiel")
 
-from tests.tiny import tiny_model, train_engine
+from tests.tiny import stir, tiny_model, train_engine
 
+from kapelle import checkpoint
 from kapelle.engines.local import LocalEngine
 from kapelle.engines.torch_train import TorchTrainEngine
 from kapelle.environments.matrix import Matrix
@@ -20,8 +22,9 @@ from kapelle.environments.openspiel_opponents import equilibrium
 from kapelle.errors import ConfigError
 from kapelle.models.plan import plan_sequences
 from kapelle.rollout import Play
-from kapelle.tabular import Table, average, evaluate_table, language_table, uniform_table
+from kapelle.tabular import Table, average, checkpoint_tables, evaluate_table, language_table, uniform_table
 from kapelle.team import Agent, Lora, Policy, Team
+from kapelle.trainer import Trainer
 from kapelle.types import Message, Sampling
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.play import Play as PlayWorkflow
@@ -166,3 +169,34 @@ def test_a_nash_opponent_keeps_its_promise() -> None:
     exact = evaluate_table(KUHN, Table(policy, dict.fromkeys(policy, 1.0)))
     assert exact.nash_conv <= 0.001
     assert exact.returns[0] == pytest.approx(-1 / 18, abs=0.001)
+
+
+@pytest.mark.slow
+def test_the_recipe_kuhn_becomes_less_exploitable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm-up that reads its cards and plays them at random, then a few steps against each other."""
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
+    with Trainer.from_recipe("kuhn") as trainer:
+        before = language_table(trainer.play, trainer.engine.score)
+        for _ in trainer.steps(12):
+            pass
+        after = language_table(trainer.play, trainer.engine.score)
+    assert before.chances["0"][1] - before.chances["2"][1] > 0.3, "the start depends on the card"
+    assert evaluate_table(KUHN, before).nash_conv > 1.0
+    assert evaluate_table(KUHN, after).nash_conv < 0.85
+    assert evaluate_table(KUHN, after).legal > 0.95
+
+
+def test_every_checkpoint_becomes_a_table(tmp_path: Path) -> None:
+    play, trainer = language_play(KUHN, "a", "b")
+    folder = tmp_path / "checkpoints"
+    checkpoint.save(folder, 1, {"train": trainer.state()})
+    first = language_table(play, trainer.score)
+    stir(trainer.weights("a"), seed=9)
+    checkpoint.save(folder, 2, {"train": trainer.state()})
+    second = language_table(play, trainer.score)
+    stir(trainer.weights("a"), seed=10)
+    found = dict(checkpoint_tables(play, trainer, folder))
+    assert list(found) == ["00000001", "00000002"]
+    assert found["00000001"].chances == first.chances
+    assert found["00000002"].chances == second.chances
+    assert first.chances != second.chances
