@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,20 @@ from typing import Any
 import pytest
 import torch
 from tests.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from kapelle.algorithm import Estimates, TurnKey
 from kapelle.algorithms.maporl import MAPoRL
+from kapelle.collate import verifier_samples
+from kapelle.config import EmbeddedConfig
 from kapelle.errors import ConfigError, ModelError
+from kapelle.models.embedded import build_model, build_tokenizer
+from kapelle.models.language_model import LanguageModel
 from kapelle.recipe import resolve
 from kapelle.team import VERIFIER
 from kapelle.trainer import Trainer
-from kapelle.types import Episode, Turn
+from kapelle.types import Episode, Message, Turn
 
 ALPHA = (1.0, 10.0, 100.0, 1000.0)
 """Powers of ten, so that the digits of a reward name the terms in it."""
@@ -237,3 +244,55 @@ class TestRuns:
         next(run.steps(1))
         assert same_bits(before, frozen_copy(run.models[critic.base].bank.parameters(VERIFIER)))
         assert VERIFIER not in run.engine.learners
+
+
+def model_of_pairs() -> LanguageModel:
+    """A tiny model of another width whose tokens are pairs of letters where it has them."""
+    tokenizer = build_tokenizer(256)
+    raw = json.loads(tokenizer.backend_tokenizer.to_str())
+    merges = [[one, other] for one in "abcdef" for other in "abcdef"]
+    vocabulary = dict(raw["model"]["vocab"])
+    for one, other in merges:
+        vocabulary.setdefault(one + other, len(vocabulary))
+    raw["model"] |= {"vocab": vocabulary, "merges": merges}
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(raw)),
+        pad_token=tokenizer.pad_token,
+        eos_token=tokenizer.eos_token,
+        model_max_length=256,
+    )
+    made.chat_template = tokenizer.chat_template
+    config = EmbeddedConfig(**{**SIZE, "hidden": 24, "intermediate": 40, "seed": 3})
+    network = build_model(config, len(made), int(made.eos_token_id or 0), int(made.pad_token_id or 0))
+    return LanguageModel(network, made, name="pairs")
+
+
+def test_debaters_may_be_different_models_with_different_tokens(tmp_path: Path) -> None:
+    judge = Trainer(
+        **sections(
+            environment={"name": "tests.copies:Copies"},
+            workflow={"name": "solo"},
+            algorithm={"name": "verifier", "data": "recorded"},
+            team={"sharing": "frozen", "agents": 1, "critic_lora": {"rank": 2}},
+            model={"embedded": SIZE},
+        )
+    )
+    judge.save_policies(tmp_path)
+    pairs = model_of_pairs()
+    assert len(pairs.renderer.said("abcd")) < len(judge.models["base"].renderer.said("abcd"))
+    team = {
+        "agents": [{"name": "ada"}, {"name": "ben", "weights": {"model": "pairs", "train": "lora"}}],
+        "lora": {"rank": 2},
+        "sampling": {"max_tokens": 4},
+    }
+    run = run_of({"verifier": str(tmp_path / "verifier")}, team=team, models={"pairs": pairs})
+    groups = next(run.steps(1)).groups
+    reader = run.engine.renderer(VERIFIER)
+    asked = verifier_samples(groups, reader)
+    said = groups[0].episodes[0].by("ben")[0]
+    sample = asked[TurnKey(0, 0, said.index)]
+    assert sample.tokens == (
+        *judge.models["base"].renderer.start([Message("user", groups[0].task.question)]),
+        *judge.models["base"].renderer.said(said.text),
+    )
+    assert set(run.engine.learners) >= {"ada", "ben", "critic:ada", "critic:ben"}
