@@ -30,15 +30,17 @@ def run() -> dict[str, Any]:
         "10M, batch 32, 128 new, our bfloat16": batch("10M", 32, 128, rounds=1, dtype="bfloat16"),
         "10M, batch 32, 48 new, our bfloat16": batch("10M", 32, 48, rounds=2, dtype="bfloat16"),
         "1M, 16 prompts x 8 samples, 128 new": batch("1M", 128, 128, rounds=2, samples=8),
+        "1M, batch 128, 48 of 64 prompt tokens alike, 48 new": batch("1M", 128, 48, rounds=2, alike=48),
     }
 
 
 def batch(
-    size: str, rows: int, new: int, rounds: int, samples: int = 1, dtype: str = "float32"
+    size: str, rows: int, new: int, rounds: int, samples: int = 1, dtype: str = "float32", alike: int = 0
 ) -> dict[str, Any]:
-    """Return the comparison on `rows` sequences, `samples` of which share a prompt."""
+    """Return the comparison on `rows` sequences: `samples` of one prompt each, which begin with `alike` tokens."""
     ours, theirs = subject(size, dtype), model(size).eval()
-    prompts = [prompt_ids(row // samples, PROMPT) for row in range(rows)]
+    instructions = prompt_ids(rows, alike)
+    prompts = [instructions + prompt_ids(row // samples, PROMPT - alike) for row in range(rows)]
     jobs = [Job(None, prompt, Sampling(max_tokens=new), seed) for seed, prompt in enumerate(prompts)]
     prompts_RP = torch.tensor(prompts)
 

@@ -10,6 +10,7 @@ import torch
 from tests.tiny import LORA, TASK, lora_policies, stir, tiny_model
 
 from kapelle.engines.decode import Decoder
+from kapelle.engines.lean_rows import STEM
 from kapelle.engines.local import LocalEngine
 from kapelle.engines.rollout import Completion, Request
 from kapelle.engines.rows import Job, Said
@@ -120,6 +121,50 @@ class TestTurns:
         assert read[0] == 8 * 3
         for mine, theirs in zip(again, told_by(Decoder(model), longer), strict=True):
             same(mine, theirs)
+
+
+class TestInstructions:
+    def test_what_prompts_begin_with_alike_is_read_once(self, model: LanguageModel, read: list[int]) -> None:
+        stem = ids(STEM + 8, 0)
+        jobs = [job((*stem, 6 + k, *ids(k, k)), seed=k) for k in range(5)]
+        told = told_by(Decoder(model), jobs)
+        assert read[:2] == [len(stem), 5 * 1 + 0 + 1 + 2 + 3 + 4]
+        for mine, asked in zip(told, jobs, strict=True):
+            same(mine, told_by(Decoder(model), [asked])[0])
+
+    def test_each_adapter_and_each_beginning_is_read_for_itself(
+        self, model: LanguageModel, read: list[int]
+    ) -> None:
+        stems = [ids(STEM, 1), ids(STEM + 20, 2)]
+        jobs = [
+            job((*stems[k % 2], *ids(3, k)), seed=k, adapter=name) for k in range(4) for name in ("a", None)
+        ]
+        jobs.append(job(ids(STEM, 3)))  # too short to share anything
+        told = told_by(Decoder(model), jobs)
+        assert read[0] == 2 * (STEM + STEM + 20)
+        assert read[1] == 8 * 3 + STEM
+        for mine, asked in zip(told, jobs, strict=True):
+            same(mine, told_by(Decoder(model), [asked])[0])
+
+    def test_a_prompt_may_be_the_beginning_of_another(self, model: LanguageModel, read: list[int]) -> None:
+        jobs = [job(ids(STEM + 9, 0)[:length], seed=length) for length in (STEM + 9, STEM + 4, STEM + 1)]
+        told = told_by(Decoder(model), jobs)
+        assert read[:2] == [STEM, 9 + 4 + 1]
+        for mine, asked in zip(told, jobs, strict=True):
+            same(mine, told_by(Decoder(model), [asked])[0])
+
+    def test_the_next_turns_go_on_from_such_prompts(self, model: LanguageModel, read: list[int]) -> None:
+        decoder = Decoder(model, kept_tokens=1000)
+        jobs = [job((*ids(STEM, 0), 6 + k), seed=k) for k in range(3)]
+        told = told_by(decoder, jobs)
+        longer = [
+            job((*j.prompt, *s.ids, 9), seed=k) for k, (j, s) in enumerate(zip(jobs, told, strict=True))
+        ]
+        read.clear()
+        again = told_by(decoder, longer)
+        assert read[0] == 3 * 2
+        for mine, asked in zip(again, longer, strict=True):
+            same(mine, told_by(Decoder(model), [asked])[0])
 
 
 class TestBounds:

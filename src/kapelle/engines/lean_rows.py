@@ -5,7 +5,7 @@ Shapes: R rows, Q distinct prompts (per adapter), N their new tokens, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -22,6 +22,9 @@ from kapelle.models.prefixes import Prefixes, Text
 
 CHUNK = 1024
 """Prompt tokens that are read in one pass, or one prompt: what a pass touches stays in the processor's cache."""
+
+STEM = 32
+"""Tokens that prompts have to begin with alike so that the beginning is read once for all of them."""
 
 
 class LeanRows:
@@ -45,20 +48,37 @@ class LeanRows:
         """Read what is new of every distinct prompt once; return logits `_RV` of each row's first token."""
         texts = [(job.adapter, job.prompt) for job in jobs]
         prompts = list(dict.fromkeys(texts))
-        lengths = [len(prompt) for _, prompt in prompts]
-        block = PromptBlock.empty(self._lean, lengths, self._model.device, self._model.dtype)
+        block = self._room(prompts)
         known = [0] * len(prompts)
         for number, (adapter, prompt) in enumerate(prompts):
             kv = self._prefixes.find(adapter, prompt)
             if kv is not None:
-                block.put(number, kv)
-                known[number] = kv.shape[3]
+                known[number] = block.put(number, kv)
+        stems = _stems(prompts, known)
+        if stems:
+            self._read_stems(block, stems, known)
         logits_QV = torch.cat([self._read(block, prompts, known, chunk) for chunk in _chunks(prompts, known)])
         number_of = {prompt: number for number, prompt in enumerate(prompts)}
         prompt_R = torch.tensor([number_of[text] for text in texts], device=self._model.device)
         self._cohorts.append(_Cohort(KVCache.seated(block, prompt_R), texts))
         self._line_up()
         return logits_QV[prompt_R]
+
+    def _room(self, prompts: Sequence[Text]) -> PromptBlock:
+        lengths = [len(prompt) for _, prompt in prompts]
+        return PromptBlock.empty(self._lean, lengths, self._model.device, self._model.dtype)
+
+    def _read_stems(
+        self, block: PromptBlock, stems: Mapping[Text, Sequence[int]], known: MutableSequence[int]
+    ) -> None:
+        """Read what prompts begin with alike once, and give it to each of them."""
+        texts = list(stems)
+        room = self._room(texts)
+        for chunk in _chunks(texts, [0] * len(texts)):
+            self._read(room, texts, [0] * len(texts), chunk)
+        for number, text in enumerate(texts):
+            for prompt in stems[text]:
+                known[prompt] = block.put(prompt, room.of(number))
 
     def _read(
         self,
@@ -132,6 +152,23 @@ class _Cohort(NamedTuple):
 
     cache: KVCache
     texts: list[Text]
+
+
+def _stems(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:
+    """Return what several new prompts begin with alike (an agent's instructions), and which prompts."""
+    alike: dict[Text, list[int]] = {}
+    for number, (adapter, prompt) in enumerate(prompts):
+        if not known[number] and len(prompt) > STEM:
+            alike.setdefault((adapter, prompt[:STEM]), []).append(number)
+    stems: dict[Text, list[int]] = {}
+    for (adapter, _), numbers in alike.items():
+        texts = [prompts[number][1] for number in numbers]
+        first, last = min(texts), max(texts)  # who begins least alike
+        most = min(len(text) for text in texts) - 1  # of every prompt something is left to read
+        same = next((k for k in range(STEM, most) if first[k] != last[k]), most)
+        if len(numbers) > 1:
+            stems[adapter, first[:same]] = numbers
+    return stems
 
 
 def _chunks(prompts: Sequence[Text], known: Sequence[int]) -> Iterator[range]:

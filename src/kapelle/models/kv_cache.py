@@ -110,8 +110,7 @@ class KVCache:
     def row(self, row: int, tokens: int) -> Tensor:
         """Return keys and values `(L, 2, J, n, E)` of the first tokens of a row."""
         prompt = int(self._prompt_R[row])
-        first = self._prompts.longest - int(self._prompts.length_Q[prompt])
-        parts = [self._prompts.kv[:, :, prompt, :, first:]]
+        parts = [self._prompts.of(prompt)]
         parts += [block.kv[:, :, row] for block in self._blocks]
         return torch.cat(parts, dim=3)[:, :, :, :tokens]
 
@@ -145,10 +144,18 @@ class PromptBlock:
         """Q."""
         return len(self.length_Q)
 
-    def put(self, prompt: int, kv: Tensor) -> None:
-        """Store keys and values `(L, 2, J, n, E)` of a prompt's first tokens, which need not be read again."""
+    def put(self, prompt: int, kv: Tensor) -> int:
+        """Store keys and values `(L, 2, J, n, E)` of a prompt's first tokens, which need not be read again.
+
+        Returns their number.
+        """
         first = self.longest - int(self.length_Q[prompt])
         self.kv[:, :, prompt, :, first : first + kv.shape[3]] = kv
+        return kv.shape[3]
+
+    def of(self, prompt: int) -> Tensor:
+        """Return keys and values `(L, 2, J, n, E)` of a prompt that was read."""
+        return self.kv[:, :, prompt, :, self.longest - int(self.length_Q[prompt]) :]
 
     def attention(self, spans: Sequence[tuple[int, int, int]]) -> Attend:
         """Return attention that stores the last tokens of prompts and lets them look at their prompts.
