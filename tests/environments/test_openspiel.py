@@ -349,7 +349,7 @@ async def test_a_game_that_is_left_early_is_truncated_and_pays_what_there_is() -
     assert outcome.rewards == {"a": 0.0, "b": 0.0}
 
 
-def test_the_script_says_listed_moves_evenly_and_needs_the_list() -> None:
+def test_the_script_prefers_a_move_in_each_view_and_needs_the_list() -> None:
     environment: Environment = game()
     assert isinstance(environment, Scripted)
     assert not isinstance(environment, Answerable)
@@ -357,6 +357,14 @@ def test_the_script_says_listed_moves_evenly_and_needs_the_list() -> None:
     task = environment.task("train", 0)
     heard = [Message("user", "Well? 1/2 2 <Pass | Bet>")]
     assert {environment.script("a", task, heard, seed) for seed in range(20)} == {"Pass", "Bet"}
+    bets = {
+        view: sum(environment.script("a", task, [Message("user", view)], k) == "Bet" for k in range(400))
+        for view in (f"1/2 {card} <Pass | Bet>" for card in range(3))
+    }
+    assert all(250 < count < 350 or 50 < count < 150 for count in bets.values()), (
+        "three in four as it prefers"
+    )
+    assert min(bets.values()) < 200 < max(bets.values()), "what it prefers depends on the card"
     with pytest.raises(EpisodeError, match="list_moves: true"):
         environment.script("a", task, [Message("user", "1/2 2")], 0)
 

@@ -62,6 +62,7 @@ async def test_a_plain_class_is_played_to_its_end() -> None:
     task = environment.task("train", 0)
     environment.check(["a"])
     [episode] = await play(environment, Play(memory="conversation"), ["a"], {"a": lines("wait", "run")}, task)
+    assert episode.error is None
     assert [turn.heard[0].content for turn in episode.turns] == ["2 left", "1 left"]
     assert [turn.reward for turn in episode.turns] == [0.25, 0.0]
     assert episode.total("a") == 0.25

@@ -30,11 +30,10 @@ class Guess:
 
     def step(self, action: str) -> tuple[bool, dict[str, Any]]:
         for told in self.told:
-            told.append(f"[Player {self.player}] {action}")
+            told.append(f"[Player {self.player}] {action}, the die shows {random.randrange(1000)}")
         if action == str(self.number):
             self.winner = self.player
         self.player = 1 - self.player
-        random.random()
         return self.winner is not None, {}
 
     def close(self) -> tuple[dict[int, int], dict[int, dict[str, Any]]]:
@@ -79,9 +78,11 @@ async def test_games_are_drawn_from_their_seed_and_leave_the_shared_generator_al
     scripts = {"a": lines("1"), "b": lines("2")}
     workflow = Play(max_rounds=2, memory="conversation")
     [one] = await play(environment, workflow, ["a", "b"], scripts, task, seed=1)
-    [two] = await play(environment, workflow, ["a", "b"], scripts, task, seed=1)
-    assert one == two
     assert random.getstate() == before
+    random.seed(2)
+    [two] = await play(environment, workflow, ["a", "b"], scripts, task, seed=1)
+    assert "the die shows" in one.turns[1].heard[-1].content
+    assert one == two
 
 
 async def test_a_game_that_is_not_over_pays_nobody() -> None:
