@@ -12,6 +12,7 @@ from kapelle.environments.code_problems import Problem
 from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.grading.code_text import program_of
 from kapelle.grading.code_verdict import CodeGrade
+from kapelle.grading.extraction import defused
 from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.pool import Pool
 from kapelle.types import Json
@@ -140,7 +141,7 @@ def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) ->
         return f"{begin} No program was found. {again}"
     said = []
     for test, outcome in zip(shown, grade.tests, strict=False):
-        told = outcome.explanation[:SHOWN_CHARACTERS]
+        told = defused(outcome.explanation[:SHOWN_CHARACTERS])
         said.append(f"{test}\n# {outcome.status}{': ' if told else ''}{told}")
     if any(test.status != "passed" for test in grade.tests[len(shown) :]):
         said.append("Tests that are not shown to you: not all passed.")

@@ -10,6 +10,7 @@ from kapelle.environment import Outcome, World
 from kapelle.environments.tool_arguments import fit_arguments
 from kapelle.environments.tool_contract import Box, Tool, ToolFault
 from kapelle.errors import EpisodeError, did_you_mean
+from kapelle.grading.extraction import defused
 from kapelle.grading.tool_text import Call, Form, NotCalls, parse_calls
 from kapelle.types import Json
 
@@ -102,7 +103,7 @@ class ToolsWorld:
             calls = parse_calls(text, (self._rules.form,))
         except NotCalls as fault:
             desk.faults += 1
-            desk.heard = f"Error: {fault}"
+            desk.heard = defused(f"Error: {fault}")
             return
         if not calls:
             desk.answer = text
@@ -122,7 +123,7 @@ class ToolsWorld:
         except TimeoutError:
             desk.faults += 1
             said = f"Error: `{call.name}` did not answer within {self._rules.call_s:g} s."
-        most = self._rules.max_characters
+        said, most = defused(said), self._rules.max_characters
         return said if len(said) <= most else f"{said[:most]}\n… ({len(said) - most:,} more characters)"
 
     async def _called(self, tools: Mapping[str, Tool], call: Call) -> str:

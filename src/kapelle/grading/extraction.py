@@ -67,13 +67,22 @@ def said(text: str) -> Extraction:
     return Extraction(own_turn(plain))
 
 
+def defused(text: str) -> str:
+    """Return a text from outside in which no mark of a chat's turns stands whole.
+
+    A tokeniser reads such a mark as the end of a message, wherever it comes from: a page or a program could
+    put words into an agent's mouth.
+    """
+    return _END_OF_TURN.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", text)
+
+
 def own_turn(text: str) -> str:
     """Return what a turn says to others, letter by letter: no thoughts, nothing behind the end of the turn."""
     return _after_thinking(_END_OF_TURN.split(text, maxsplit=1)[0])
 
 
 _END_OF_TURN = re.compile(
-    r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|endoftext|begin_of_text|system|user|assistant"
+    r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|endoftext|begin_of_text|system|user|assistant|tool"
     r"|end)\|>|\[/?INST\]|<</?SYS>>|</s>|<(?:start|end)_of_turn>"
 )
 _MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\u02d7\u207b\u208b\ufe63\uff0d\u2796"), "-")
