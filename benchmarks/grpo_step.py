@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.measure import cpu_seconds, single_thread, summary
@@ -50,7 +51,7 @@ def _trl_against(
     completions, seen = prompts * SAMPLES, []
     times: list[tuple[float, list[float]]] = []
 
-    class Turnwise(TrainerCallback):  # type: ignore[misc]
+    class Turnwise(TrainerCallback):
         started = 0.0
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -58,7 +59,7 @@ def _trl_against(
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             theirs = time.process_time() - self.started
-            mine = [cpu_seconds(lambda t=trainer: take_step(t, completions, NEW)) for trainer in ours]
+            mine = [cpu_seconds(partial(take_step, trainer, completions, NEW)) for trainer in ours]
             times.append((theirs, mine))
 
     def paid(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:

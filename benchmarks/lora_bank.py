@@ -46,7 +46,7 @@ def adapters(size: str, count: int, rows: int, rounds: int) -> dict[str, Any]:
     names = [f"agent_{k}" for k in range(count)]
     for seed, name in enumerate(names):
         ours.bank.add(name, lora, seed)
-    settings = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
+    settings = peft.LoraConfig(r=lora.rank, lora_alpha=round(lora.alpha), target_modules=list(lora.targets))
     theirs = peft.get_peft_model(model(size), settings, adapter_name=names[0])
     for name in names[1:]:
         theirs.add_adapter(name, settings)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ def run() -> dict[str, Any]:
         gc.collect()
         before = _resident()
         with _Peak() as peak:
-            seconds = cpu_seconds(lambda n=count: _episodes(play, n))
+            seconds = cpu_seconds(partial(_episodes, play, count))
         rows[str(count)] = {
             "cpu_ms_per_episode": 1000 * seconds / count,
             "extra_mb": (peak.bytes - before) / 1e6,

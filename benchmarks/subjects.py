@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kapelle.config import EmbeddedConfig
 from kapelle.configured import Configured
@@ -131,7 +131,7 @@ class FixedWorld:
 
 def same(source: PreTrainedModel) -> PreTrainedModel:
     """Return a copy with the same weights, for the other contender."""
-    twin: Any = copy.deepcopy(source)
+    twin: PreTrainedModel = copy.deepcopy(source)
     return twin
 
 

@@ -80,7 +80,7 @@ def _magrpo(*, adapters: bool) -> Any:
     words = tokenizer()
     lora = Lora()
     settings = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), task_type="CAUSAL_LM"
+        r=lora.rank, lora_alpha=round(lora.alpha), target_modules=list(lora.targets), task_type="CAUSAL_LM"
     )
     agents: list[Any] = [model("1M") for _ in AGENTS]
     if adapters:
