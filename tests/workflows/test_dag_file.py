@@ -148,6 +148,26 @@ def test_the_own_form_says_all_of_it_in_three_nodes(shared: bool, reward: str) -
     assert lay_over([("base", BASE), ("mine.yaml", sections)]).config.team.agents
 
 
+def test_a_number_of_samples_is_the_groups_size() -> None:
+    values = changed("rollout_reasoner", config={"rollout.n": 8})
+    assert read_workflow(values, "it").sections["algorithm"]["group_size"] == 8
+
+
+def test_models_are_the_teams_or_the_agents_own() -> None:
+    own = [{"model": "A", "train": "full"}, {"model": "B", "train": "full"}]
+    for model, shared, expected in (("A", {"path": "A"}, [None, None]), ("B", None, own)):
+        values = changed("rollout_reasoner", config={"model.path": "A"})
+        next(n for n in values["nodes"] if n["node_id"] == "rollout_actor")["config"] = {"model.path": model}
+        sections = read_workflow(values, "it").sections
+        assert sections.get("model") == shared
+        assert [agent.get("weights") for agent in sections["team"]["agents"]] == expected
+    values = changed("rollout_reasoner", config={"model.path": "A"})
+    values["nodes"][-1]["config"] = {"model.path": "B"}
+    values["nodes"][-2]["config"] = {"model.path": "C"}
+    with pytest.raises(ConfigError, match=r"`config.model.path: C` of node 'train_0'"):
+        read_workflow(values, "it")
+
+
 def changed(node: str, **keys: Any) -> dict[str, Any]:
     values = siirl()
     one = next(n for n in values["nodes"] if n["node_id"] == node)
@@ -176,10 +196,11 @@ def changed(node: str, **keys: Any) -> dict[str, Any]:
         (changed("train_0", options={"train_cycle": 7}), "different `train_cycle`s"),
         (changed("train_0", options={"train_cycle": 0}), "`train_cycle` is 0"),
         (changed("value_1", options={"share_instance": 5}), "`share_instance: 5` in it names no agent"),
-        (changed("rollout_actor", config={"rollout.n": 8}), "Set `algorithm.group_size: 8`"),
+        (changed("rollout_actor", config={"rollout.n": 8}), "different `rollout.n`s"),
+        (changed("rollout_actor", config={"rollout.n": 0}), "`config.rollout.n: 0` of node"),
         (
             changed("rollout_actor", config={"actor.optim.lr": 1}),
-            r"`config.actor.optim.lr` of node 'rollout_actor'",
+            r"`config.actor.optim.lr: 1` of node 'rollout_actor'",
         ),
         (
             changed("rollout_actor", options={"env_path": ["e.py:MyEnv"]}),

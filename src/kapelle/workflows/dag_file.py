@@ -5,7 +5,8 @@ shared, and which environment. `sections` turns it into the sections of a recipe
 
     workflow   nodes with role ROLLOUT (all nodes, in kapelle's own form), `max_assistant_turns`
     team       one agent for each group; frozen without a training ACTOR node; `share_critic_with`
-    algorithm  `order` from `train_cycle`, `team_reward` from `share_reward_in_agent`
+    model      `config.model.path`, if all agents have one; else each gets its own
+    algorithm  `group_size` from `rollout.n`, `order` from `train_cycle`, `team_reward` from `share_reward_in_agent`
     environment  from `env_path`
 
 What decides how fast a run is, not what it does, is set aside and listed; whatever else cannot be said here is
@@ -91,6 +92,7 @@ class _Group:
     trains: bool = True
     cycle: int | None = None
     critic: int | str | None = None
+    model: str | None = None
 
 
 def _read_own(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], where: str) -> Read:
@@ -122,6 +124,7 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
     groups: dict[int | str, _Group] = {}
     spoken: list[dict[str, Any]] = []
     aside: dict[str, str] = {}
+    samples: set[int] = set()
     environments: list[str] = []
     roles = {str(node.get("node_id")): node.get("node_role") for node in nodes}
     check_graph({str(n.get("node_id")): _as_list(n.get("dependencies")) for n in nodes}, where)
@@ -131,7 +134,7 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
         number = _checked_node(node, options, where, name)
         group = groups.setdefault(number, _Group(f"agent_{number}"))
         _training_keys(group, options, where, name)
-        aside |= _engine_keys(node.get("config") or {}, where, name)
+        aside |= _engine_keys(group, samples, node.get("config") or {}, where, name)
         environments += _as_list(options.get("env_path"))
         if node["node_role"] == "ACTOR" and not node.get("only_forward_compute"):
             learning.add(number)
@@ -146,7 +149,15 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
     named = [
         {**{k: v for k, v in s.items() if k != "group"}, "agent": groups[s["group"]].name} for s in spoken
     ]
-    return _assemble(values, groups, named, environments, where, aside)
+    read = _assemble(values, groups, named, environments, where, aside)
+    if len(samples) > 1:
+        raise ConfigError(
+            f"{where} gives nodes different `rollout.n`s. A group has one size: write the same."
+        )
+    if samples - {1}:
+        algorithm = {**read.sections.get("algorithm", {}), "group_size": samples.pop()}
+        return Read({**read.sections, "algorithm": algorithm}, aside)
+    return read
 
 
 def _checked_node(node: Mapping[str, Any], options: Any, where: str, name: str) -> int:
@@ -182,20 +193,24 @@ def _training_keys(group: _Group, given: Mapping[str, Any], where: str, name: st
         group.critic = critic
 
 
-def _engine_keys(config: Mapping[str, Any], where: str, name: str) -> dict[str, str]:
+def _engine_keys(
+    group: _Group, samples: set[int], config: Mapping[str, Any], where: str, name: str
+) -> dict[str, str]:
+    """Take the model and the number of samples from a node's `config`; return what is set aside."""
     aside = {}
     for key, value in config.items():
-        if _SPEED.fullmatch(str(key)) or (key == "rollout.n" and value == 1):
+        if _SPEED.fullmatch(str(key)):
             aside[f"{name}.config.{key}"] = "says how fast, not what"
-        elif key == "rollout.n":
-            raise ConfigError(
-                f"Node '{name}' of {where} samples {value} times. Set `algorithm.group_size: {value}` in the recipe and "
-                "remove `rollout.n`."
-            )
+        elif key == "rollout.n" and isinstance(value, int) and value >= 1:
+            samples.add(value)
+            if value == 1:
+                aside[f"{name}.config.{key}"] = "the recipe's group size stays"
+        elif key == "model.path" and group.model in (None, value):
+            group.model = str(value)
         else:
             raise ConfigError(
-                f"`config.{key}` of node '{name}' of {where} means nothing here. Set what it does in the recipe "
-                "(`model`, `team.sampling`, `optimizer`, `algorithm`) and remove it."
+                f"`config.{key}: {value}` of node '{name}' of {where} cannot be followed here. Set what it does in the "
+                "recipe (`model`, `team.sampling`, `optimizer`, `algorithm`) and remove it."
             )
     return aside
 
@@ -231,6 +246,9 @@ def _assemble(
         "workflow": workflow,
         "team": {"agents": [_agent(group, groups, where) for group in ordered]},
     }
+    models = {group.model for group in ordered}
+    if len(models) == 1 and None not in models:
+        sections["model"] = {"path": ordered[0].model}
     algorithm = _order(ordered, where)
     if "share_reward_in_agent" in values:
         algorithm["team_reward"] = "mean" if values["share_reward_in_agent"] else "last"
@@ -247,7 +265,9 @@ def _assemble(
 
 def _agent(group: _Group, groups: Mapping[int | str, _Group], where: str) -> dict[str, Any]:
     agent: dict[str, Any] = {"name": group.name}
-    if not group.trains:
+    if group.model is not None and len({each.model for each in groups.values()}) > 1:
+        agent["weights"] = {"model": group.model, "train": "full" if group.trains else "none"}
+    elif not group.trains:
         agent["weights"] = "frozen"
     if group.critic is not None:
         owner = groups.get(group.critic)
