@@ -114,8 +114,8 @@ def test_writing_happens_in_a_copy_within_bounds(root: Path) -> None:
     with pytest.raises(ToolFault, match="No more files"):
         folder.write_file({"path": "c.txt", "text": ""})
     assert not (root / "new").exists()
-    copied = folder._copied
-    assert copied is not None
+    assert folder._copied is not None
+    copied = Path(folder._copied.name)
     folder.close()
     folder.close()
     assert not copied.exists()

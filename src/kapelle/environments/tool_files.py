@@ -88,7 +88,7 @@ class Folder:
     def __init__(self, root: Path, writes: int) -> None:
         self._root = root
         self._writes = writes
-        self._copied: Path | None = None
+        self._copied: tempfile.TemporaryDirectory[str] | None = None
         listing, reading, writing = (
             Tool(_LIST, self.list_files),
             Tool(_READ, self.read_file),
@@ -101,9 +101,10 @@ class Folder:
         if not self._copies:
             return self._root
         if self._copied is None:
-            self._copied = Path(tempfile.mkdtemp(prefix="kapelle-files-"))
-            shutil.copytree(self._root, self._copied / "files", symlinks=True, ignore=_special)
-        return self._copied / "files"
+            # Goes with this object, or with the process, when nobody closes it.
+            self._copied = tempfile.TemporaryDirectory(prefix="kapelle-files-", ignore_cleanup_errors=True)
+            shutil.copytree(self._root, Path(self._copied.name, "files"), symlinks=True, ignore=_special)
+        return Path(self._copied.name, "files")
 
     def list_files(self, arguments: Mapping[str, Json]) -> str:
         """Return the names in a folder, folders with a slash."""
@@ -167,7 +168,7 @@ class Folder:
     def close(self) -> None:
         """Remove the copy."""
         if self._copied is not None:
-            shutil.rmtree(self._copied, ignore_errors=True)
+            self._copied.cleanup()
             self._copied = None
 
 
