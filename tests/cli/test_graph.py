@@ -49,7 +49,7 @@ def test_a_workflow_file_alone_is_drawn_with_what_was_set_aside(kapelle: Kapelle
         '    n0["rollout_a: a"]',
         '    n1((("rollout_b: b")))',
         "    n0 --> n1",
-        "%% set aside: rollout_a.config.rollout.n (the recipe's group size stays)",
+        "%% set aside: config.rollout.n (the recipe's group size stays)",
     ]
 
 

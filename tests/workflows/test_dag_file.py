@@ -78,9 +78,9 @@ def test_siirls_file_is_a_workflow_a_team_an_order_and_an_environment() -> None:
         "rollout_actor",
     ]
     assert set(read.set_aside) == {
-        "rollout_reasoner.config.rollout.n",
-        "rollout_reasoner.config.rollout.tensor_model_parallel_size",
-        "rollout_reasoner.config.rollout.gpu_memory_utilization",
+        "config.rollout.n",
+        "config.rollout.tensor_model_parallel_size",
+        "config.rollout.gpu_memory_utilization",
     }
 
 

@@ -200,11 +200,11 @@ def _engine_keys(
     aside = {}
     for key, value in config.items():
         if _SPEED.fullmatch(str(key)):
-            aside[f"{name}.config.{key}"] = "says how fast, not what"
+            aside[f"config.{key}"] = "says how fast, not what"
         elif key == "rollout.n" and isinstance(value, int) and value >= 1:
             samples.add(value)
             if value == 1:
-                aside[f"{name}.config.{key}"] = "the recipe's group size stays"
+                aside[f"config.{key}"] = "the recipe's group size stays"
         elif key == "model.path" and group.model in (None, value):
             group.model = str(value)
         else:
