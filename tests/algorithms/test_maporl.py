@@ -23,7 +23,7 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.recipe import resolve
 from kapelle.team import VERIFIER
 from kapelle.trainer import Trainer
-from kapelle.types import Episode, Message, Turn
+from kapelle.types import Episode, Group, Message, Turn
 
 ALPHA = (1.0, 10.0, 100.0, 1000.0)
 """Powers of ten, so that the digits of a reward name the terms in it."""
@@ -296,3 +296,40 @@ def test_debaters_may_be_different_models_with_different_tokens(tmp_path: Path) 
         *judge.models["base"].renderer.said(said.text),
     )
     assert set(run.engine.learners) >= {"ada", "ben", "critic:ada", "critic:ben"}
+
+
+def by_round(groups: Sequence[Group]) -> list[float]:
+    """Share of right answers in the first and in the second round."""
+    scores: tuple[list[float], list[float]] = ([], [])
+    for members in groups:
+        for one in members.episodes:
+            for agent in one.agents:
+                for told, each in zip(scores, one.by(agent), strict=True):
+                    told.append(each.score or 0.0)
+    return [sum(told) / len(told) for told in scores]
+
+
+@pytest.mark.slow
+def test_a_debate_learns_to_pass_on_what_only_one_knows() -> None:
+    """Ada is told a bit, ben is not. The best first round is right in ¾ of the answers, the best second in all."""
+    whole = {"model": "embedded", "train": "full"}
+    run = Trainer(
+        **sections(
+            environment={"name": "tests.whisper:Whisper"},
+            workflow={"name": "debate", "rounds": 2, "score_rounds": True, "reply": "{answers}"},
+            algorithm={"name": "maporl", "group_size": 32},
+            team={
+                "agents": [{"name": name, "weights": whole} for name in ("ada", "ben")],
+                "sampling": {"max_tokens": 1},
+            },
+            model={"embedded": {**SIZE, "hidden": 32, "intermediate": 64}},
+            training={"steps": 55, "tasks_per_step": 2},
+            optimizer={"lr": 3e-3},
+        )
+    )
+    rounds = [by_round(step.groups) for step in run.steps()]
+    first = [sum(pair[k] for pair in rounds[:3]) / 3 for k in range(2)]
+    last = [sum(pair[k] for pair in rounds[-5:]) / 5 for k in range(2)]
+    assert first == pytest.approx([0.5, 0.5], abs=0.08)
+    assert last[0] == pytest.approx(0.75, abs=0.08)
+    assert last[1] >= 0.9
