@@ -29,6 +29,8 @@ class Guess:
         return self.player, "\n".join(self.told[self.player])
 
     def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+        if action.isdigit():
+            int(action)  # as games do: too many digits are a ValueError
         for told in self.told:
             told.append(f"[Player {self.player}] {action}, the die shows {random.randrange(1000)}")
         if action == str(self.number):
@@ -83,6 +85,18 @@ async def test_games_are_drawn_from_their_seed_and_leave_the_shared_generator_al
     [two] = await play(environment, workflow, ["a", "b"], scripts, task, seed=1)
     assert "the die shows" in one.turns[1].heard[-1].content
     assert one == two
+
+
+async def test_whoever_breaks_the_game_loses_and_nobody_wins() -> None:
+    environment = TextArena(id="Guess-v0")
+    world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
+    await world.step({"a": "none"})
+    await world.step({"b": "9" * 5000})
+    assert world.movers() == ()
+    outcome = world.outcome()
+    assert outcome.rewards == {"a": 0.0, "b": -1.0}
+    assert "4300 digits" in outcome.info["reasons"]["b"]
+    assert not outcome.truncated
 
 
 async def test_a_game_that_is_not_over_pays_nobody() -> None:

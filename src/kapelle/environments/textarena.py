@@ -75,14 +75,19 @@ class TextArena(Configured):
         return ArenaWorld(self._make(len(agents), seed), agents, self.max_moves, seed)
 
 
+BREAKS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a game raises on a text that its reader cannot take, such as a number of 5,000 digits."""
+
+
 class ArenaWorld:
-    """One game; it pays at the end."""
+    """One game; it pays at the end. Who says a text on which the game itself breaks loses, and nobody wins."""
 
     def __init__(self, game: Any, agents: Sequence[str], max_moves: int, seed: int) -> None:
         self._game = game
         self._agents = tuple(agents)
         self._left = max_moves
         self._over = False
+        self._broken: tuple[str, str] | None = None
         # Games draw from Python's shared generator: this one's draws go on where its own last ones ended.
         self._random = random.Random(seed).getstate()
         self._seen = dict.fromkeys(agents, "")
@@ -112,6 +117,8 @@ class ArenaWorld:
             self._over, _ = self._game.step(action=actions[self._mover])
             if not self._over:
                 self._listen()
+        except BREAKS as error:
+            self._over, self._broken = True, (self._mover, f"the game broke: {str(error)[:200]}")
         finally:
             self._random = random.getstate()
             random.setstate(shared)
@@ -119,6 +126,10 @@ class ArenaWorld:
 
     def outcome(self) -> Outcome:
         """Return the game's rewards; a game that is not over pays nobody."""
+        if self._broken is not None:
+            breaker, reason = self._broken
+            lost = {agent: -1.0 if agent == breaker else 0.0 for agent in self._agents}
+            return Outcome(lost, None, {"reasons": {breaker: reason}})
         rewards, told = self._game.close() if self._over else (None, None)
         paid = {agent: float((rewards or {}).get(k, 0.0)) for k, agent in enumerate(self._agents)}
         reasons = {
