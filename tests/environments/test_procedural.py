@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.grading.hostile import HOSTILE
 from tests.workflows.stage import expert, lines, play
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class
@@ -242,3 +243,14 @@ async def test_the_script_marks_its_answer_as_asked(mark: str) -> None:
 def test_any_index_has_a_task(index: int) -> None:
     environment = random.Random(index).choice(ALL)
     assert environment.task("train", index) == environment.task("train", index)
+
+
+@pytest.mark.parametrize("mark", ["last_box", "only_box", "tag", "whole", "hash"])
+def test_no_hostile_answer_is_paid_for_an_equation(mark: str) -> None:
+    environment = Algebra(extraction=(mark,))
+    for hostile in HOSTILE:
+        # A root named twice is a root; graders of numbers may pay for what gives the number.
+        if hostile.name == "sets" or hostile.right & {"numeric", "math"}:
+            continue
+        for text in hostile.texts:
+            assert environment.extract(text) != f"x={hostile.gold}", (hostile.name, text[:80])
