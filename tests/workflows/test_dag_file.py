@@ -148,6 +148,16 @@ def test_the_own_form_says_all_of_it_in_three_nodes(shared: bool, reward: str) -
     assert lay_over([("base", BASE), ("mine.yaml", sections)]).config.team.agents
 
 
+def test_what_siirls_scripts_set_may_stand_in_a_nodes_config() -> None:
+    config = {"rollout.multi_turn.max_assistant_turns": 4, "algorithm.share_reward_in_agent": False}
+    sections = read_workflow(changed("rollout_actor", config=config), "it").sections
+    assert sections["workflow"]["max_assistant_turns"] == 4
+    assert sections["algorithm"]["team_reward"] == "last"
+    config["rollout.multi_turn.use_all_traj"] = False
+    with pytest.raises(ConfigError, match="`use_all_traj: false`"):
+        read_workflow(changed("rollout_actor", config=config), "it")
+
+
 def test_a_number_of_samples_is_the_groups_size() -> None:
     values = changed("rollout_reasoner", config={"rollout.n": 8})
     assert read_workflow(values, "it").sections["algorithm"]["group_size"] == 8

@@ -37,6 +37,13 @@ _SPEECH = {"obs_with_env", "process_path", "pre_process_kwargs", "post_process_k
 _TRAINING = {"env_path", "train_cycle", "share_instance", "only_forward_compute"}
 _OWN_NODE = {"id", "agent", "agent_group", "dependencies", "prompt"} | _SPEECH | _TRAINING
 _ROLES = ("ROLLOUT", "REWARD", "ACTOR", "REFERENCE", "CRITIC", "ADVANTAGE")
+_SCRIPT = {
+    "rollout.multi_turn.max_assistant_turns": "max_assistant_turns",
+    "rollout.multi_turn.use_all_traj": "use_all_traj",
+    "rollout.agent.rewards_with_env": "rewards_with_env",
+    "algorithm.share_reward_in_agent": "share_reward_in_agent",
+}
+"""What siiRL's launch scripts set, where a node's `config` sets it → the key of the file here."""
 _SPEED = re.compile(
     r".*(micro_batch_size_per_gpu|tensor_model_parallel_size|gpu_memory_utilization|offload|enforce_eager"
     r"|free_cache_engine|max_num_batched_tokens|max_num_seqs)"
@@ -66,6 +73,11 @@ def read_workflow(values: Mapping[str, Any], where: str) -> Read:
     siirl = any("node_id" in node for node in nodes)
     known = _TOP | ({key for key in values if isinstance(values[key], Mapping)} if siirl else set())
     _refuse_unknown(values, known, where, "")
+    _check_top(values, where)
+    return _read_siirl(values, nodes, where) if siirl else _read_own(values, nodes, where)
+
+
+def _check_top(values: Mapping[str, Any], where: str) -> None:
     if values.get("use_all_traj") is False and values.get("max_assistant_turns", 1) != 1:
         raise ConfigError(
             f"{where}: `use_all_traj: false` would train on the last round's turns alone, and kapelle trains on every "
@@ -74,7 +86,6 @@ def read_workflow(values: Mapping[str, Any], where: str) -> Read:
     for key in ("use_all_traj", "share_reward_in_agent", "rewards_with_env"):
         if not isinstance(values.get(key, True), bool):
             raise ConfigError(f"{where}: `{key}` is {values[key]!r}. Write true or false.")
-    return _read_siirl(values, nodes, where) if siirl else _read_own(values, nodes, where)
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str, node: str) -> None:
@@ -125,6 +136,7 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
     spoken: list[dict[str, Any]] = []
     aside: dict[str, str] = {}
     samples: set[int] = set()
+    said: dict[str, Any] = {}
     environments: list[str] = []
     roles = {str(node.get("node_id")): node.get("node_role") for node in nodes}
     check_graph({str(n.get("node_id")): _as_list(n.get("dependencies")) for n in nodes}, where)
@@ -134,7 +146,9 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
         number = _checked_node(node, options, where, name)
         group = groups.setdefault(number, _Group(f"agent_{number}"))
         _training_keys(group, options, where, name)
-        aside |= _engine_keys(group, samples, node.get("config") or {}, where, name)
+        config = node.get("config") or {}
+        said |= {short: config[long] for long, short in _SCRIPT.items() if long in config}
+        aside |= _engine_keys(group, samples, config, where, name)
         environments += _as_list(options.get("env_path"))
         if node["node_role"] == "ACTOR" and not node.get("only_forward_compute"):
             learning.add(number)
@@ -149,7 +163,8 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
     named = [
         {**{k: v for k, v in s.items() if k != "group"}, "agent": groups[s["group"]].name} for s in spoken
     ]
-    read = _assemble(values, groups, named, environments, where, aside)
+    _check_top({**said, **values}, where)
+    read = _assemble({**said, **values}, groups, named, environments, where, aside)
     if len(samples) > 1:
         raise ConfigError(
             f"{where} gives nodes different `rollout.n`s. A group has one size: write the same."
@@ -199,6 +214,8 @@ def _engine_keys(
     """Take the model and the number of samples from a node's `config`; return what is set aside."""
     aside = {}
     for key, value in config.items():
+        if key in _SCRIPT:
+            continue
         if _SPEED.fullmatch(str(key)):
             aside[f"config.{key}"] = "says how fast, not what"
         elif key == "rollout.n" and isinstance(value, int) and value >= 1:

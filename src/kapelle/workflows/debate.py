@@ -6,6 +6,7 @@ stop at consensus and a score for every round's answer as MAPoRL (2502.18439) ne
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -15,7 +16,6 @@ from kapelle.configured import Configured
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
-from kapelle.types import Turn
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid
 from kapelle.workflows.voting import agreement, majority
@@ -78,7 +78,7 @@ class Debate(Configured):
             words = {name: [self._prompt(scene, name, questions[name], said)] for name in speakers}
             turns = await scene.together(words)
             if self.score_rounds:
-                await _scored(scene, turns)
+                await asyncio.gather(*map(scene.score, turns.values()))
             before = dict(answers)
             said |= {name: turn.text for name, turn in turns.items()}
             answers |= {name: scene.extract(turn.text) for name, turn in turns.items()}
@@ -108,8 +108,3 @@ class Debate(Configured):
             return fill(scene[name].agent.prompt or "{question}", {"question": question})
         others = "\n".join(f"{other}: {said[other]}" for other in scene.names if other != name)
         return fill(self.reply, {"question": question, "answers": others, **said})
-
-
-async def _scored(scene: Scene, turns: Mapping[str, Turn]) -> None:
-    for turn in turns.values():
-        await scene.score(turn)
