@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -12,10 +13,13 @@ from tests.workflows.stage import expert, lines, play
 
 from kapelle.environment import Answerable, Scripted, environment_class
 from kapelle.environments import reasoning_gym
-from kapelle.environments.reasoning_gym import ReasoningGym, split_of
+from kapelle.environments.reasoning_gym import ReasoningGym, evaluated_by, split_of
 from kapelle.errors import ConfigError
 from kapelle.types import Split
 from kapelle.workflows.parallel import Parallel
+
+
+sympy: Any = importlib.import_module("sympy")
 
 
 class Doubling:
@@ -32,11 +36,37 @@ class Doubling:
         return 1.0 if answer == entry["answer"] else 0.01
 
 
+class Evaluating(Doubling):
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(self.read(answer) == int(entry["answer"]))
+
+    def read(self, answer: str | None) -> int:
+        return looked_up(answer)
+
+
+def looked_up(answer: str | None) -> int:
+    return int(sympy.sympify(answer))
+
+
+def parse_expr(text: str | None) -> int:
+    """A reader of one's own with a name that SymPy's has, too."""
+    return int(text or 0)
+
+
+class Reading(Doubling):
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(parse_expr(answer) == int(entry["answer"]))
+
+
 @pytest.fixture(autouse=True)
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
     vars(module)["create_dataset"] = lambda name, **settings: {"doubling": Doubling}[name](**settings)
-    vars(factory)["DATASETS"] = {"doubling": Doubling}
+    vars(factory)["DATASETS"] = {
+        "doubling": (Doubling, object),
+        "evaluating": (Evaluating, object),
+        "composite": (Doubling, object),
+    }
     monkeypatch.setitem(sys.modules, "reasoning_gym", module)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
     reasoning_gym._load.cache_clear()
@@ -76,6 +106,15 @@ def test_too_few_questions_and_unknown_kinds_are_refused() -> None:
         ReasoningGym(dataset="dubling").check(["a"])
     with pytest.raises(ConfigError, match="makes no 'doubling'"):
         ReasoningGym(dataset="doubling", arguments={"smallest": 1}).check(["a"])
+
+
+def test_verifiers_that_run_what_they_grade_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"runs what it grades as code \(`sympify`\)"):
+        ReasoningGym(dataset="evaluating").check(["a"])
+    with pytest.raises(ConfigError, match="would hide which verifiers"):
+        ReasoningGym(dataset="composite").check(["a"])
+    assert evaluated_by(Reading) is None
+    assert evaluated_by(Doubling) is None
 
 
 def test_it_is_found_by_name_and_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

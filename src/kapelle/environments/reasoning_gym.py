@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
@@ -98,6 +101,50 @@ def split_of(question: str) -> Split:
     return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
 
 
+EVALUATORS = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
+"""Functions that execute the text they are given; SymPy's readers are among them."""
+
+
+def _scorer(registered: Any) -> type:
+    """Return the class of a registered kind; the package keeps it with its settings' class."""
+    found: type = registered[0] if isinstance(registered, tuple) else registered
+    return found
+
+
+def evaluated_by(kind: type) -> str | None:
+    """Return the function by which a kind's class, where it grades, executes text; None where it does not.
+
+    Its own text is read, and that of its methods and of its package's functions that it calls by name; one of those
+    that bears such a name is none of them.
+    """
+    package = kind.__module__.partition(".")[0]
+    names = vars(inspect.getmodule(kind))
+    own = {
+        name: part
+        for name, part in names.items()
+        if inspect.isfunction(part) and part.__module__.partition(".")[0] == package
+    }
+    waiting: list[Any] = [kind.__dict__["score_answer"]] if "score_answer" in kind.__dict__ else []
+    seen: set[str] = set()
+    while waiting:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(waiting.pop())))
+        for call in (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = (
+                call.id
+                if isinstance(call, ast.Name)
+                else call.attr
+                if isinstance(call, ast.Attribute)
+                else ""
+            )
+            if name in EVALUATORS and not (name in own and isinstance(call, ast.Name)):
+                return name
+            followed = own.get(name) if isinstance(call, ast.Name) else kind.__dict__.get(name)
+            if inspect.isfunction(followed) and name not in seen:
+                seen.add(name)
+                waiting.append(followed)
+    return None
+
+
 @cache
 def _load(dataset: str, arguments: str, seed: int) -> Any:
     try:
@@ -111,6 +158,16 @@ def _load(dataset: str, arguments: str, seed: int) -> Any:
     if dataset not in DATASETS:
         raise ConfigError(
             f"environment.dataset names the unknown kind '{dataset}'.{did_you_mean(dataset, DATASETS)}"
+        )
+    if dataset == "composite":
+        raise ConfigError(
+            "environment.dataset: composite would hide which verifiers grade. Name one kind, or several environments "
+            "of `reasoning_gym` under the environment `mixture`."
+        )
+    if danger := evaluated_by(_scorer(DATASETS[dataset])):
+        raise ConfigError(
+            f"The verifier of reasoning_gym's '{dataset}' runs what it grades as code (`{danger}`), and an agent may "
+            "write anything. Take another kind, or the environments `math` and `code`, whose graders do not."
         )
     try:
         return reasoning_gym.create_dataset(dataset, size=2**31 - 1, seed=seed, **json.loads(arguments))
