@@ -18,7 +18,6 @@ from kapelle.errors import ConfigError
 from kapelle.types import Split
 from kapelle.workflows.parallel import Parallel
 
-
 sympy: Any = importlib.import_module("sympy")
 
 
