@@ -272,3 +272,15 @@ def turns_of(groups: Sequence[Group], trained_only: bool = True) -> list[tuple[T
         for turn in episode.turns
         if turn.trained or not trained_only
     ]
+
+
+def label_of(episode: Episode, turn: Turn) -> float | None:
+    """Return how right a turn's answer is, in [0, 1]: its score, else what its agent was paid at the end.
+
+    The latter is for the agent's last turn; None where nothing graded the turn.
+    """
+    if turn.score is not None:
+        return turn.score
+    if turn.agent in episode.rewards and turn is episode.by(turn.agent)[-1]:
+        return episode.rewards[turn.agent]
+    return None

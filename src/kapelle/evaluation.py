@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kapelle.algorithm import TurnKey, label_of, turns_of
 from kapelle.environment import Environment
 from kapelle.metrics import own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
-from kapelle.statistics import mean_interval, wilson_interval
+from kapelle.statistics import area_under_curve, mean_interval, wilson_interval
 from kapelle.types import Episode, Group, Sampling, Split, Task
 
 Returns = Callable[[Episode], Mapping[str, float]]
@@ -140,3 +141,20 @@ def _parts(episodes: Sequence[Episode]) -> dict[str, tuple[float, int]]:
             if isinstance(said, bool) and score is not None:
                 scores.setdefault(name if said else f"not {name}", []).append(score)
     return {name: (sum(part) / len(part), len(part)) for name, part in sorted(scores.items())}
+
+
+def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) -> dict[str, float]:
+    """Return what a verifier thinks of each agent's turns, and how well it tells right ones from wrong ones.
+
+    `verifier_score/<agent>` is the mean of σ; `verifier_auc` compares with the environment where that graded turns.
+    """
+    by_agent: dict[str, list[float]] = {}
+    judged: list[tuple[float, bool]] = []
+    for key, turn in turns_of(groups, trained_only=False):
+        by_agent.setdefault(turn.agent, []).append(score[key])
+        label = label_of(groups[key.group].episodes[key.episode], turn)
+        if label is not None:
+            judged.append((score[key], label > 0.5))
+    row = {f"verifier_score/{agent}": sum(values) / len(values) for agent, values in by_agent.items()}
+    area = area_under_curve([value for value, _ in judged], [right for _, right in judged])
+    return row if area is None else {**row, "verifier_auc": area}

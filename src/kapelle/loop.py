@@ -29,6 +29,7 @@ from kapelle.engines.torch_train import embedder_name, reference_name
 from kapelle.engines.train import Objective, TrainEngine
 from kapelle.environment import Environment
 from kapelle.errors import ParityError, TrainingHalted
+from kapelle.evaluation import verifier_metrics
 from kapelle.metrics import is_dead, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
@@ -82,6 +83,8 @@ class Loop:
         clock.enter("score")
         estimates = self._estimates(play, groups, number)
         clock.leave()
+        if estimates.score:
+            metrics |= verifier_metrics(groups, estimates.score)
         clock.enter("update")
         metrics |= self._update(groups, estimates, number)
         clock.leave()

@@ -18,6 +18,7 @@ from kapelle.algorithms.maporl import MAPoRL
 from kapelle.collate import verifier_samples
 from kapelle.config import EmbeddedConfig
 from kapelle.errors import ConfigError, ModelError
+from kapelle.evaluation import verifier_metrics
 from kapelle.models.embedded import build_model, build_tokenizer
 from kapelle.models.language_model import LanguageModel
 from kapelle.recipe import resolve
@@ -200,6 +201,16 @@ def run_of(algorithm: dict[str, Any] | None = None, **over: Any) -> Trainer:
     )
 
 
+def test_what_a_verifier_thinks_is_told_beside_how_right_it_is() -> None:
+    # The environment: ✗ ✗ ✓ ✗. Scores 0.9 0.2 0.8 0.6: of the three wrong turns the right one beats two.
+    row = verifier_metrics([group(TestVerifiers.DEBATE)], TestVerifiers.VERIFIED.score)
+    assert row == near_row({"verifier_score/a": 0.85, "verifier_score/b": 0.4, "verifier_auc": 2 / 3})
+
+
+def near_row(expected: Mapping[str, float]) -> Any:
+    return {name: pytest.approx(value) for name, value in expected.items()}
+
+
 class TestRuns:
     def test_a_debate_without_scores_is_refused_before_anything_loads(self) -> None:
         with pytest.raises(ConfigError, match=r"workflow\.score_rounds: true"):
@@ -238,7 +249,9 @@ class TestRuns:
         critic = run.team.critics[VERIFIER]
         before = frozen_copy(run.models[critic.base].bank.parameters(VERIFIER))
         assert same_bits(before, frozen_copy(judge.models["base"].bank.parameters(VERIFIER)))
-        scored = run._loop._verified(next(run.steps(1)).groups)
+        step = next(run.steps(1))
+        assert {"verifier_score/agent_0", "verifier_score/agent_1"} < step.metrics.keys()
+        scored = run._loop._verified(step.groups)
         assert len(scored) == 2 * 2 * 2
         assert all(0.0 < value < 1.0 for value in scored.values())
         next(run.steps(1))

@@ -11,13 +11,12 @@ import torch
 from tests.copies import Copies
 from tests.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
 
-from kapelle.algorithm import Estimates, Targets, TurnKey
+from kapelle.algorithm import Estimates, Targets, TurnKey, label_of
 from kapelle.algorithms.verifier import (
     Verifier,
     VerifierTargets,
     balanced,
     bradley_terry_over_pairs,
-    label_of,
     weighted_cross_entropy,
 )
 from kapelle.collate import answer_sample, verifier_samples

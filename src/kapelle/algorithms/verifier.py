@@ -35,13 +35,14 @@ from kapelle.algorithm import (
     Outputs,
     Targets,
     TurnKey,
+    label_of,
     turns_of,
 )
 from kapelle.configured import Configured
 from kapelle.functional.masking import segment_sum
 from kapelle.functional.preferences import bradley_terry_loss, verifier_loss
 from kapelle.statistics import area_under_curve
-from kapelle.types import Episode, Group, Turn
+from kapelle.types import Group
 
 
 class Verifier(Configured):
@@ -71,15 +72,6 @@ class Verifier(Configured):
             minibatches=self.minibatches,
             memory=lambda team, seed: VerifierTargets(self),
         )
-
-
-def label_of(episode: Episode, turn: Turn) -> float | None:
-    """Return how right a turn's answer is, in [0, 1]; None where nothing graded it."""
-    if turn.score is not None:
-        return turn.score
-    if turn.agent in episode.rewards and turn is episode.by(turn.agent)[-1]:
-        return episode.rewards[turn.agent]
-    return None
 
 
 class Labelled(NamedTuple):
