@@ -234,7 +234,7 @@ def test_settings_that_make_no_sense_are_refused(values: Mapping[str, Any], mess
         (Tools(questions=Matrix()), "`matrix` is a game of moves"),
         (
             Tools(questions=Arithmetic(), tools=(Calculator(), Calculator())),
-            "Two tools are called 'calculator'",
+            "Two tools are called 'calculator', in the entries calculator and calculator",
         ),
         (Tools(questions=Arithmetic(flaws={"b": 0.5})), "unknown agent 'b'"),
         (Tools(questions=Arithmetic(), tools=(functions("forcast"),)), "Did you mean 'forecast'"),

@@ -87,10 +87,14 @@ class Tools(Configured):
         self._asks.check(agents)
         for tool in self.tools:
             tool.check()
-        names = [schema.name for tool in self.tools for schema in tool.schemas()]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ConfigError(f"Two tools are called '{twice[0]}'. Leave out one, or rename the function.")
+        offered = [(schema.name, tool.tool) for tool in self.tools for schema in tool.schemas()]
+        names = [name for name, _ in offered]
+        for name in names:
+            if names.count(name) > 1:
+                entries = " and ".join(entry for found, entry in offered if found == name)
+                raise ConfigError(
+                    f"Two tools are called '{name}', in the entries {entries}. Leave out one, or rename the function."
+                )
 
     def size(self, split: Split) -> int | None:
         """Return the number of questions."""
