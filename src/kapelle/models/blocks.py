@@ -177,7 +177,7 @@ def _norm_backward(
 ) -> Tensor:
     """Return the gradient of a norm's input, plus `more_ND`; `dh_ND` is used up."""
     dh_ND = dh_ND.to(x_ND.dtype)
-    grads.add(0, weight_D, lambda: (dh_ND * x_ND).mul_(inverse_N1).sum(0))
+    grads.put(0, weight_D, lambda: (dh_ND * x_ND).mul_(inverse_N1).sum(0))
     dh_ND.mul_(weight_D)
     pull_N1 = (dh_ND * x_ND).sum(-1, keepdim=True).mul_(inverse_N1**3).mul_(-1 / x_ND.shape[1])
     dx_ND = dh_ND.mul_(inverse_N1) if more_ND is None else torch.addcmul(more_ND, dh_ND, inverse_N1)
@@ -200,8 +200,8 @@ def _heads_backward(
     """Return the gradient of the heads' norms' inputs; `given_NTE` is used up."""
     if grads.wanted[1] or grads.wanted[2]:
         each_TE = (given_NTE * raw_NTE).mul_(inverse_NT1).sum(0)
-        grads.add(1, tensors[1], lambda: each_TE[: task.heads].sum(0))
-        grads.add(2, tensors[2], lambda: each_TE[task.heads :].sum(0))
+        grads.put(1, tensors[1], lambda: each_TE[: task.heads].sum(0))
+        grads.put(2, tensors[2], lambda: each_TE[task.heads :].sum(0))
     given_NTE.mul_(_head_weights(task, tensors))
     pull_NT1 = (given_NTE * raw_NTE).sum(-1, keepdim=True)
     pull_NT1.mul_(inverse_NT1**3).mul_(-1 / raw_NTE.shape[-1])

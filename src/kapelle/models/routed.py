@@ -50,17 +50,16 @@ Tensors = Sequence[Tensor]
 
 
 class Gradients:
-    """Gradients of a list of tensors, summed where several rows or layers give one."""
+    """Gradients of a list of tensors, each written once; what is used several times stands in the list as often."""
 
     def __init__(self, wanted: Sequence[bool]) -> None:
         self.wanted = wanted
         self.values: list[Tensor | None] = [None] * len(wanted)
 
-    def add(self, place: int, of: Tensor, make: Callable[[], Tensor]) -> None:
-        """Add what `make` returns, in the type of the tensor that it is the gradient `of`, where it is wanted."""
+    def put(self, place: int, of: Tensor, make: Callable[[], Tensor]) -> None:
+        """Keep what `make` returns, in the type of the tensor that it is the gradient `of`, where it is wanted."""
         if self.wanted[place]:
-            more, sofar = make().to(of.dtype), self.values[place]
-            self.values[place] = more if sofar is None else sofar + more
+            self.values[place] = make().to(of.dtype)
 
 
 def flat(kept: Sequence[Kept]) -> list[Tensor | None]:
@@ -103,7 +102,7 @@ def backward_linear(
     *,
     fresh: bool = True,
 ) -> None:
-    """Fill `dx_NI`, or add to it when it is not `fresh`; add to `grads`. The forward pass's types are the same."""
+    """Fill `dx_NI`, or add to it when it is not `fresh`; fill `grads`. The forward pass's types are the same."""
     weight_OI = tensors[order.weight_OI]
     if dx_NI is not None:
         dx_NI.addmm_(given_NO, weight_OI.to(x_NI.dtype), beta=0 if fresh else 1)
@@ -111,9 +110,9 @@ def backward_linear(
         x_nI, given_nO = x_NI[leg.first : leg.last], given_NO[leg.first : leg.last]
         dx_nI = None if dx_NI is None else dx_NI[leg.first : leg.last]
         _backward_factors(leg, tensors, left, x_nI, given_nO, dx_nI, grads)
-    grads.add(order.weight_OI, weight_OI, lambda: given_NO.t() @ x_NI)
+    grads.put(order.weight_OI, weight_OI, lambda: given_NO.t() @ x_NI)
     if order.bias_O is not None:
-        grads.add(order.bias_O, tensors[order.bias_O], lambda: given_NO.sum(0))
+        grads.put(order.bias_O, tensors[order.bias_O], lambda: given_NO.sum(0))
 
 
 def _backward_factors(
@@ -128,14 +127,17 @@ def _backward_factors(
     a_rI, b_Or = tensors[leg.a_rI], tensors[leg.b_Or]
     if dx_nI is None and not grads.wanted[leg.a_rI] and not grads.wanted[leg.b_Or]:
         return
-    up = 1 / (1 - leg.dropout)
+    scale, kind = leg.scale, x_nI.dtype
+    down_rI, up_Or = a_rI.to(kind), b_Or.to(kind)
     if kept.mask_nI is not None:
-        x_nI = x_nI * kept.mask_nI * up
-    given_nr = (given_nO @ b_Or.to(x_nI.dtype)).mul_(leg.scale)
-    if dx_nI is not None:
-        if kept.mask_nI is None:
-            dx_nI.addmm_(given_nr, a_rI.to(x_nI.dtype))
-        else:
-            dx_nI.add_((given_nr @ a_rI.to(x_nI.dtype)).mul_(kept.mask_nI).mul_(up))
-    grads.add(leg.a_rI, a_rI, lambda: given_nr.t() @ x_nI)
-    grads.add(leg.b_Or, b_Or, lambda: (kept.low_nr.t() @ given_nO).mul_(leg.scale).t())
+        x_nI = x_nI * kept.mask_nI / (1 - leg.dropout)
+    given_nr = given_nO @ up_Or
+    if dx_nI is not None and kept.mask_nI is None:
+        dx_nI.addmm_(given_nr, down_rI, alpha=scale)
+    elif dx_nI is not None and kept.mask_nI is not None:
+        dx_nI.add_((given_nr @ down_rI).mul_(kept.mask_nI).mul_(scale / (1 - leg.dropout)))
+    # With beta 0 the first argument only lends its shape: the product scales on its way out.
+    grads.put(leg.a_rI, a_rI, lambda: torch.addmm(down_rI, given_nr.t(), x_nI, beta=0, alpha=scale))
+    grads.put(
+        leg.b_Or, b_Or, lambda: torch.addmm(up_Or.t(), kept.low_nr.t(), given_nO, beta=0, alpha=scale).t()
+    )
