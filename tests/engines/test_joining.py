@@ -160,6 +160,17 @@ def test_rows_of_a_broken_off_run_are_dropped(model: LanguageModel, joined: list
 
     with pytest.raises(KeyError):
         asyncio.run(broken_off())
-    shared.load("a", model.bank.parameters("a"), 1)
     asyncio.run(shared.generate(request("a", 1, 2)))
     assert joined[-1] == (0, 1)
+
+
+def test_a_broken_off_run_does_not_keep_new_weights_away(model: LanguageModel) -> None:
+    shared = engine(model)
+
+    async def broken_off() -> None:
+        await asyncio.wait_for(shared.generate(request("b", 2, 10_000)), timeout=0)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(broken_off())
+    shared.load("a", model.bank.parameters("a"), 1)
+    assert asyncio.run(shared.generate(request("a", 1, 2))).version == 1

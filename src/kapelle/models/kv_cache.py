@@ -263,6 +263,8 @@ class _Seats:
 
     def _gathered(self, x_RJUX: Tensor) -> Tensor:
         """From rows to prompts: `_RJUX` to Q·J × G·U × X."""
+        if self._most == 1:
+            return x_RJUX.reshape(-1, *x_RJUX.shape[2:])
         x_SJUX = x_RJUX if self._seat_R is None else x_RJUX[self._row_S]
         _, heads, per_key, width = x_SJUX.shape
         x_QGJUX = x_SJUX.view(-1, self._most, heads, per_key, width)
@@ -270,6 +272,8 @@ class _Seats:
 
     def _scattered(self, x: Tensor, per_key: int) -> Tensor:
         """From prompts to rows: Q·J × G·U × X to R·J × U × X."""
+        if self._most == 1:
+            return x
         x_QJGUX = x.view(-1, self._heads, self._most, per_key, x.shape[-1])
         x_SJUX = x_QJGUX.transpose(1, 2).reshape(-1, self._heads, per_key, x.shape[-1])
         x_RJUX = x_SJUX if self._seat_R is None else x_SJUX[self._seat_R]
