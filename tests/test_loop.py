@@ -12,12 +12,13 @@ import torch
 from tests.tiny import frozen_copy, same_bits, sections, stir, tiny_model
 from torch import Tensor
 
+from kapelle.blocking import run_async
 from kapelle.config import RunConfig
 from kapelle.engines.local import LocalEngine
 from kapelle.engines.rollout import Completion, Renderer, Request
 from kapelle.environment import Environment
 from kapelle.errors import ParityError, TrainingHalted
-from kapelle.loop import run_async, training_tasks
+from kapelle.loop import training_tasks
 from kapelle.models.weights import weights_hash
 from kapelle.recipe import resolve
 from kapelle.rollout import Play

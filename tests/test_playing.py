@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.tiny import tiny_model
 
+from kapelle.blocking import run_async
 from kapelle.config import EndpointConfig
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.evaluation import evaluate_tasks
-from kapelle.loop import run_async
 from kapelle.models.weights import save_model
 from kapelle.playing import model_config, open_play
 

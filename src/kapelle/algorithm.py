@@ -31,6 +31,8 @@ BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "remax": "kapelle.algorithms.remax:ReMax",
     "reinforce_plus_plus": "kapelle.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
     "rae": "kapelle.algorithms.rae:RAE",
+    "at_grpo": "kapelle.algorithms.at_grpo:ATGRPO",
+    "cory": "kapelle.algorithms.cory:CORY",
     "magrpo": "kapelle.algorithms.magrpo:MAGRPO",
     "dr_mas": "kapelle.algorithms.dr_mas:DrMAS",
     "mars": "kapelle.algorithms.mars:MARS",
@@ -245,6 +247,8 @@ class Algorithm:
     """True when credit reads turns as vectors."""
     swap_every: int = 0
     """Steps after which the team's first two policies exchange their weights; 0 never."""
+    branches: int = 1
+    """Candidates sampled from one prompt at every turn of a trained agent; above 1 the world must be `Scorable`."""
     redraw: int = 0
     """How often a task whose group has no variance may be replaced by another in the same step."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
@@ -263,13 +267,13 @@ def algorithm_class(name: str) -> type:
 
 
 def turns_of(groups: Sequence[Group], trained_only: bool = True) -> list[tuple[TurnKey, Turn]]:
-    """Return every turn of every valid episode with its key, in order."""
+    """Return every turn of every valid episode with its key, in order, branches after the turns that went on."""
     return [
         (TurnKey(g, e, turn.index), turn)
         for g, group in enumerate(groups)
         for e, episode in enumerate(group.episodes)
         if episode.error is None
-        for turn in episode.turns
+        for turn in (*episode.turns, *episode.branches)
         if turn.trained or not trained_only
     ]
 

@@ -16,8 +16,8 @@ from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
 from kapelle.team import Agent, Team
 from kapelle.types import Episode, Group, Sampling, Task
-from kapelle.workflows.voting import majority
 from kapelle.workflows.solo import Solo
+from kapelle.workflows.voting import majority
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, cast
 
 from kapelle.algorithm import Algorithm
+from kapelle.blocking import run_async
 from kapelle.config import RunConfig
-from kapelle.environment import Environment, Recorded, Scripted
+from kapelle.environment import Environment, Recorded, Scorable, Scripted
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.paths import check_model_path
 from kapelle.team import Team
@@ -55,6 +56,8 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         )
     for check in algorithm.checks:
         check(team)
+    if algorithm.branches > 1 or algorithm.scores:
+        _check_scorable(algorithm, cast("Environment", config.environment), team)
     if algorithm.scores and not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
         raise ConfigError(
             f"`{algorithm.name}` reads a score of every turn, and the workflow asks for none. Set "
@@ -90,6 +93,19 @@ def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> Non
         raise ConfigError(
             f"`{algorithm.name}` compares answers to one question, and environment '{environment}' has one of each. Set "
             "`environment.name: preferences` or `labelled`."
+        )
+
+
+def _check_scorable(algorithm: Algorithm, environment: Environment, team: Team) -> None:
+    """Refuse to branch where candidates cannot be told apart by what they would earn."""
+    world = environment.start(environment.task("train", 0), team.names, 0)
+    scorable = isinstance(world, Scorable)
+    run_async(world.close)
+    if not scorable:
+        raise ConfigError(
+            f"`{algorithm.name}` asks at every turn what a text would earn, and a world of '{environment.name}' cannot "
+            "say that before the episode is over. Use an environment of questions, `algorithm.tree: false` (at_grpo) "
+            "or `algorithm.verifier` (maporl)."
         )
 
 

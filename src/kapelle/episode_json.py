@@ -41,6 +41,7 @@ def dump_episode(episode: Episode, **labels: int) -> bytes:
         row["rewards"] = {agent: _number(reward) for agent, reward in episode.rewards.items()}
         row["success"] = _number(episode.success)
         row["turns"] = [_turn_row(turn) for turn in episode.turns]
+        row["branches"] = [_turn_row(turn) for turn in episode.branches]
         # Escaping all but ASCII keeps lone surrogates, which UTF-8 cannot hold.
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -57,6 +58,7 @@ def load_episode(row: Mapping[str, Json]) -> Episode:
         values["task"] = Task(**{**values["task"], "data": decode(values["task"]["data"])})
         values["agents"] = tuple(values["agents"])
         values["turns"] = tuple(_turn(turn) for turn in values["turns"])
+        values["branches"] = tuple(_turn(turn) for turn in values["branches"])
         for name in ("rewards", "info", "success"):
             values[name] = decode(values[name])
         return Episode(**values)

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit, Embedding, Estimates, TurnKey, turns_of
+from kapelle.blocking import run_async
 from kapelle.collate import (
     critic_samples,
     demonstrated_samples,
@@ -37,8 +35,6 @@ from kapelle.team import VERIFIER
 from kapelle.timeline import Timeline
 from kapelle.types import Episode, Group, Task
 from kapelle.updates import update_in_order
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,7 @@ class Loop:
         """Take step `number` (from 1) and return what happened; its result depends on the weights alone."""
         clock = Timeline()
         play = replace(self._play, timeline=clock)
-        groups = self._played(play, number)
+        groups = self._played(replace(play, branches=self._algorithm.branches), number)
         self._halt_on_failures(groups)
         self._refuse_other_weights(groups)
         metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
@@ -251,29 +247,6 @@ def training_tasks(environment: Environment, config: RunConfig, step: int, attem
         orders[epoch] = list(range(size))
         random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(orders[epoch])
     return [environment.task("train", orders[cursor // size][cursor % size]) for cursor in cursors]
-
-
-def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, also where an event loop runs already (a notebook)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(start())
-    box: list[T] = []
-    failed: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            box.append(asyncio.run(start()))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            failed.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return box[0]
 
 
 def greedy_play(play: Play) -> Play:

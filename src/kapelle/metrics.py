@@ -147,7 +147,7 @@ def rollout_metrics(
         row |= _agent_metrics(agent, seated, returns)
         best = [_terminal(agent, group.valid) for group in groups]
         _put_mean(row, f"reward_max/{agent}", [max(rewards) for rewards in best if rewards])
-    turns = [turn for episode in played for turn in episode.turns]
+    turns = [turn for episode in played for turn in (*episode.turns, *episode.branches)]
     for policy in _names((turn.policy,) for turn in turns):
         sampled = [len(turn.completion_ids) for turn in turns if turn.policy == policy]
         row[f"tokens/{policy}"] = float(sum(sampled))

@@ -24,6 +24,7 @@ from kapelle.engines.rollout import engine_class
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.workflow import workflow_class
+from kapelle.workflows.dag_file import is_workflow_file, read_workflow
 from kapelle.wrong_setting import explain
 
 M = TypeVar("M", bound=Configured)
@@ -208,7 +209,7 @@ def _read(source: str) -> dict[str, Any]:
         raise ConfigError(f"Recipe {source} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"Recipe {source} is not a mapping of sections but {type(values).__name__}.")
-    return values
+    return dict(read_workflow(values, source).sections) if is_workflow_file(values) else values
 
 
 def _parse_setting(setting: str) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class Play:
     engine: RolloutEngine
     sampling: Mapping[str, Sampling] | None = None
     """Sampling by agent in place of the team's own; greedy evaluation uses it."""
+    branches: int = 1
+    """Candidates that a trained agent samples from each prompt; the best scored one goes on."""
     timeline: Timeline = field(default_factory=Timeline, compare=False)
     """Who is told where the time goes."""
 
@@ -75,53 +77,55 @@ class LiveSeat:
                 f"The prompt of agent '{self._agent.name}' has {len(prompt)} tokens; its model reads "
                 f"{renderer.context}. Use shorter prompts, fewer rounds or a model with a longer context."
             )
-        seed = derive_seed(self._scene.seed, self._agent.name, self._said)
         seen = self._scene.clock
-        self._said += 1
         request = Request(
             policy.name,
             self._agent.name,
             tuple(self._messages),
             prompt,
             replace(sampling, max_tokens=min(sampling.max_tokens, renderer.context - len(prompt))),
-            seed,
+            derive_seed(self._scene.seed, self._agent.name, self._said),
             self._scene.task,
             self._scene.sample,
         )
+        self._said += 1
+        count = play.branches if policy.trained else 1
+        seeds = [request.seed, *(derive_seed(request.seed, "branch", k) for k in range(1, count))]
+        said = await asyncio.gather(*(self._complete(replace(request, seed=seed)) for seed in seeds))
+        candidates = [_turn(request, one, tuple(messages), seen, policy.trained) for one in said]
+        self._last = await self._scene.choose(candidates)
+        self._messages.append(Message("assistant", self._last.text, speaker=self._agent.name))
+        return self._last
+
+    async def _complete(self, request: Request) -> Completion:
+        play = self._scene.play
         completion = await play.timeline.during("generate", play.engine.generate(request))
         if not all(map(math.isfinite, completion.logprobs)):
             raise EpisodeError(
-                f"Policy '{policy.name}' spoke with log-probs that are not finite: its weights are broken. "
+                f"Policy '{request.policy}' spoke with log-probs that are not finite: its weights are broken. "
                 "Go back to an earlier checkpoint, and lower `optimizer.lr`."
             )
-        self._messages.append(Message("assistant", completion.text, speaker=self._agent.name))
-        self._last = self._turn(policy.name, policy.trained, prompt, completion, tuple(messages), seen)
-        return self._last
+        return completion
 
-    def _turn(
-        self,
-        policy: str,
-        trained: bool,
-        prompt: tuple[int, ...],
-        completion: Completion,
-        heard: tuple[Message, ...],
-        seen: int,
-    ) -> Turn:
-        return Turn(
-            agent=self._agent.name,
-            policy=policy,
-            version=completion.version,
-            weights_hash=completion.weights_hash,
-            index=-1,
-            seen=seen,
-            prompt_ids=prompt,
-            completion_ids=completion.ids,
-            logprobs=completion.logprobs,
-            finish_reason=completion.finish_reason,
-            text=completion.text,
-            heard=heard,
-            trained=trained,
-        )
+
+def _turn(
+    request: Request, completion: Completion, heard: tuple[Message, ...], seen: int, trained: bool
+) -> Turn:
+    return Turn(
+        agent=request.agent,
+        policy=request.policy,
+        version=completion.version,
+        weights_hash=completion.weights_hash,
+        index=-1,
+        seen=seen,
+        prompt_ids=request.prompt_ids,
+        completion_ids=completion.ids,
+        logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        text=completion.text,
+        heard=heard,
+        trained=trained,
+    )
 
 
 class LiveScene:
@@ -135,6 +139,9 @@ class LiveScene:
         self._world = world
         self._seats = {agent.name: LiveSeat(self, agent) for agent in play.team.agents}
         self._turns: list[Turn] = []
+        self._open: dict[str, list[Turn]] = {}
+        """Agent → candidates beside its draft, until that is recorded."""
+        self._branches: list[Turn] = []
 
     @property
     def task(self) -> Task:
@@ -168,7 +175,25 @@ class LiveScene:
         """Record turns in the order given and return them with their place in time."""
         turns = [replace(turn, index=len(self._turns) + k) for k, turn in enumerate(drafts)]
         self._turns.extend(turns)
+        for turn in turns:
+            siblings = self._open.pop(turn.agent, [])
+            self._branches.extend(replace(sibling, parent=turn.index) for sibling in siblings)
         return turns
+
+    @property
+    def branches(self) -> tuple[Turn, ...]:
+        """Candidates that were not gone on with, numbered after the turns."""
+        return tuple(replace(turn, index=len(self._turns) + k) for k, turn in enumerate(self._branches))
+
+    async def choose(self, candidates: Sequence[Turn]) -> Turn:
+        """Return the candidate to go on with: the best scored, the first of equals; an only one unscored."""
+        if len(candidates) == 1:
+            return candidates[0]
+        scored = [replace(turn, score=await self._worth(turn.agent, turn.text)) for turn in candidates]
+        best = max(range(len(scored)), key=lambda k: (scored[k].score or 0.0, -k))
+        chosen = scored.pop(best)
+        self._open[chosen.agent] = scored
+        return chosen
 
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
@@ -204,15 +229,19 @@ class LiveScene:
 
     async def score(self, turn: Turn) -> float:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
+        score = await self._worth(turn.agent, turn.text)
+        self._turns[turn.index] = replace(self._turns[turn.index], score=score)
+        return score
+
+    async def _worth(self, agent: str, text: str) -> float:
         if not isinstance(self._world, Scorable):
             raise EpisodeError(
                 f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
-                "Set `workflow.score_rounds: false`, or another environment."
+                "Set `workflow.score_rounds: false` or `algorithm.tree: false`, or another environment."
             )
-        score = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
+        score = await self.play.timeline.during("grade", self._world.score(agent, text))
         if not 0.0 <= score <= 1.0:
-            raise EpisodeError(f"The world scored a text of '{turn.agent}' {score}, outside [0, 1].")
-        self._turns[turn.index] = replace(self._turns[turn.index], score=score)
+            raise EpisodeError(f"The world scored a text of '{agent}' {score}, outside [0, 1].")
         return score
 
 
@@ -242,7 +271,15 @@ async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Ep
         turns = scene.turns if scene else ()
         return Episode(task, seed, names, turns, error=f"{type(error).__name__}: {error}")
     return Episode(
-        task, seed, names, scene.turns, outcome.rewards, outcome.success, outcome.info, outcome.truncated
+        task,
+        seed,
+        names,
+        scene.turns,
+        outcome.rewards,
+        outcome.success,
+        outcome.info,
+        outcome.truncated,
+        branches=scene.branches,
     )
 
 

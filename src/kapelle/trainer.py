@@ -17,6 +17,7 @@ from typing import Any, Self, cast
 from kapelle import checkpoint
 from kapelle.algorithm import Algorithm
 from kapelle.assembly import build_team
+from kapelle.blocking import run_async
 from kapelle.checks import check_prompts, check_run
 from kapelle.config import RunConfig
 from kapelle.engines.rollout import RolloutEngine
@@ -34,7 +35,7 @@ from kapelle.keeping import (
 )
 from kapelle.listener import Listener, Silent
 from kapelle.loading import build_engine, load_models, teacher
-from kapelle.loop import Loop, Step, greedy_play, run_async
+from kapelle.loop import Loop, Step, greedy_play
 from kapelle.metrics import own_returns
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_adapters, outlines

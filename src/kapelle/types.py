@@ -81,7 +81,7 @@ class Turn:
     score: float | None = None
     """What this text would earn as its agent's answer, in [0, 1], where a workflow asked; never a reward."""
     parent: int | None = None
-    """Index of the turn that this one branches from (tree sampling, greedy baselines)."""
+    """Index of the turn that was gone on with in place of this candidate (tree sampling)."""
     trained: bool = True
     """False for frozen agents, opponents and endpoints."""
 
@@ -108,6 +108,9 @@ class Episode:
     """True when a limit of turns or tokens ended it, not the task."""
     error: str | None = None
     """Why the episode failed; a failed episode has no reward and leaves its group."""
+    branches: tuple[Turn, ...] = ()
+    """Candidates of tree sampling that were not gone on with; `parent` names the turn that was, and their indices
+    go on after those of `turns`."""
 
     def by(self, agent: str) -> tuple[Turn, ...]:
         """Return the turns of one agent in time order: its trajectory, as a view."""

@@ -59,10 +59,20 @@ def warmup_key(config: RunConfig) -> str:
             for section in ("model", "environment", "workflow", "warmup")
         },
         "agents": [
-            [agent.name, agent.system, agent.prompt] for agent in build_team(config, SFT().build()).agents
+            [agent.name, agent.system, agent.prompt]
+            for agent in build_team(_shared_without_critics(config), SFT().build()).agents
         ],
     }
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
+
+
+def _shared_without_critics(config: RunConfig) -> RunConfig:
+    """Return the same run with one set of weights for all agents, whatever judges them later."""
+    agents = config.team.agents
+    if not isinstance(agents, int):
+        agents = tuple(a.model_copy(update={"weights": None, "share_critic_with": None}) for a in agents)
+    update = {"sharing": "shared", "agents": agents, "critic_sharing": None}
+    return config.model_copy(update={"team": config.team.model_copy(update=update)})
 
 
 def warmup_is_cached(config: RunConfig) -> bool:
@@ -112,18 +122,7 @@ def _kept_in(folder: Path) -> Iterator[None]:
 
 
 def _train(config: RunConfig, settings: WarmupConfig, progress: Progress | None) -> LanguageModel:
-    shared = config.team.model_copy(
-        update={
-            "sharing": "shared",
-            "agents": config.team.agents
-            if isinstance(config.team.agents, int)
-            else tuple(
-                a.model_copy(update={"weights": None, "share_critic_with": None}) for a in config.team.agents
-            ),
-            "critic_sharing": None,
-        }
-    )
-    config = config.model_copy(update={"team": shared})
+    config = _shared_without_critics(config)
     algorithm = SFT().build()
     team = build_team(config, algorithm)
     models = load_models(team, config.model, {})

@@ -260,6 +260,11 @@ class TestPay:
         assert memory(settings)([], Estimates()) == {}
 
 
+def checked(settings: VDN | QMIX, team: Team) -> None:
+    for check in settings.build().checks:
+        check(team)
+
+
 class TestRefused:
     @BOTH
     def test_what_leaves_nothing_to_decompose(self, settings: type[VDN | QMIX]) -> None:
@@ -277,22 +282,19 @@ class TestRefused:
             {"a": "a", "b": "b"},
             bases={"base": "embedded", "other": "some/model"},
         )
-        (check, *_) = QMIX().build().checks
         with pytest.raises(ConfigError, match="'a' stands on 'embedded' and 'b' on 'some/model'"):
-            check(team)
+            checked(QMIX(), team)
 
     @BOTH
     def test_a_device_that_is_not_there(self, settings: type[VDN | QMIX]) -> None:
         for name in ("cuda:99", "abacus"):
-            checks = settings.model_validate({"fit": {"device": name}}).build().checks
             with pytest.raises(ConfigError, match=f"fit.device: {name}"):
-                checks[2](team_of("a", "b"))
+                checked(settings.model_validate({"fit": {"device": name}}), team_of("a", "b"))
 
     def test_sequential_updates_of_shared_weights(self) -> None:
         team = Team((Agent("a"), Agent("b")), {"p": Policy("p")}, {"a": "p", "b": "p"})
-        *_, check = VDN.model_validate({"order": {"name": "sequential"}}).build().checks
         with pytest.raises(ConfigError, match="each agent needs its own"):
-            check(team)
+            checked(VDN.model_validate({"order": {"name": "sequential"}}), team)
 
 
 class TestResume:

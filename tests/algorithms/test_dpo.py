@@ -29,13 +29,13 @@ from torch import Tensor
 from kapelle.algorithm import Estimates, Outputs, Targets, TurnKey
 from kapelle.algorithms.dpo import DPO, dpo_over_pairs, ipo_over_pairs, pairs_of
 from kapelle.batch import Sample
+from kapelle.blocking import run_async
 from kapelle.collate import reference_samples
 from kapelle.engines.torch_train import Limits, TorchTrainEngine, reference_name
 from kapelle.engines.train import Objective
 from kapelle.environments.preferences import Preferences
 from kapelle.errors import ConfigError
 from kapelle.loading import teacher
-from kapelle.loop import run_async
 from kapelle.recipe import resolve
 from kapelle.rollout import rollout
 from kapelle.trainer import Trainer

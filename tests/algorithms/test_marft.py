@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def marft(level: str, **gae: object) -> Algorithm:
     return MARFT.model_validate({"level": level, "gae": {**PLAIN, **gae}}).build()
 
 
-def credit(algorithm: Algorithm, estimates: Estimates, **fields: object) -> Mapping[TurnKey, Credit]:
+def credit(algorithm: Algorithm, estimates: Estimates, **fields: Any) -> Mapping[TurnKey, Credit]:
     assert algorithm.credit is not None
     one = episode(turn("a", 0, 2), turn("b", 1, 2), turn("a", 2, 1), rewards={"a": 4.0, "b": 4.0}, **fields)
     return algorithm.credit([group(one)], estimates)

@@ -33,7 +33,6 @@ from kapelle.algorithms.groups import Member, compare
 from kapelle.algorithms.mixer_fit import FitConfig, MixerFit, check_device
 from kapelle.algorithms.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.replay import Fitted, Played, Replay, Rounds, joined, read_groups, round_turns
-from kapelle.algorithms.umad import UMADConfig
 from kapelle.algorithms.utilities import OwnUtilities, SharedUtility, TeamEstimate, TeamValue
 from kapelle.configured import Configured
 from kapelle.errors import ConfigError
@@ -73,7 +72,6 @@ class CreditMixer(MonteCarlo):
     """Steps in which turns are paid the team's return, while the mixer learns already."""
     utility: UtilityConfig = UtilityConfig()
     fit: FitConfig = FitConfig()
-    umad: UMADConfig = UMADConfig()
 
     @model_validator(mode="after")
     def _one_return_for_all(self) -> CreditMixer:
@@ -95,7 +93,6 @@ def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.M
 
     checks = (
         partial(check_one_base, algorithm=name),
-        settings.umad.check,
         partial(check_device, device=settings.fit.device),
     )
     return settings.row(name, None, checks, memory=memory, embeddings=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 from kapelle.algorithm import TurnKey
 from kapelle.types import Episode, Group, Turn
 
-TurnRewards = Callable[[Episode], Mapping[int, float]]
-"""What each turn of an episode is paid, by its index."""
+TurnRewards = Callable[[tuple[int, int], Episode], Mapping[int, float]]
+"""What each turn of the episode at a place (group, episode) is paid, by its index."""
 
 Estimator = Callable[[Tensor, Tensor, int], Tensor]
 """(value_B, set_B, sets) → advantage_B, as the group estimators of `functional.advantages`."""
@@ -45,7 +45,7 @@ def by_agent(groups: Sequence[Group], rewards: TurnRewards) -> list[Member]:
     """One set per task and agent: the agent's return, for all its turns (GRPO with one policy per role)."""
     members = []
     for g, e, episode in _valid(groups):
-        paid = rewards(episode)
+        paid = rewards((g, e), episode)
         for agent, turns in _trained(episode).items():
             keys = tuple(TurnKey(g, e, turn.index) for turn in turns)
             tokens = sum(len(turn.completion_ids) for turn in turns)
@@ -61,7 +61,7 @@ def by_episode(groups: Sequence[Group], rewards: TurnRewards) -> list[Member]:
         if turns:
             keys = tuple(TurnKey(g, e, turn.index) for turn in turns)
             tokens = sum(len(turn.completion_ids) for turn in turns)
-            members.append(Member((g,), sum(rewards(episode).values()), tokens, keys))
+            members.append(Member((g,), sum(rewards((g, e), episode).values()), tokens, keys))
     return members
 
 
@@ -69,7 +69,7 @@ def by_round(groups: Sequence[Group], rewards: TurnRewards) -> list[Member]:
     """One set per task and round: the team's return from that round on, the same for all agents (MAGRPO)."""
     members = []
     for g, e, episode in _valid(groups):
-        paid = rewards(episode)
+        paid = rewards((g, e), episode)
         rounds: dict[int, list[int]] = {}
         for turns in _trained(episode).values():
             for k, turn in enumerate(turns):
@@ -87,7 +87,7 @@ def by_agent_turn(groups: Sequence[Group], rewards: TurnRewards) -> list[Member]
     """One set per task, agent and turn number: the agent's return from that turn on (AT-GRPO)."""
     members = []
     for g, e, episode in _valid(groups):
-        paid = rewards(episode)
+        paid = rewards((g, e), episode)
         for agent, turns in _trained(episode).items():
             to_go = 0.0
             for k in reversed(range(len(turns))):

@@ -9,15 +9,13 @@ clipped; the paper's trainer takes one on-policy step, for which nothing is clip
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
-from kapelle.algorithm import Algorithm
-from kapelle.algorithms.groups import by_round
+from kapelle.algorithm import Algorithm, Estimates
+from kapelle.algorithms.groups import TurnRewards, by_round
 from kapelle.algorithms.monte_carlo import MonteCarlo, SetCredit
-from kapelle.algorithms.rewards import chain_rewards
+from kapelle.algorithms.rewards import chain_path
 from kapelle.functional.advantages import group_centred, group_scaled
-from kapelle.types import Episode
 
 
 class MAGRPO(MonteCarlo):
@@ -31,6 +29,7 @@ class MAGRPO(MonteCarlo):
         estimate = {"std": group_scaled, "none": group_centred}[self.scale]
         return self.row(self.name, SetCredit(self, by_round, estimate, self.paid_once))
 
-    def paid_once(self, episode: Episode) -> Mapping[int, float]:
-        """Return what the team is paid, once, where it falls in time."""
-        return chain_rewards(episode, self.team_reward, self.forms)
+    def paid_once(self, estimates: Estimates) -> TurnRewards:
+        """Return what says how the team is paid, once, where it falls in time."""
+        source = self.umad.paid(chain_path(self.team_reward, self.forms))
+        return lambda place, episode: source(place, episode, estimates)

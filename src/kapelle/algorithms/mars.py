@@ -42,8 +42,9 @@ class MARS(MonteCarlo):
         turns = turns_of(groups)
         if not turns:
             return {}
+        pay = self.paying(estimates)
         paid = {
-            (g, e): self.paid(episode)
+            (g, e): pay((g, e), episode)
             for g, group in enumerate(groups)
             for e, episode in enumerate(group.episodes)
             if episode.error is None

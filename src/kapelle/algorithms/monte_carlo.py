@@ -15,11 +15,12 @@ from pydantic import Field, model_validator
 from kapelle.algorithm import Algorithm, Credit, CreditFunction, Estimates, TurnKey, turns_of
 from kapelle.algorithms.groups import Estimator, Sets, TurnRewards, compare
 from kapelle.algorithms.orders import Joint, OrderConfig, check_separate_weights
-from kapelle.algorithms.rewards import FREE, PenaltyConfig, TeamReward, Truncated, shared_by, turn_rewards
+from kapelle.algorithms.rewards import FREE, PenaltyConfig, TeamReward, Truncated, own_path, shared_by
 from kapelle.algorithms.surrogate import SurrogateConfig, ones_like_turn
+from kapelle.algorithms.umad import UMADConfig
 from kapelle.configured import Configured
 from kapelle.team import Team
-from kapelle.types import Episode, Group, Turn
+from kapelle.types import Group, Turn
 
 
 class MonteCarlo(Configured):
@@ -39,6 +40,11 @@ class MonteCarlo(Configured):
     order: OrderConfig = Joint()
     epochs: int = Field(1, ge=1)
     minibatches: int = Field(1, ge=1)
+    umad: UMADConfig = UMADConfig()
+
+    @model_validator(mode="after")
+    def _confidence_compares(self) -> MonteCarlo:
+        return self.umad.needs_a_group(self, self.group_size)
 
     @model_validator(mode="after")
     def _penalty_with_its_mode(self) -> MonteCarlo:
@@ -51,9 +57,10 @@ class MonteCarlo(Configured):
         """The penalties, that of truncation among them."""
         return self.penalties.model_copy(update={"no_stop": self.penalties.no_stop + self.truncation_penalty})
 
-    def paid(self, episode: Episode) -> Mapping[int, float]:
-        """Return what each turn is paid on its agent's own path."""
-        return turn_rewards(episode, self.team_reward, self.forms)
+    def paying(self, estimates: Estimates) -> TurnRewards:
+        """Return what says how each turn is paid on its agent's own path."""
+        source = self.umad.paid(own_path(self.team_reward, self.forms))
+        return lambda place, episode: source(place, episode, estimates)
 
     def weight(self, turn: Turn) -> float:
         """Return 0 for a turn that `truncated: mask` leaves out of the loss, else 1."""
@@ -74,7 +81,7 @@ class MonteCarlo(Configured):
         return Algorithm(
             name=name,
             policy_loss=self.loss.build(),
-            credit=credit,
+            credit=None if credit is None else self.umad.gained(credit),
             group_size=self.group_size,
             reference_every=self.reference_every if reference or self.loss.kl_coefficient > 0 else None,
             entropy=self.loss.entropy_coefficient > 0,
@@ -83,7 +90,7 @@ class MonteCarlo(Configured):
             returns=shared_by(self.team_reward, self.forms),
             order=order,
             proximal=self.loss.importance_cap is not None,
-            checks=checks,
+            checks=(*checks, self.umad.check),
             **needs,
         )
 
@@ -105,13 +112,17 @@ class SetCredit:
     """Advantages by one estimator over one kind of comparison set."""
 
     def __init__(
-        self, settings: MonteCarlo, sets: Sets, estimate: Estimator, rewards: TurnRewards | None = None
+        self,
+        settings: MonteCarlo,
+        sets: Sets,
+        estimate: Estimator,
+        paying: Callable[[Estimates], TurnRewards] | None = None,
     ) -> None:
-        """Take what turns are paid, `settings.paid` unless told otherwise."""
+        """Take what says how turns are paid, `settings.paying` unless told otherwise."""
         self._settings, self._sets, self._estimate = settings, sets, estimate
-        self._rewards = rewards or settings.paid
+        self._paying = paying or settings.paying
 
     def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage within its set."""
-        members = self._sets(groups, self._rewards)
+        members = self._sets(groups, self._paying(estimates))
         return spread(self._settings, groups, compare(members, self._estimate))

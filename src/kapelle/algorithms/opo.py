@@ -28,7 +28,7 @@ class OPO(MonteCarlo):
 
     def credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage within its agent's attempts at the task."""
-        members = by_agent(groups, self.paid)
+        members = by_agent(groups, self.paying(estimates))
         length_B = torch.tensor([member.tokens for member in members])
         advantage = compare(members, lambda r_B, g_B, n: length_weighted_baseline(r_B, length_B, g_B, n))
         return spread(self, groups, advantage)

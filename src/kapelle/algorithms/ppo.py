@@ -43,12 +43,7 @@ class ActorCritic(Configured):
 
     @model_validator(mode="after")
     def _confidence_compares(self) -> ActorCritic:
-        if self.umad.confidence and self.group_size < 2:
-            raise ValueError(
-                "`umad.confidence` compares the episodes of a task, and `group_size: 1` plays one; raise `group_size`, or "
-                "set `umad.relative`"
-            )
-        return self
+        return self.umad.needs_a_group(self, self.group_size)
 
 
 class PPO(ActorCritic):

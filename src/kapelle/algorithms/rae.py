@@ -50,7 +50,7 @@ class RunningBaselines:
 
     def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage over its agent's mean so far, and move the means."""
-        members = by_agent(groups, self._settings.paid)
+        members = by_agent(groups, self._settings.paying(estimates))
         advantage: dict[TurnKey, float] = {}
         for agent in dict.fromkeys(str(member.place[1]) for member in members):
             own = [member for member in members if member.place[1] == agent]
@@ -60,7 +60,7 @@ class RunningBaselines:
             self._baseline[agent] = float(moved.baseline)
             for member, value in zip(own, moved.advantage_B.tolist(), strict=True):
                 advantage |= dict.fromkeys(member.keys, value)
-        return spread(self._settings, groups, advantage)
+        return self._settings.umad.gain(groups, spread(self._settings, groups, advantage))
 
     def metrics(self) -> Mapping[str, float]:
         """Return each agent's baseline."""

@@ -56,7 +56,7 @@ class ReinforcePlusPlus(MonteCarlo):
         """Return R − mean_g, whitened over each policy's attempts."""
         policy = {key: turn.policy for key, turn in turns_of(groups)}
         advantage: dict[TurnKey, float] = {}
-        members = by_agent(groups, self.paid)
+        members = by_agent(groups, self.paying(estimates))
         for name in dict.fromkeys(policy.values()):
             own = [member for member in members if policy[member.keys[0]] == name]
             advantage |= compare(own, whitened_group_centred)
@@ -101,5 +101,6 @@ class ReinforcePlusPlus(MonteCarlo):
         reward_T = torch.zeros(len(turn.completion_ids))
         if self.kl_in_reward:
             reward_T -= self.kl_in_reward * (torch.tensor(turn.logprobs) - estimates.reference[key])
-        reward_T[-1] += self.paid(groups[key.group].episodes[key.episode])[turn.index]
+        place = (key.group, key.episode)
+        reward_T[-1] += self.paying(estimates)(place, groups[key.group].episodes[key.episode])[turn.index]
         return reward_T

@@ -36,7 +36,7 @@ class ReMax(MonteCarlo):
         greedy = {
             g: agent_returns(episode, self.team_reward, self.forms) for g, episode in estimates.greedy.items()
         }
-        members = [member for member in by_agent(groups, self.paid) if member.place[0] in greedy]
+        members = [member for member in by_agent(groups, self.paying(estimates)) if member.place[0] in greedy]
         baseline_B = torch.tensor(
             [greedy[int(g)].get(str(agent), 0.0) for g, agent in (member.place for member in members)],
             dtype=torch.float64,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from pydantic import Field
@@ -30,6 +31,8 @@ from kapelle.errors import ConfigError
 from kapelle.functional.shaping import confidence_gain, relative_confidence_gain, umad_influence
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Turn
+
+S = TypeVar("S", bound=Configured)
 
 
 class UMADConfig(Configured):
@@ -76,6 +79,15 @@ class UMADConfig(Configured):
                 for key, given in credit.items()
             }
         return credit
+
+    def needs_a_group(self, settings: S, group_size: int) -> S:
+        """Return the settings that these belong to; ValueError when confidence has nothing to compare."""
+        if self.confidence and group_size < 2:
+            raise ValueError(
+                "`umad.confidence` compares the episodes of a task, and `group_size: 1` plays one; raise `group_size`, or "
+                "set `umad.relative`"
+            )
+        return settings
 
     def check(self, team: Team) -> None:
         """Raise ConfigError when there is nobody to be compared with or to influence."""

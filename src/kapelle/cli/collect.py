@@ -69,10 +69,10 @@ def _nothing(least: float, tally: Tally) -> str:
 
 
 def _play(arguments: argparse.Namespace, file: IO[bytes], tally: Tally) -> None:
+    from kapelle.blocking import run_async
     from kapelle.cli.player import open_player
     from kapelle.collection import dump_rows, episode_reward, good_episodes, sft_rows
     from kapelle.evaluation import choose_tasks
-    from kapelle.loop import run_async
     from kapelle.rollout import rollout
     from kapelle.seeds import derive_seed
 

@@ -24,9 +24,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the result."""
     hush()
     from kapelle.baselines import compute_matched
+    from kapelle.blocking import run_async
     from kapelle.cli.player import open_player
     from kapelle.evaluation import choose_tasks, evaluate_tasks
-    from kapelle.loop import greedy_play, run_async
+    from kapelle.loop import greedy_play
 
     player = open_player(arguments)
     settings = player.config.evaluation

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     if arguments.exact:
         return _exact(arguments)
-    from kapelle.loop import run_async
+    from kapelle.blocking import run_async
     from kapelle.rollout import play_episode
 
     table = _open(arguments)

@@ -1,0 +1,70 @@
+"""CORY: pioneer and observer learn together and exchange roles (2410.06101).
+
+The pioneer answers a question; the observer answers it having read the pioneer's answer (workflow `cory`). Both are
+paid r_1 + r_2, and every `swap_every` steps the two policies exchange roles: their weights change places, and each
+set of weights takes its optimiser state, its counters and its reference along. What estimates advantages and moves
+the weights is `base`, any algorithm that learns from rollouts; without a swap CORY is that algorithm on the sum.
+
+Critics stay with their seats: they judge what a role reads, not who plays it. The phase (who sits where) follows
+from the number of the step, and the weights lie in the checkpoint as they sit.
+
+Deviations from the paper: the paper's base is PPO with a KL penalty (`base: {name: ippo, gae: {kl_in_reward: …}}`);
+here it may be anything. Exchange is every `swap_every` optimiser updates in the paper, steps of the loop here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from pydantic import Field, SerializeAsAny, field_validator
+
+from kapelle.algorithm import Algorithm, algorithm_class
+from kapelle.configured import Configured
+from kapelle.errors import ConfigError
+from kapelle.team import Team
+
+
+class CORY(Configured):
+    """Settings of sequential cooperation with exchange of roles."""
+
+    name: Literal["cory"] = "cory"
+    base: SerializeAsAny[Configured]
+    """Settings of the algorithm that learns; its `team_reward` is `sum`."""
+    swap_every: int = Field(5, ge=0)
+    """Steps between exchanges; 0 never."""
+
+    @field_validator("base", mode="before")
+    @classmethod
+    def _of_its_class(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if "name" not in given:
+            raise ValueError("`base` needs a `name`, for example `base: {name: grpo}`")
+        if given.get("team_reward", "sum") != "sum":
+            raise ValueError("CORY pays both agents the sum of their rewards; leave `base.team_reward` out")
+        found = algorithm_class(str(given["name"]))
+        if "team_reward" not in found.model_fields:  # type: ignore[attr-defined]
+            raise ValueError(f"`base: {given['name']}` does not learn from rollouts; set grpo, rloo or ippo")
+        return found.model_validate({**given, "team_reward": "sum"})  # type: ignore[attr-defined]
+
+    def build(self) -> Algorithm:
+        """Return the base's row with the exchange."""
+        row = cast("Algorithm", cast("Any", self.base).build())
+        return replace(row, name=self.name, swap_every=self.swap_every, checks=(*row.checks, check_pair))
+
+
+def check_pair(team: Team) -> None:
+    """Raise ConfigError unless two agents learn, with weights of one shape that can change places."""
+    if len(team.names) != 2 or len(team.trained) != 2:
+        raise ConfigError(
+            f"`cory` exchanges the weights of two agents; this team has {len(team.names)} agents and "
+            f"{len(team.trained)} trained policies. Name a pioneer and an observer, with `team.sharing: lora`."
+        )
+    first, second = (team.policies[name] for name in team.trained)
+    if (first.lora, team.bases[first.base]) != (second.lora, team.bases[second.base]):
+        raise ConfigError(
+            f"`cory` exchanges the weights of '{first.name}' and '{second.name}', which differ in model or `lora`. "
+            "Give both the same."
+        )

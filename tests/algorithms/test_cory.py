@@ -1,0 +1,175 @@
+"""CORY: both are paid the sum, roles change places with everything that belongs to the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.tiny import (
+    draw_samples,
+    episode,
+    frozen_copy,
+    group,
+    lora_policies,
+    same_bits,
+    team_of,
+    train_engine,
+    turn,
+    with_behaviour,
+)
+
+from kapelle import Trainer
+from kapelle.algorithm import Estimates
+from kapelle.algorithms.cory import CORY, check_pair
+from kapelle.algorithms.grpo import GRPO
+from kapelle.algorithms.surrogate import SurrogateConfig
+from kapelle.engines.torch_train import TorchTrainEngine, reference_name
+from kapelle.engines.train import Objective
+from kapelle.errors import ConfigError
+from kapelle.team import Lora, Policy, Team
+
+LOSS = SurrogateConfig().build()
+SMALL: dict[str, Any] = {
+    "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
+    "environment": {"name": "arithmetic", "digits": 1},
+    "workflow": {"name": "cory"},
+    "team": {"agents": [{"name": "pioneer"}, {"name": "observer"}], "sampling": {"max_tokens": 3}},
+    "training": {"steps": 4, "tasks_per_step": 2},
+    "optimizer": {"lr": 1e-2},
+    "evaluation": {"before_and_after": False},
+}
+
+
+def cory(**settings: Any) -> CORY:
+    return CORY.model_validate({"base": {"name": "grpo", "group_size": 2, "scale": "none"}, **settings})
+
+
+def trained(*, references: bool = False) -> TorchTrainEngine:
+    engine = train_engine(lora_policies("p", "o"), references=references)
+    for seed in range(2):
+        samples = with_behaviour(engine, draw_samples(["p", "o"], [(4, 3), (3, 2)], seed))
+        engine.update(samples if seed else samples[:2], Objective(LOSS))
+    return engine
+
+
+class TestExchange:
+    def test_weights_moments_and_counters_change_places_bit_for_bit(self) -> None:
+        engine = trained()
+        before = {name: _copied(engine.learners[name].state()) for name in ("p", "o")}
+        assert (before["p"]["steps"], before["o"]["steps"]) == (2, 1)
+        engine.exchange("p", "o")
+        after = {name: engine.learners[name].state() for name in ("p", "o")}
+        for one, other in (("p", "o"), ("o", "p")):
+            for part in ("weights", "optimizer", "steps"):
+                assert same_bits(after[one][part], before[other][part])
+
+    def test_they_go_on_as_if_they_had_been_called_so_from_the_start(self) -> None:
+        engine, plain = trained(), trained()
+        engine.exchange("p", "o")
+        drawn = draw_samples(["p"], [(4, 3)], 9)
+        engine.update(with_behaviour(engine, drawn), Objective(LOSS))
+        renamed = draw_samples(["o"], [(4, 3)], 9)
+        plain.update(with_behaviour(plain, renamed), Objective(LOSS))
+        assert same_bits(dict(engine.weights("p")), dict(plain.weights("o")))
+
+    def test_twice_is_never(self) -> None:
+        engine = trained()
+        held = frozen_copy(engine.weights("p"))
+        engine.exchange("p", "o")
+        assert not same_bits(frozen_copy(engine.weights("p")), held)
+        engine.exchange("p", "o")
+        assert same_bits(frozen_copy(engine.weights("p")), held)
+
+    def test_a_version_never_names_two_sets_of_weights(self) -> None:
+        engine = trained()
+        named = {("p", engine.versions["p"]), ("o", engine.versions["o"])}
+        engine.publish()
+        engine.exchange("p", "o")
+        published = engine.publish()
+        assert set(published) == {"p", "o"}
+        assert not named & {(name, entry.version) for name, entry in published.items()}
+
+    def test_references_go_along(self) -> None:
+        engine = trained(references=True)
+        engine.refresh_references()
+        theirs = frozen_copy(engine.weights(reference_name("o")))
+        engine.exchange("p", "o")
+        assert same_bits(frozen_copy(engine.weights(reference_name("p"))), theirs)
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    from copy import deepcopy
+
+    return deepcopy(dict(state))
+
+
+class TestRow:
+    def test_both_are_paid_the_sum(self) -> None:
+        pairs = [(1.0, 0.0), (0.0, 0.0)]
+        groups = [
+            group(
+                *(
+                    episode(turn("p", 0), turn("o", 1), rewards={"p": first, "o": second})
+                    for first, second in pairs
+                )
+            )
+        ]
+        credit = cory().build().credit
+        assert credit is not None
+        given = credit(groups, Estimates())
+        assert [float(given[key].advantage_T[0]) for key in sorted(given)] == [0.5, 0.5, -0.5, -0.5]
+
+    def test_without_a_swap_it_is_its_base_on_the_sum(self) -> None:
+        groups = [
+            group(*(episode(turn("p", 0), turn("o", 1), rewards={"p": r, "o": 2 * r}) for r in (1.0, 0.0)))
+        ]
+        base = GRPO(group_size=2, scale="none", team_reward="sum").build()
+        row = cory(swap_every=0).build()
+        assert row.swap_every == 0
+        assert row.credit is not None
+        assert base.credit is not None
+        one, other = row.credit(groups, Estimates()), base.credit(groups, Estimates())
+        assert all(torch.equal(one[key].advantage_T, other[key].advantage_T) for key in one)
+
+    @pytest.mark.parametrize(
+        ("base", "said"),
+        [
+            ({"group_size": 2}, "needs a `name`"),
+            ({"name": "grpo", "team_reward": "mean"}, r"leave `base\.team_reward` out"),
+            ({"name": "sft"}, "does not learn from rollouts"),
+        ],
+    )
+    def test_senseless_bases_are_refused(self, base: dict[str, Any], said: str) -> None:
+        with pytest.raises(ValidationError, match=said):
+            CORY.model_validate({"base": base})
+
+    def test_only_two_alike_can_exchange(self) -> None:
+        with pytest.raises(ConfigError, match="3 agents"):
+            check_pair(team_of("a", "b", "c"))
+        pair = team_of("a", "b")
+        check_pair(pair)
+        unlike = {**pair.policies, "b": Policy("b", lora=Lora(rank=3))}
+        with pytest.raises(ConfigError, match="differ in model or `lora`"):
+            check_pair(Team(pair.agents, unlike, pair.policy_of))
+
+
+class TestRun:
+    @pytest.mark.parametrize("base", ["grpo", "ippo"])
+    def test_a_resumed_run_is_in_the_same_phase_bit_for_bit(self, base: str, tmp_path: Path) -> None:
+        settings = {
+            **SMALL,
+            "algorithm": {"name": "cory", "swap_every": 2, "base": {"name": base, "group_size": 2}},
+        }
+        with Trainer(**settings, run_dir=tmp_path / "whole") as whole:
+            whole.train()
+            expected = {name: frozen_copy(whole.engine.weights(name)) for name in whole.team.trained}
+        with Trainer(**settings, run_dir=tmp_path / "parts") as first:
+            first.train(3)
+        with Trainer(**settings, run_dir=tmp_path / "parts", resume=True) as second:
+            second.train()
+            for name, weights in expected.items():
+                assert same_bits(frozen_copy(second.engine.weights(name)), weights)
