@@ -256,6 +256,7 @@ class TestRuns:
         assert all(0.0 < value < 1.0 for value in scored.values())
         next(run.steps(1))
         assert same_bits(before, frozen_copy(run.models[critic.base].bank.parameters(VERIFIER)))
+        assert scored == run._loop._verified(step.groups), "the base under it is not trained either"
         assert VERIFIER not in run.engine.learners
 
 

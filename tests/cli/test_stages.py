@@ -66,6 +66,10 @@ class TestReading:
         assert found["judge"].origin["algorithm.name"] == "stage 'judge'"
         assert found["judge"].origin["training.steps"] == "command line"
 
+    def test_what_is_typed_goes_before_what_a_stage_says(self, recipe: str) -> None:
+        found = dict(load_stages(recipe, settings=["team.sharing=shared"]))
+        assert found["judge"].config.team.sharing == "shared"
+
     def test_a_recipe_without_stages_has_none(self) -> None:
         assert load_stages("demo") == ()
 
@@ -143,7 +147,7 @@ class TestRunning:
         shutil.copytree(whole / "run", "run")
         shutil.rmtree("run/03-debate")
         assert kapelle("train", "--resume", "run").code == 0
-        assert told(Path("run")) == told(whole / "run")
+        assert told(Path("run/03-debate")) == told(whole / "run" / "03-debate")
 
     def test_more_steps_go_on_in_every_stage(self, whole: Path, kapelle: Kapelle) -> None:
         shutil.copytree(whole / "run", "run")
@@ -151,6 +155,21 @@ class TestRunning:
         # The last stage stands on another verifier's path now, which no resumed run may.
         assert "algorithm.verifier was" in said.err
         assert [read_status(Path("run") / name).step for name in ("01-sft", "02-judge")] == [3, 3]
+
+    def test_a_stage_cut_off_before_its_first_checkpoint_starts_from_the_same_weights(
+        self, tmp_path: Path, kapelle: Kapelle
+    ) -> None:
+        two = [RECIPE["stages"][0], {"name": "grpo", "algorithm": {"name": "grpo", "group_size": 2}}]
+        (tmp_path / "two.yaml").write_text(yaml.safe_dump({**RECIPE, "stages": two}))
+        assert kapelle("train", str(tmp_path / "two.yaml"), "--run-dir", "run").code == 0
+        second = Path("run/02-grpo")
+        before = told(second)
+        shutil.rmtree(second / "checkpoints")
+        (second / "latest").unlink()
+        status = json.loads((second / "status.json").read_text())
+        (second / "status.json").write_text(json.dumps({**status, "state": "interrupted", "step": 0}))
+        assert kapelle("train", "--resume", "run").code == 0
+        assert told(second) == before
 
     def test_a_folder_of_stages_is_not_begun_twice(self, whole: Path, kapelle: Kapelle) -> None:
         said = kapelle("train", str(whole / "three.yaml"), "--run-dir", str(whole / "run"))
@@ -164,8 +183,8 @@ class TestRunning:
 
 
 def told(run: Path) -> list[dict[str, float]]:
-    """Metrics of the last stage, times left out."""
-    rows = read_metrics(run / "03-debate")
+    """Metrics of a run, times left out."""
+    rows = read_metrics(run)
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
