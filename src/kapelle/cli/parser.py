@@ -133,6 +133,32 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words", nargs="*", metavar="RECIPE …", help=f"{RECIPE_HELP}; overlays; settings, {SETTINGS_HELP}"
+    )
+    parser.add_argument(
+        "--algorithms",
+        required=True,
+        metavar="A,B",
+        help="what is compared, by name; LABEL=NAME gives a row a name of its own",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        metavar="A:key=value",
+        help="a setting of one row alone, or a YAML file of `A: {algorithm: {…}}`; may be given several times",
+    )
+    parser.add_argument("--seeds", type=_count, default=5, metavar="N", help="runs of each (5)")
+    parser.add_argument(
+        "--jobs", type=_count, metavar="N", help="runs at a time, one thread each (the cores)"
+    )
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="where all is kept (runs/…); what is done there is not done again"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+
+
 def _collect(parser: argparse.ArgumentParser) -> None:
     _add_player(parser)
     parser.add_argument(
@@ -250,6 +276,13 @@ COMMANDS: Mapping[str, Command] = {
         "measure a run or a model on unseen problems",
         "eval",
         _eval,
+    ),
+    "compare": Command(
+        "RECIPE [overlay.yaml …] [key.path=value …] --algorithms A,B [--seeds N] [--set A:key=value …] [--run-dir DIR] "
+        "[--jobs N] [--json]",
+        "train several algorithms on one recipe, with several seeds each, and compare them",
+        "compare",
+        _compare,
     ),
     "collect": Command(
         "(RUN | --model PATH --environment NAME) [key.path=value …] --out FILE --min-reward X "

@@ -1,0 +1,88 @@
+"""`kapelle compare`: several algorithms on one recipe, several seeds each, in parallel processes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kapelle.cli.output import command, say
+from kapelle.cli.quiet import hush
+from kapelle.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kapelle.comparison.running import Comparison
+
+FAILED = 2
+LEGEND = "median [quartiles] over seeds: success and mean return on unseen problems, tokens sampled to train"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train every algorithm with every seed, as far as that is not done yet, and print one table."""
+    hush()
+    from kapelle.cli.running import announce
+    from kapelle.comparison.results import standings, table
+    from kapelle.comparison.running import train_all
+
+    announce("kapelle compare", as_json=arguments.json)
+    stream = sys.stderr if arguments.json else sys.stdout
+    comparison = _comparison(arguments)
+    say(f"{len(comparison.runs)} runs, kept in {comparison.folder}", stream)
+    try:
+        train_all(comparison, arguments.jobs or cores(), lambda line: say(line, stream))
+    except KeyboardInterrupt:
+        say(f"stopped; nothing is lost. Go on with: {_again(arguments, comparison.folder)}", stream)
+        raise
+    result = comparison.write()
+    measured = comparison.measure()
+    if arguments.json:
+        say(json.dumps(result | {"run_dir": str(comparison.folder)}))
+    else:
+        for line in ["", *table(standings(comparison.contenders, measured)), LEGEND]:
+            say(line)
+    wrong = [each for each in measured if each.error is not None]
+    for each in wrong:
+        say(f"{each.label} seed {each.seed} failed: {each.error}", stream)
+    _draw(comparison)
+    return FAILED if wrong else 0
+
+
+def _comparison(arguments: argparse.Namespace) -> Comparison:
+    from kapelle.cli.source import read_recipe
+    from kapelle.comparison.contenders import plan, read_contenders, read_own
+    from kapelle.comparison.running import Comparison
+    from kapelle.trainer import default_run_dir
+
+    names = [name.strip() for name in arguments.algorithms.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("No algorithm is named. Write for example `--algorithms grpo,mappo`.")
+    recipe = read_recipe(arguments.words)
+    contenders = read_contenders(recipe, names, read_own(arguments.set or ()))
+    name = recipe.config.name
+    folder = Path(arguments.run_dir) if arguments.run_dir else default_run_dir(f"compare-{name}")
+    return Comparison(name, contenders, plan(contenders, arguments.seeds, folder), folder)
+
+
+def _draw(comparison: Comparison) -> None:
+    """Draw the curves, or say why not: the numbers are there either way."""
+    try:
+        say(f"curves: {comparison.draw()}", sys.stderr)
+    except ConfigError as error:
+        say(str(error), sys.stderr)
+
+
+def _again(arguments: argparse.Namespace, folder: Path) -> str:
+    own = [word for setting in arguments.set or () for word in ("--set", setting)]
+    words = [*arguments.words, "--algorithms", arguments.algorithms, "--seeds", str(arguments.seeds)]
+    return command("compare", *words, *own, "--run-dir", str(folder))
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1

@@ -1,0 +1,261 @@
+"""Who is compared: the recipe with one algorithm after another, and every run that this takes.
+
+A contender is the recipe with another algorithm. What the recipe says of its own algorithm (its group size always)
+holds for every contender that knows the setting, since a shared reward or a penalty belongs to the task as much as
+to the algorithm; everything else is the contender's default. Only how it learns may be told to a contender alone:
+tasks, steps, sampling and model are everybody's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+
+from kapelle.algorithm import Algorithm, algorithm_class
+from kapelle.assembly import build_team
+from kapelle.checks import check_prompts, check_run
+from kapelle.config import NAME, RunConfig
+from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
+from kapelle.recipe import Recipe, changed_settings, lay_over, to_yaml
+from kapelle.run_files import is_run, read_config, read_status
+
+if TYPE_CHECKING:
+    from kapelle.configured import Configured
+
+OWN = ("algorithm", "optimizer", "team.sharing", "team.lora", "team.critic_sharing", "team.critic_lora")
+"""What may be set for one contender alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One algorithm with its settings, under the name that tables give it."""
+
+    label: str
+    recipe: Recipe
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return self.build().name
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return _row(self.recipe.config)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One contender with one seed."""
+
+    label: str
+    seed: int
+    config: RunConfig
+    origin: Mapping[str, str]
+    path: Path
+
+    @property
+    def error_file(self) -> Path:
+        """Where the reason of a failure is kept."""
+        return self.path.with_name(f"{self.path.name}.error.txt")
+
+    @property
+    def done(self) -> bool:
+        """Whether it has taken all its steps and was measured."""
+        if not is_run(self.path):
+            return False
+        status = read_status(self.path)
+        return status.state == "finished" and status.step >= self.config.training.steps
+
+
+def read_contenders(
+    recipe: Recipe, algorithms: Sequence[str], own: Sequence[tuple[str, Mapping[str, Any]]] = ()
+) -> tuple[Contender, ...]:
+    """Return the contenders that `algorithms` name, each `NAME` or `LABEL=NAME`, and check that each can run.
+
+    `own` holds (label, nested settings) for one contender alone. Raises ConfigError naming the contender.
+    """
+    named = [entry.partition("=")[::2] if "=" in entry else (entry, entry) for entry in algorithms]
+    labels = [label for label, _ in named]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(
+                f"'{label}' is compared twice. Name each once; LABEL={label} gives one a name of its own."
+            )
+    for label, _ in own:
+        if label not in labels:
+            raise ConfigError(f"--set names '{label}', which is not compared.{did_you_mean(label, labels)}")
+    if not recipe.config.evaluation.before_and_after:
+        raise ConfigError(
+            "A comparison is of the evaluation after training, which this recipe leaves out. Set "
+            "`evaluation.before_and_after=true`."
+        )
+    found = tuple(
+        _contender(recipe, label, name, [values for whose, values in own if whose == label])
+        for label, name in named
+    )
+    for contender in found:
+        try:
+            _check(contender)
+        except KapelleError as error:
+            raise ConfigError(f"`{contender.label}` cannot be compared here: {error}") from None
+    _check_budget(found, recipe.config)
+    return found
+
+
+def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run, ...]:
+    """Return every run of a comparison; seeds count from the recipe's.
+
+    Raises RunDirectoryError when the folder holds something else, or one of the runs with other settings.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "compare.json").is_file():
+        raise RunDirectoryError(f"{folder} is not empty and holds no comparison. Name another --run-dir.")
+    runs = tuple(
+        Run(
+            c.label,
+            seed,
+            c.recipe.config.model_copy(update={"seed": seed}),
+            c.recipe.origin,
+            folder / c.label / f"seed-{seed}",
+        )
+        for c in contenders
+        for seed in range(c.recipe.config.seed, c.recipe.config.seed + seeds)
+    )
+    for run in runs:
+        if is_run(run.path):
+            changed = changed_settings(read_config(run.path), to_yaml(run.config))
+            if changed:
+                raise RunDirectoryError(
+                    f"{run.path} was trained with other settings: {changed[0]}. Name another --run-dir, or remove it."
+                )
+    return runs
+
+
+def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return settings for single contenders: `LABEL:key.path=value`, or a YAML file of `LABEL: {section: …}`.
+
+    Raises ConfigError for anything else, and for settings that belong to all contenders.
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+    for word in words:
+        if word.endswith((".yaml", ".yml")):
+            found += _own_file(word)
+            continue
+        label, colon, setting = word.partition(":")
+        key, equals, raw = setting.partition("=")
+        if not (colon and equals and label and key):
+            raise ConfigError(
+                f"'{word}' sets nothing. Write --set NAME:key.path=value, for example --set qmix:algorithm.fit.lr=1e-3, "
+                "or name a YAML file."
+            )
+        try:
+            value = yaml.safe_load(raw)
+        except yaml.YAMLError:
+            raise ConfigError(f"The value of '{word}' is not YAML. Quote it.") from None
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        found.append((label, value))
+    for label, values in found:
+        for key in _paths(values):
+            if not any(key == own or key.startswith(f"{own}.") for own in OWN):
+                raise ConfigError(
+                    f"`{key}` cannot be set for '{label}' alone: all are compared on the same tasks with the same number of "
+                    f"episodes. Set it for all, without '{label}:'. Of one's own can be: {', '.join(OWN)}."
+                )
+    return found
+
+
+def _own_file(name: str) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        values = yaml.safe_load(Path(name).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"The settings {name} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
+        raise ConfigError(
+            f"{name} is no mapping of algorithms to settings. Write `qmix: {{algorithm: {{…}}}}`."
+        )
+    return [(str(label), each) for label, each in values.items()]
+
+
+def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str, Any]]) -> Contender:
+    if not re.fullmatch(NAME, label):
+        raise ConfigError(f"'{label}' is no name for a row. Take letters, digits and _.")
+    kind = algorithm_class(name)
+    base = recipe.config.model_dump(mode="json")
+    section = {"name": name, **_carried(recipe, cast("type[Configured]", kind))}
+    layers = [("recipe", base), (f"comparison, {label}", {"algorithm": section})]
+    try:
+        laid = lay_over([*layers, *((f"--set {label}", values) for values in own)])
+    except ConfigError as error:
+        raise ConfigError(f"`{label}` cannot be compared here: {error}") from None
+    origin = {
+        key: recipe.origin.get(key, "default") if source == "recipe" else source
+        for key, source in laid.origin.items()
+    }
+    return Contender(label, Recipe(laid.config, origin))
+
+
+def _carried(recipe: Recipe, kind: type[Configured]) -> dict[str, Any]:
+    """Return what the recipe says of its algorithm and another one knows too, and its group size."""
+    values = recipe.config.algorithm.model_dump(mode="json")
+    if values["name"] == kind.model_fields["name"].default:
+        return {key: value for key, value in values.items() if key != "name"}
+    carried: dict[str, Any] = {}
+    said = [key for key, source in recipe.origin.items() if source != "default"]
+    for key in (*said, "algorithm.group_size"):
+        section, *path = key.split(".")
+        if section != "algorithm" or not path or path[0] == "name" or path[0] not in kind.model_fields:
+            continue
+        value: Any = values
+        for part in path:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        into = carried
+        for part in path[:-1]:
+            into = into.setdefault(part, {})
+        if value is not None:
+            into[path[-1]] = value
+    return carried
+
+
+def _row(config: RunConfig) -> Algorithm:
+    return cast("Algorithm", cast("Any", config.algorithm).build())
+
+
+def _check(contender: Contender) -> None:
+    from kapelle.models.outline import check_adapters, outlines
+
+    config = contender.recipe.config
+    algorithm = contender.build()
+    if algorithm.source != "rollout":
+        raise ConfigError(
+            f"it learns from what is recorded or scripted and samples nothing, so there are no tokens to make equal. "
+            f"Train it by itself, with `kapelle train` and `algorithm.name={algorithm.name}`."
+        )
+    team = build_team(config, algorithm)
+    check_run(config, algorithm, team)
+    check_prompts(config, team)
+    check_adapters(team, outlines(team, config.model))
+
+
+def _check_budget(contenders: Sequence[Contender], config: RunConfig) -> None:
+    """Refuse contenders that would play another number of episodes per task than the recipe says."""
+    wanted = _row(config).group_size
+    for contender in contenders:
+        size = contender.build().group_size
+        if size != wanted:
+            raise ConfigError(
+                f"`{contender.label}` would play each task {size} times and the recipe says {wanted}: that is another number "
+                "of tokens. Set `algorithm.group_size` for all."
+            )
+
+
+def _paths(value: Any, at: str = "") -> list[str]:
+    if isinstance(value, Mapping) and value:
+        return [
+            leaf for key, item in value.items() for leaf in _paths(item, f"{at}.{key}" if at else str(key))
+        ]
+    return [at]

@@ -1,0 +1,50 @@
+"""The picture of a comparison: medians over seeds with their interquartile bands, step by step.
+
+Needs matplotlib (`pip install 'kapelle[plot]'`), which is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kapelle.comparison.results import Curve
+from kapelle.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw(path: Path, title: str, panels: Mapping[str, Mapping[str, Curve]]) -> None:
+    """Write an SVG with one panel for each entry (its title → label → curve).
+
+    The same curves give the same bytes. Raises ConfigError where matplotlib is missing.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("Nothing was drawn: matplotlib is missing. pip install 'kapelle[plot]'") from None
+    # Ids in the file are hashes; without a salt of our own they would differ from run to run.
+    with mpl.rc_context({"svg.hashsalt": "kapelle", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
+        FigureCanvasSVG(figure)
+        figure.suptitle(title)
+        for number, (name, curves) in enumerate(panels.items(), start=1):
+            axes = figure.add_subplot(1, len(panels), number)
+            axes.set_title(name, fontsize="medium")
+            axes.set_xlabel("step")
+            _fill(axes, curves)
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _fill(axes: Axes, curves: Mapping[str, Curve]) -> None:
+    for label, curve in curves.items():
+        steps = list(curve)
+        (line,) = axes.plot(steps, [curve[s].median for s in steps], label=label, linewidth=1.5)
+        low, high = [curve[s].low for s in steps], [curve[s].high for s in steps]
+        axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    if curves:
+        axes.legend(fontsize="small", frameon=False)

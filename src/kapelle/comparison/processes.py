@@ -1,0 +1,149 @@
+"""Work done in several processes at once, where one that fails or dies takes nothing else with it.
+
+A process is started afresh (spawn), computes on one thread, and takes one piece of work after another, so that
+torch is imported once for many.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
+
+Work = Callable[..., None]
+"""A function of a module, found by name in the new process; its arguments are plain values."""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+"""Read by torch when it is imported: processes share the cores, and more threads would only take turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a piece of work was not done."""
+
+    reason: str
+    """One line."""
+    details: str
+    """The traceback, or the line again."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    doing: int | None = None
+    """Number of its piece of work."""
+
+
+def in_processes(
+    work: Work, pieces: Sequence[tuple[Any, ...]], processes: int
+) -> Iterator[tuple[int, Failure | None]]:
+    """Yield (number of the piece, None or why it failed) as pieces are done, `processes` at a time.
+
+    When the iteration is left early, also by Ctrl-C or SIGTERM, every process is asked to stop (SIGTERM) and
+    waited for: a training run then saves first.
+    """
+    left = deque(range(len(pieces)))
+    workers: list[_Worker] = []
+    try:
+        with _one_thread():
+            context = multiprocessing.get_context("spawn")
+            while left or workers:
+                while left and len(workers) < processes:
+                    workers.append(_start(context, work))
+                for worker in [w for w in workers if w.doing is None]:
+                    if left:
+                        _give(worker, left.popleft(), pieces)
+                    else:
+                        workers.remove(worker)
+                        _dismiss(worker)
+                if workers:
+                    yield from _heard(workers)
+    finally:
+        _stop(workers)
+
+
+def _start(context: SpawnContext, work: Work) -> _Worker:
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, work), daemon=False)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _give(worker: _Worker, number: int, pieces: Sequence[tuple[Any, ...]]) -> None:
+    worker.doing = number
+    with suppress(OSError):  # it is dead already, which is heard next
+        worker.pipe.send(pieces[number])
+
+
+def _heard(workers: list[_Worker]) -> Iterator[tuple[int, Failure | None]]:
+    """Wait until something is done, and yield it; who has died is taken off the list."""
+    busy = {worker.pipe: worker for worker in workers}
+    for pipe in wait(list(busy)):
+        assert isinstance(pipe, Connection)
+        worker = busy[pipe]
+        number = worker.doing
+        assert number is not None, "only work is answered"
+        try:
+            answer = pipe.recv()
+        except (EOFError, OSError):
+            workers.remove(worker)
+            worker.process.join()
+            reason = f"its process ended with exit code {worker.process.exitcode}"
+            yield number, Failure(reason, reason)
+            continue
+        worker.doing = None
+        yield number, None if answer is None else Failure(*answer)
+
+
+def _dismiss(worker: _Worker) -> None:
+    worker.pipe.close()  # it reads the end and leaves
+    worker.process.join()
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.process.terminate()
+    for worker in workers:
+        worker.process.join()
+        worker.pipe.close()
+
+
+def _serve(pipe: Connection, work: Work) -> None:
+    """Take pieces of work until there are no more: the main function of a process."""
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            pipe.send(_tried(work, pipe.recv()))
+
+
+def _tried(work: Work, piece: tuple[Any, ...]) -> tuple[str, str] | None:
+    """Return None, or why a piece of work failed; the one boundary at which any error becomes a report."""
+    try:
+        work(*piece)
+    except Exception as error:  # noqa: BLE001 - see above
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return reason, traceback.format_exc()
+    return None
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let processes that start inside the block compute on one thread."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,139 @@
+"""Training all runs of a comparison in parallel processes; what is done already is left alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kapelle.comparison.contenders import Contender, Run
+from kapelle.comparison.processes import Failure, in_processes
+from kapelle.comparison.results import Measured, curves, held_out, measure, sampled, write_results
+from kapelle.config import RunConfig
+from kapelle.durable import explain
+from kapelle.errors import RunDirectoryError
+from kapelle.recipe import resolve, to_yaml
+from kapelle.run_files import is_run
+from kapelle.types import Json
+
+Said = Callable[[str], None]
+"""Hears one line for everything that has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared, and where it is kept."""
+
+    name: str
+    contenders: tuple[Contender, ...]
+    runs: tuple[Run, ...]
+    folder: Path
+
+    def measure(self) -> list[Measured]:
+        """Return what every run has come to so far."""
+        return [measure(run, self.folder) for run in self.runs]
+
+    def write(self) -> dict[str, Json]:
+        """Write `compare.json` and `compare.csv`, and return what the first holds."""
+        return write_results(self.folder, self.name, self.contenders, self.measure())
+
+    def draw(self) -> Path:
+        """Write `compare.svg` and return its path; ConfigError without matplotlib."""
+        from kapelle.comparison.plot import draw
+
+        panels = {
+            "training, as sampled": curves(self.runs, sampled),
+            "unseen problems": curves(self.runs, held_out),
+        }
+        path = self.folder / "compare.svg"
+        draw(path, f"{self.name}: median and quartiles over seeds", panels)
+        return path
+
+
+def train_all(comparison: Comparison, processes: int, said: Said) -> None:
+    """Train every run that is not done, going on where one stopped; a failing one is kept as text and said.
+
+    Warmed-up models that several runs need are made first, once each. Results are written after every run. Raises
+    KeyboardInterrupt when a signal stops it, after the running steps were saved.
+    """
+    comparison.write()
+    left = [run for run in comparison.runs if not run.done]
+    if len(left) < len(comparison.runs):
+        said(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs were done before")
+    start = time.monotonic()
+    _make_warmups(_missing_warmups(left), processes, said)
+    pieces = [(to_yaml(run.config), dict(run.origin), str(run.path)) for run in left]
+    for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes), start=1):
+        run = left[number]
+        _keep(run, failure)
+        score = failure.reason if failure else _told(measure(run, comparison.folder))
+        comparison.write()
+        said(
+            f"[{time.monotonic() - start:6.1f} s] {run.label} seed {run.seed}: {score}  ({count} of {len(left)})"
+        )
+
+
+def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
+    """Train one run to its end, going on where it stopped: the work of a process.
+
+    Raises the errors of `Trainer`, and KeyboardInterrupt when a signal has stopped it.
+    """
+    from kapelle.trainer import Trainer
+
+    place = Path(path)
+    with Trainer(_config(config), origin=origin, run_dir=place, resume=is_run(place)) as trainer:
+        summary = trainer.train()
+    if summary.stopped_by:
+        raise KeyboardInterrupt
+
+
+def warm_up(config: str) -> None:
+    """Make the warmed-up model of a run's settings: the work of a process."""
+    from kapelle.warmup import warmed_up
+
+    warmed_up(_config(config))
+
+
+def _config(text: str) -> RunConfig:
+    values: dict[str, Any] = yaml.safe_load(text)
+    return resolve(values)
+
+
+def _missing_warmups(runs: Sequence[Run]) -> list[RunConfig]:
+    """Return one run's settings for each warmed-up model that is needed and not there yet."""
+    from kapelle.warmup import warmup_is_cached, warmup_key
+
+    with_one = [run.config for run in runs if run.config.warmup is not None]
+    return [
+        c for c in {warmup_key(config): config for config in with_one}.values() if not warmup_is_cached(c)
+    ]
+
+
+def _make_warmups(configs: Sequence[RunConfig], processes: int, said: Said) -> None:
+    pieces = [(to_yaml(config),) for config in configs]
+    for number, failure in in_processes(warm_up, pieces, processes):
+        # The runs that need it meet the same error, and report it as theirs.
+        said(f"warm-up of seed {configs[number].seed}: {failure.reason if failure else 'done'}")
+
+
+def _keep(run: Run, failure: Failure | None) -> None:
+    try:
+        if failure is None:
+            run.error_file.unlink(missing_ok=True)
+        else:
+            run.error_file.parent.mkdir(parents=True, exist_ok=True)
+            run.error_file.write_text(f"{failure.reason}\n{failure.details}\n", "utf-8")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"Cannot write {error.filename or run.error_file}: {explain(error)}"
+        ) from error
+
+
+def _told(measured: Measured) -> str:
+    if measured.success is not None:
+        return f"success {measured.success:.3f}"
+    return "no score" if measured.mean_return is None else f"return {measured.mean_return:.3f}"

@@ -1,0 +1,137 @@
+"""`kapelle compare`: one table and one folder, gone on with where it stopped, and failures that stop nobody."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+import yaml
+from tests.cli.conftest import Kapelle
+from tests.tiny import sections
+
+from kapelle.recipe import load_recipe
+from kapelle.run_files import read_evaluations, read_metrics
+from kapelle.trainer import Trainer
+
+
+def write(folder: Path) -> str:
+    values = sections(
+        evaluation={"problems": 4},
+        training={"steps": 2, "tasks_per_step": 2},
+        algorithm={"name": "grpo", "group_size": 2},
+    )
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({"name": "tiny", **values}))
+    return str(folder / "tiny.yaml")
+
+
+@pytest.mark.slow
+def test_algorithms_are_compared_over_seeds(kapelle: Kapelle, tmp_path: Path) -> None:
+    recipe, folder = write(tmp_path), tmp_path / "all"
+    words = ("compare", recipe, "--seeds", "2", "--jobs", "2", "--run-dir", str(folder), "--json")
+    first = kapelle(*words, "--algorithms", "grpo")
+    assert first.code == 0, first.err
+    [standing] = first.json["contenders"]
+    runs = first.json["runs"]
+    assert [(r["label"], r["seed"], r["error"]) for r in runs] == [("grpo", 0, None), ("grpo", 1, None)]
+    assert first.json["budget"] == {"steps": 2, "tasks_per_step": 2, "episodes_per_task": 2}
+    assert standing["mean_return"]["median"] == pytest.approx(median(r["mean_return"] for r in runs))
+    assert json.loads((folder / "compare.json").read_text())["runs"] == runs
+    assert (folder / "compare.svg").read_text().startswith("<?xml")
+
+    # The same run by itself, in this process, comes to the same.
+    with Trainer(load_recipe(recipe, (), ["seed=1"]).config, run_dir=tmp_path / "alone") as trainer:
+        trainer.train()
+    there = folder / "grpo" / "seed-1"
+    assert read_evaluations(tmp_path / "alone") == read_evaluations(there)
+    assert runs[1]["reward"] == read_evaluations(there)[-1]["reward"]
+    assert runs[1]["tokens"] == sum(r["tokens/agent_0"] + r["tokens/agent_1"] for r in read_metrics(there))
+
+    # Another algorithm joins; what was done is not done again.
+    kept = {name: (folder / "grpo" / name / "status.json").read_bytes() for name in ("seed-0", "seed-1")}
+    more = kapelle(*words, "--algorithms", "grpo,rloo")
+    assert more.code == 0, more.err
+    assert "2 of 4 runs were done before" in more.err
+    assert kept == {name: (folder / "grpo" / name / "status.json").read_bytes() for name in kept}
+    with (folder / "compare.csv").open() as file:
+        assert [(row["label"], row["seed"]) for row in csv.DictReader(file)] == [
+            ("grpo", "0"),
+            ("grpo", "1"),
+            ("rloo", "0"),
+            ("rloo", "1"),
+        ]
+    other = kapelle(*words, "--algorithms", "grpo", "optimizer.lr=1")
+    assert (other.code, "other settings: optimizer.lr" in other.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_stops_no_other(kapelle: Kapelle, tmp_path: Path) -> None:
+    folder = tmp_path / "all"
+    (folder / "rloo").mkdir(parents=True)
+    (folder / "compare.json").write_text("{}")
+    (folder / "rloo" / "seed-0").write_text("a file where the run directory should be")
+    done = kapelle(
+        "compare",
+        write(tmp_path),
+        "--algorithms",
+        "rloo,grpo",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--run-dir",
+        str(folder),
+    )
+    assert done.code == 2
+    assert "rloo seed 0 failed: RunDirectoryError" in done.out
+    table = [line.split() for line in done.out.splitlines()]
+    assert ["rloo", "0", "of", "1", "–", "–", "–", "–"] in table
+    assert any(line[:2] == ["grpo", "1"] for line in table)
+    assert "Traceback" in (folder / "rloo" / "seed-0.error.txt").read_text()
+    (folder / "rloo" / "seed-0").unlink()
+    again = kapelle(
+        "compare",
+        write(tmp_path),
+        "--algorithms",
+        "rloo,grpo",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--run-dir",
+        str(folder),
+    )
+    assert again.code == 0, again.out
+    assert not (folder / "rloo" / "seed-0.error.txt").exists()
+
+
+@pytest.mark.slow
+def test_without_matplotlib_the_table_stands_alone(
+    kapelle: Kapelle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = kapelle(
+        "compare",
+        write(tmp_path),
+        "--algorithms",
+        "grpo",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--run-dir",
+        str(tmp_path / "r"),
+    )
+    assert done.code == 0
+    assert "median [quartiles]" in done.out
+    assert "pip install 'kapelle[plot]'" in done.err
+
+
+def test_nonsense_is_refused_before_anything_runs(kapelle: Kapelle, tmp_path: Path) -> None:
+    done = kapelle("compare", write(tmp_path), "--algorithms", "grpo,ppo", "--run-dir", str(tmp_path / "r"))
+    assert done.code == 2
+    assert "`ppo` cannot be compared here" in done.err
+    assert not (tmp_path / "r").exists()
