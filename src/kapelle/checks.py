@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from kapelle.algorithm import Algorithm
 from kapelle.blocking import run_async
 from kapelle.config import RunConfig
-from kapelle.environment import Environment, Recorded, Scorable, Scripted
+from kapelle.environment import Environment, Opposed, Recorded, Scorable, Scripted
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.paths import check_model_path
 from kapelle.team import Team
@@ -64,6 +64,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
             "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
         )
     environment = cast("Environment", config.environment)
+    _check_own_rewards(config, environment, team)
     scripted = isinstance(environment, Scripted | Recorded)
     if isinstance(environment, Recorded):
         _check_recorded(algorithm, environment.name, environment.answers_per_task())
@@ -93,6 +94,17 @@ def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> Non
         raise ConfigError(
             f"`{algorithm.name}` compares answers to one question, and environment '{environment}' has one of each. Set "
             "`environment.name: preferences` or `labelled`."
+        )
+
+
+def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) -> None:
+    """Refuse to share rewards that always add up to the same: every advantage would be 0."""
+    how = config.algorithm.model_dump().get("team_reward")
+    opposed = isinstance(environment, Opposed) and environment.constant_sum
+    if opposed and how in {"mean", "sum"} and len(team.names) > 1:
+        raise ConfigError(
+            f"What one agent wins in '{environment.name}' the others lose, and `algorithm.team_reward: {how}` pays all the "
+            "same: nothing could be learned. Set `algorithm.team_reward: individual`."
         )
 
 

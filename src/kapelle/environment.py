@@ -139,6 +139,16 @@ class Scorable(Protocol):
 
 
 @runtime_checkable
+class Opposed(Protocol):
+    """An environment that knows whether its agents' rewards always add up to the same number."""
+
+    @property
+    def constant_sum(self) -> bool:
+        """Return whether what one agent wins the others lose: a shared reward would then teach nothing."""
+        ...
+
+
+@runtime_checkable
 class Scripted(Protocol):
     """An environment that can demonstrate what an agent in a role should say."""
 

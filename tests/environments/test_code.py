@@ -394,8 +394,7 @@ async def test_the_sanitized_rows_of_mbpp(sandbox: Bubblewrap, data_folder: Path
     environment.check(["coder"])
     rows = json.loads(gzip.decompress(file.read_bytes()))
     imports = next(row for row in rows if row["test_imports"] and row["task_id"] in MBPP_SPLITS["test"])
-    size = environment.size("test") or 0
-    tasks = [environment.task("test", k) for k in range(size)]
+    tasks = [environment.task("test", k) for k in range(environment.size("test") or 0)]
     chosen = [task for task in tasks if task.question.startswith(imports["prompt"])]
     assert len(chosen) == 1
     assert set((await scripted(environment, [*chosen, tasks[0], tasks[-1]])).values()) == {1.0}

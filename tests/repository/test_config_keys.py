@@ -15,7 +15,7 @@ from kapelle.environment import BUILTIN_ENVIRONMENTS, environment_class
 from kapelle.workflow import BUILTIN_WORKFLOWS, workflow_class
 
 SOURCES = Path(__file__).parents[2] / "src" / "kapelle"
-BUDGET = 200
+BUDGET = 480
 """Most keys of a run and of all built-in plug-ins together; raise it knowingly."""
 
 

@@ -62,6 +62,11 @@ class DebateTopics(Configured):
         return copy
 
     @property
+    def constant_sum(self) -> bool:
+        """Whether what one side wins the others lose."""
+        return self.reward == "zero_sum"
+
+    @property
     def reward_range(self) -> tuple[float, float]:
         """By `reward`."""
         return (-1.0, 1.0) if self.reward == "zero_sum" else (0.0, 1.0)

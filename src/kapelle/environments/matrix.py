@@ -96,6 +96,11 @@ class Matrix(Configured):
         return self.table.least if self.invalid is None else self.invalid
 
     @property
+    def constant_sum(self) -> bool:
+        """Whether the payoffs of every joint move add up to the same number."""
+        return self.table.constant_sum
+
+    @property
     def reward_range(self) -> tuple[float, float]:
         """The least and the greatest payoff in every round."""
         return (self.rounds * self.invalid_payoff, self.rounds * self.table.greatest)

@@ -72,6 +72,12 @@ class OpenSpiel(Configured):
         )
 
     @property
+    def constant_sum(self) -> bool:
+        """Whether the agents' rewards add up to the same number at every end."""
+        utility, kinds = self.loaded.get_type().utility, spiel().GameType.Utility
+        return not self.opponents and utility in {kinds.ZERO_SUM, kinds.CONSTANT_SUM}
+
+    @property
     def reward_range(self) -> tuple[float, float]:
         """The game's utilities, less the penalty for as many invalid moves as a game can have."""
         game, rules = self.loaded, self.rules
@@ -118,8 +124,7 @@ class OpenSpiel(Configured):
                 f"In {self.game} players move at once, and '{agent}' alone can say one move at a time. "
                 "Set `team.agents` to one for each player, with `team.sharing: shared`."
             )
-        constant = kind.utility in {types.Utility.ZERO_SUM, types.Utility.CONSTANT_SUM}
-        if constant and not self.opponents:
+        if self.constant_sum:
             raise ConfigError(
                 f"In {self.game} one player wins what the others lose: '{agent}' in all seats would earn the same "
                 "whatever it does. Set `team.agents` to one for each player, with `team.sharing: shared`, or name "
