@@ -30,7 +30,7 @@ test: $(STAMPS)/test ## run the test suite (TESTS=tests/functional runs a part o
 	@$(BIN)/python -m pytest $(TESTS)
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; the suite takes a sample)
-	@$(BIN)/python -m pytest -m "sandbox_full or not sandbox_full" tests/sandbox tests/grading
+	@$(BIN)/python -m pytest -m "sandbox_full or not sandbox_full" tests/sandbox tests/grading tests/environments
 
 check: $(STAMPS)/test $(STAMPS)/dev ## format, lint, types and layers; changes nothing
 	@echo "== format (ruff format --check)"

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MAX_TOKENS = 512
 """Most tokens of an answer of a model that plays an environment alone, unless settings say otherwise."""
 
+ALONE = {"tools": "tool_use"}
+"""Environments in which one agent alone plays another workflow than `solo` or `parallel`."""
+
 
 def model_config(model: str, environment: str, settings: tuple[str, ...] = ()) -> RunConfig:
     """Return the settings of a model, as it is, that plays an environment alone or a recipe as its team.
@@ -29,12 +32,13 @@ def model_config(model: str, environment: str, settings: tuple[str, ...] = ()) -
     """
     if environment in BUILTIN_ENVIRONMENTS or ":" in environment:
         answers = issubclass(environment_class(environment), Answerable)
+        workflow = ALONE.get(environment, "solo" if answers else "parallel")
         values = {
             "name": environment,
             "team": {"sharing": "frozen", "sampling": {"max_tokens": MAX_TOKENS}},
             "model": {"path": model},
             "environment": {"name": environment},
-            "workflow": {"name": "solo" if answers else "parallel"},
+            "workflow": {"name": workflow},
             "algorithm": {"name": "grpo"},
         }
         return lay_over([("--model", values)], settings).config

@@ -88,9 +88,13 @@ class TestTokens:
 class TestSettings:
     def test_the_level_is_said_once(self) -> None:
         with pytest.raises(ValidationError, match=r"loss\.level"):
-            MARFT.model_validate({"loss": {"level": "token"}})
+            MARFT.model_validate({"loss": {"level": "sequence"}})
         with pytest.raises(ValidationError, match=r"gae\.unit"):
             MARFT.model_validate({"gae": {"unit": "turn"}})
+
+    def test_resolved_settings_are_read_again(self) -> None:
+        settings = MARFT.model_validate({"level": "action"})
+        assert MARFT.model_validate(settings.model_dump()) == settings
 
 
 class TestChainRewards:

@@ -34,8 +34,8 @@ class MARFT(ActorCritic):
 
     @model_validator(mode="after")
     def _one_level(self) -> MARFT:
-        for section, key in (("loss", "level"), ("gae", "unit")):
-            if key in getattr(self, section).model_fields_set:
+        for section, key, given in (("loss", "level", self.loss.level), ("gae", "unit", self.gae.unit)):
+            if given != "token":  # the default, which a resolved run file repeats
                 raise ValueError(f"`{section}.{key}` follows from `level: {self.level}`; remove it")
         return self
 
