@@ -27,6 +27,7 @@ BENCHMARKS: Mapping[str, str] = {
     "scaling": "cost per episode and memory from 16 to 2,048 episodes in flight",
     "sandbox": "starting, running and ending model-written code",
     "graders": "grading answers",
+    "learning": "what algorithms learn on games with known optima, over five seeds (an hour; `python -m benchmarks.learning`)",
     "debate_throughput": "debates of scripted agents: turns a second, and memory over 20,000 episodes",
 }
 """Name (of a module beside this one) → what it measures."""

@@ -120,8 +120,8 @@ def table(found: Sequence[Standing]) -> list[str]:
         [
             s.label,
             f"{s.runs} of {s.runs + s.failed}" if s.failed else f"{s.runs}",
-            _spread(s.success, "{:.3f}"),
-            _spread(s.mean_return, "{:.3f}"),
+            spread_text(s.success),
+            spread_text(s.mean_return),
             "–" if s.tokens is None else f"{s.tokens.median:.0f}",
             "–" if s.seconds is None else f"{s.seconds.median:.1f}",
         ]
@@ -134,10 +134,9 @@ def table(found: Sequence[Standing]) -> list[str]:
     ]
 
 
-def _spread(spread: Quartiles | None, form: str) -> str:
-    if spread is None:
-        return "–"
-    return f"{form.format(spread.median)} [{form.format(spread.low)}, {form.format(spread.high)}]"
+def spread_text(spread: Quartiles | None) -> str:
+    """Return `0.950 [0.900, 1.000]`: median and quartiles, or a dash for what was not measured."""
+    return "–" if spread is None else f"{spread.median:.3f} [{spread.low:.3f}, {spread.high:.3f}]"
 
 
 def write_results(
