@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from kapelle.cli.quiet import hush
 from kapelle.comparison.contenders import plan, read_contenders, read_own
 from kapelle.comparison.results import Measured, spread_text, standings
 from kapelle.comparison.running import Comparison, train_all
@@ -164,5 +164,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    hush()
     sys.exit(main(sys.argv[1:]))
