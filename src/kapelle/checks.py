@@ -65,6 +65,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         )
     environment = cast("Environment", config.environment)
     _check_own_rewards(config, environment, team)
+    _check_staleness(config, algorithm)
     scripted = isinstance(environment, Scripted | Recorded)
     if isinstance(environment, Recorded):
         _check_recorded(algorithm, environment.name, environment.answers_per_task())
@@ -94,6 +95,15 @@ def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> Non
         raise ConfigError(
             f"`{algorithm.name}` compares answers to one question, and environment '{environment}' has one of each. Set "
             "`environment.name: preferences` or `labelled`."
+        )
+
+
+def _check_staleness(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse old samples where a ratio to the weights that spoke means nothing."""
+    if config.training.max_staleness and (algorithm.swap_every or algorithm.source != "rollout"):
+        reason = "exchanges weights" if algorithm.swap_every else "does not learn from rollouts"
+        raise ConfigError(
+            f"`training.max_staleness` lets rollouts run ahead, and `{algorithm.name}` {reason}. Set it to 0."
         )
 
 

@@ -149,6 +149,9 @@ class TrainingConfig(Configured):
     steps: int = Field(50, ge=0)
     tasks_per_step: int = Field(32, ge=1)
     """Tasks (groups) per step; each is played `algorithm.group_size` times."""
+    max_staleness: int = Field(0, ge=0)
+    """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0 every step but the first ones
+    learns from what older weights said: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
     microbatch_tokens: int = Field(4096, ge=1)
     """Most tokens in one forward and backward pass; the result does not depend on it."""
     max_failed_share: float = Field(0.2, ge=0.0, le=1.0)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor
 
+from kapelle.ahead import Ahead
 from kapelle.algorithm import Algorithm, Credit, Embedding, Estimates, TurnKey, turns_of
 from kapelle.blocking import run_async
 from kapelle.collate import (
@@ -26,7 +28,7 @@ from kapelle.config import RunConfig
 from kapelle.engines.torch_train import embedder_name, reference_name
 from kapelle.engines.train import Objective, TrainEngine
 from kapelle.environment import Environment
-from kapelle.errors import ParityError, TrainingHalted
+from kapelle.errors import TrainingHalted
 from kapelle.evaluation import verifier_metrics
 from kapelle.metrics import is_dead, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
@@ -56,6 +58,7 @@ class Loop:
         self._algorithm = algorithm
         self._play = play
         self._engine = engine
+        self._ahead = Ahead(config.training.max_staleness)
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
         critic = algorithm.critic
         self._objective = Objective(
@@ -65,17 +68,18 @@ class Loop:
             algorithm.entropy,
             algorithm.epochs,
             algorithm.minibatches,
-            parity=algorithm.source == "rollout",
+            parity=algorithm.source == "rollout" and not config.training.max_staleness,
         )
 
     def step(self, number: int) -> Step:
         """Take step `number` (from 1) and return what happened; its result depends on the weights alone."""
         clock = Timeline()
         play = replace(self._play, timeline=clock)
-        groups = self._played(replace(play, branches=self._algorithm.branches), number)
+        groups = self._taken(replace(play, branches=self._algorithm.branches), number)
         self._halt_on_failures(groups)
-        self._refuse_other_weights(groups)
         metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
+        if self._config.training.max_staleness:
+            metrics["staleness"] = self._ahead.staleness(groups)
         clock.enter("score")
         estimates = self._estimates(play, groups, number)
         clock.leave()
@@ -89,6 +93,12 @@ class Loop:
         clock.leave()
         tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
         return Step(number, tuple(groups), metrics | _time_metrics(clock, tokens))
+
+    def _taken(self, play: Play, number: int) -> list[Group]:
+        """Return what step `number` learns from; ParityError when other weights spoke than may have."""
+        if self._algorithm.source != "rollout":
+            return self._played(play, number)
+        return self._ahead.take(number, self._engine.versions, lambda k: self._played(play, k))
 
     def _played(self, play: Play, number: int) -> list[Group]:
         """Play the step's tasks; with `redraw`, groups without variance make way for further tasks."""
@@ -190,30 +200,20 @@ class Loop:
             self._engine.refresh_references()
 
     def state(self) -> dict[str, object]:
-        """Return what credit remembers, for a checkpoint."""
-        return self._memory.state() if self._memory is not None else {}
+        """Return what credit remembers and what is played ahead, for a checkpoint."""
+        memory = self._memory.state() if self._memory is not None else {}
+        return {"memory": memory, "ahead": self._ahead.state()}
 
     def load_state(self, state: Mapping[str, object]) -> None:
         """Take what `state` returned."""
+        self._ahead.load_state(cast("Mapping[str, object]", state["ahead"]))
         if self._memory is not None:
-            self._memory.load_state(state)
+            self._memory.load_state(cast("Mapping[str, object]", state["memory"]))
 
     def _publish(self) -> None:
         for policy, published in self._engine.publish().items():
             if self._algorithm.source == "rollout":
                 self._play.engine.load(policy, published.weights, published.version)
-
-    def _refuse_other_weights(self, groups: Sequence[Group]) -> None:
-        """Raise ParityError when a turn was sampled by other weights than those that were published last."""
-        if self._algorithm.source != "rollout":
-            return
-        versions = self._engine.versions
-        for _, turn in turns_of(groups):
-            if turn.version != versions[turn.policy]:
-                raise ParityError(
-                    f"Agent '{turn.agent}' spoke with version {turn.version} of policy '{turn.policy}', but version "
-                    f"{versions[turn.policy]} was published: the rollout engine did not take the new weights."
-                )
 
     def _halt_on_failures(self, groups: Sequence[Group]) -> None:
         errors = [e.error for group in groups for e in group.episodes if e.error is not None]

@@ -101,6 +101,12 @@ METRICS: tuple[Metric, ...] = (
         "Above 0: read `error` in the episodes' file.",
     ),
     Metric(
+        "staleness",
+        "steps",
+        "By how many steps the weights that spoke are older than those that learn; with `training.max_staleness` only.",
+        "Rises together with clip_share and drift: samples are too old for this learning rate.",
+    ),
+    Metric(
         "samples",
         "episodes",
         "Episodes played in the step, failed ones included.",
