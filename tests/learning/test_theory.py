@@ -188,8 +188,8 @@ class TestHiddenState:
             assert float(worth[1::2].mean() - worth[::2].mean()) == 1.0
 
 
-def weights_after(agents: int, **algorithm: Any) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
-    """Metrics and learners' states after two steps of a tiny run."""
+def weights_after(agents: int, **algorithm: Any) -> dict[str, Any]:
+    """Every learner's state after two steps of a tiny run."""
     made = sections(
         algorithm=algorithm,
         workflow={"name": "solo" if agents == 1 else "debate"},
@@ -197,9 +197,8 @@ def weights_after(agents: int, **algorithm: Any) -> tuple[list[Mapping[str, Any]
         training={"steps": 2, "tasks_per_step": 2},
     )
     with Trainer(**made) as run:
-        rows = [dict(step.metrics) for step in run.steps()]
-        states = {name: deepcopy(one.state()) for name, one in run.engine.learners.items()}
-    return rows, states
+        list(run.steps())
+        return {name: deepcopy(one.state()) for name, one in run.engine.learners.items()}
 
 
 class TestIdentities:
@@ -209,19 +208,19 @@ class TestIdentities:
     def test_alone_an_agent_learns_the_same_by_any_of_them(
         self, settings: Callable[[], PPO | MAPPO | HAPPO]
     ) -> None:
-        _, expected = weights_after(1, name="ippo")
-        _, states = weights_after(1, name=settings().name)
+        expected = weights_after(1, name="ippo")
+        states = weights_after(1, name=settings().name)
         assert len(expected) == 2  # the policy and its critic
         assert same_bits(states, expected)
 
     def test_with_a_local_view_mappo_is_ippo(self) -> None:
         name = LocalMAPPO().name
-        _, expected = weights_after(2, name="ippo")
-        _, states = weights_after(2, name=name)
+        expected = weights_after(2, name="ippo")
+        states = weights_after(2, name=name)
         assert len(expected) == 4
         assert same_bits(states, expected)
 
     def test_with_its_central_view_it_is_not(self) -> None:
-        _, local = weights_after(2, name="ippo")
-        _, central = weights_after(2, name="mappo")
+        local = weights_after(2, name="ippo")
+        central = weights_after(2, name="mappo")
         assert not same_bits(central, local)
