@@ -126,3 +126,10 @@ def test_descriptions_are_found_by_full_name_only() -> None:
     assert describe("reward/") is None
     assert describe("xreward/actor") is None
     assert describe("loss/actor") is None
+
+
+def test_what_the_loop_adds_is_described_too() -> None:
+    for name in ("staleness", "time/generate", "time/idle"):
+        found = describe(name)
+        assert found is not None
+        assert found.warning

@@ -101,12 +101,6 @@ METRICS: tuple[Metric, ...] = (
         "Above 0: read `error` in the episodes' file.",
     ),
     Metric(
-        "staleness",
-        "steps",
-        "By how many steps the weights that spoke are older than those that learn; with `training.max_staleness` only.",
-        "Rises together with clip_share and drift: samples are too old for this learning rate.",
-    ),
-    Metric(
         "samples",
         "episodes",
         "Episodes played in the step, failed ones included.",
@@ -115,9 +109,27 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+STEP_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "staleness",
+        "steps",
+        "By how many steps the weights that spoke are older than those that learn; with `training.max_staleness` only.",
+        "Rises together with clip_share and drift: samples are too old for this learning rate.",
+    ),
+    Metric(
+        "time/<activity>",
+        "seconds",
+        "Where the step went, each moment booked once: generate, environment, grade, score, update, publish, idle; they "
+        "sum to time/step. What waits while tokens are sampled is generate.",
+        "environment or grade near generate: the world or its grader is what the step waits for.",
+    ),
+)
+"""What the loop adds to `METRICS`, which a step's episodes say of themselves."""
+
+
 def describe(name: str) -> Metric | None:
     """Return what a metric is by its full name (`reward/actor`), None for a name not listed here."""
-    for metric in METRICS:
+    for metric in (*METRICS, *STEP_METRICS):
         pattern = re.sub(r"<\w+>", ".+", re.escape(metric.pattern).replace(r"\<", "<").replace(r"\>", ">"))
         if re.fullmatch(pattern, name):
             return metric
