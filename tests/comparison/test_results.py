@@ -1,0 +1,129 @@
+"""What a comparison says: medians and quartiles over the runs that ended well, and curves over their steps."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.tiny import sections
+
+from kapelle.comparison.contenders import Contender, Run, plan, read_contenders
+from kapelle.comparison.plot import draw
+from kapelle.comparison.results import (
+    UNFINISHED,
+    Measured,
+    curves,
+    held_out,
+    measure,
+    sampled,
+    standings,
+    table,
+    write_results,
+)
+from kapelle.recipe import load_recipe
+from kapelle.statistics import Quartiles
+
+
+@pytest.fixture
+def contenders(tmp_path: Path) -> tuple[Contender, ...]:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(sections(evaluation={"problems": 4})))
+    return read_contenders(load_recipe(str(tmp_path / "tiny.yaml")), ["grpo", "rloo"])
+
+
+def measured(label: str, seed: int, success: float, reward: dict[str, float], tokens: float) -> Measured:
+    return Measured(label, seed, f"{label}/seed-{seed}", None, success, reward, tokens, 1.5)
+
+
+RUNS = [
+    measured("grpo", 0, 0.1, {"ada": 1.0, "ben": 3.0}, 100.0),
+    measured("grpo", 1, 0.9, {"ada": 5.0, "ben": 7.0}, 140.0),
+    measured("grpo", 2, 0.5, {"ada": 0.0, "ben": 0.0}, 120.0),
+    Measured("rloo", 0, "rloo/seed-0", "EngineError: no room"),
+]
+
+
+def test_a_row_is_medians_and_quartiles_of_what_ended_well(contenders: tuple[Contender, ...]) -> None:
+    grpo, rloo = standings(contenders, RUNS)
+    assert (grpo.runs, grpo.failed) == (3, 0)
+    assert grpo.success is not None
+    assert (grpo.success.low, grpo.success.median, grpo.success.high) == pytest.approx((0.3, 0.5, 0.7))
+    assert grpo.mean_return == Quartiles(1.0, 2.0, 4.0), "means over agents: 2, 6, 0"
+    assert grpo.tokens == Quartiles(110.0, 120.0, 130.0)
+    assert (rloo.runs, rloo.failed, rloo.success, rloo.tokens) == (0, 1, None, None)
+    head, first, second = table([grpo, rloo])
+    assert head.split() == ["algorithm", "seeds", "success", "return", "tokens", "seconds"]
+    cells = ["grpo", "3", "0.500 [0.300, 0.700]", "2.000 [1.000, 4.000]", "120", "1.5"]
+    assert re.split(r"\s{2,}", first) == cells
+    assert first.index("0.500") == head.index("success"), "columns stand below one another"
+    assert second.split() == ["rloo", "0", "of", "1", "–", "–", "–", "–"]
+
+
+def test_the_files_hold_every_run(contenders: tuple[Contender, ...], tmp_path: Path) -> None:
+    folder = tmp_path / "all"
+    result = write_results(folder, "tiny", contenders, RUNS)
+    assert json.loads((folder / "compare.json").read_text()) == json.loads(json.dumps(result))
+    assert result["budget"] == {"steps": 3, "tasks_per_step": 2, "episodes_per_task": 3}
+    assert [run["mean_return"] for run in result["runs"]] == [2.0, 6.0, 0.0, None]
+    rows = list(csv.DictReader(io.StringIO((folder / "compare.csv").read_text())))
+    assert [(row["return/ada"], row["return/ben"]) for row in rows[:2]] == [("1.0", "3.0"), ("5.0", "7.0")]
+    assert (rows[3]["success"], rows[3]["error"]) == ("", "EngineError: no room")
+
+
+def recorded(run: Run, evaluations: list[object], metrics: list[object], state: str, step: int) -> None:
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").write_text("{}")
+    (run.path / "lock").touch()
+    for name, rows in (("evaluations", evaluations), ("metrics", metrics)):
+        (run.path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    status = {"state": state, "phase": "", "step": step, "pid": 1, "host": "x", "started": "", "updated": ""}
+    (run.path / "status.json").write_text(json.dumps(status))
+
+
+def test_a_run_is_measured_by_its_last_evaluation(contenders: tuple[Contender, ...], tmp_path: Path) -> None:
+    done, unsolvable, stopped, never = plan(contenders, 2, tmp_path / "all")
+    recorded(
+        done,
+        [{"step": s, "success": s / 4, "reward": {"ada": s, "ben": 0.0}} for s in (0, 3)],
+        [{"step": s, "success": 0.5, "tokens/ada": 10, "tokens/ben": 2, "time/step": 0.5} for s in (1, 2, 3)],
+        "finished",
+        3,
+    )
+    recorded(
+        unsolvable,
+        [{"step": s, "success": None, "reward": {"ada": 1.0 + s, "ben": 0.0}} for s in (0, 3)],
+        [{"step": s, "return/ada": 1.0, "return/ben": 2.0, "time/step": 1.0} for s in (1, 2, 3)],
+        "finished",
+        3,
+    )
+    recorded(stopped, [{"step": 0, "success": 0.25, "reward": {}}], [], "interrupted", 1)
+    first = measure(done, tmp_path / "all")
+    assert (first.success, first.reward, first.tokens, first.seconds) == (
+        0.75,
+        {"ada": 3, "ben": 0.0},
+        36,
+        1.5,
+    )
+    assert measure(stopped, tmp_path / "all").error == UNFINISHED
+    assert measure(never, tmp_path / "all").error == UNFINISHED
+    assert held_out(unsolvable) == {0: 0.5, 3: 2.0}, "nothing is solved there, so returns count"
+    assert sampled(unsolvable) == {1: 1.5, 2: 1.5, 3: 1.5}
+    shown = curves([done, unsolvable, stopped, never], held_out)
+    assert shown["grpo"] == {0: Quartiles(0.125, 0.25, 0.375), 3: Quartiles(1.0625, 1.375, 1.6875)}
+    assert shown["rloo"] == {0: Quartiles(0.25, 0.25, 0.25)}, (
+        "a run that was stopped has a curve as far as it went"
+    )
+
+
+def test_the_same_curves_are_the_same_picture(tmp_path: Path) -> None:
+    panels = {"unseen": {"grpo": {0: Quartiles(0.1, 0.2, 0.3), 5: Quartiles(0.5, 0.6, 0.7)}}, "empty": {}}
+    for name in ("one", "two"):
+        draw(tmp_path / name, "a title", panels)
+    picture = (tmp_path / "one").read_text()
+    assert picture == (tmp_path / "two").read_text()
+    for word in ("a title", "unseen", "grpo", "step", "FillBetween"):
+        assert word in picture
