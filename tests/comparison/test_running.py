@@ -1,0 +1,32 @@
+"""A run of a comparison is trained to its end, from wherever it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.tiny import sections
+
+from kapelle.comparison.running import take_up
+from kapelle.recipe import resolve, to_yaml
+from kapelle.run_files import read_evaluations, read_metrics, read_status
+from kapelle.trainer import Trainer
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
+
+
+def test_a_run_that_stopped_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    config = resolve(sections(evaluation={"problems": 4}))
+    take_up(to_yaml(config), {}, str(tmp_path / "whole"))
+    with Trainer(config, run_dir=tmp_path / "stopped") as trainer:
+        trainer.evaluate()
+        next(trainer.steps())
+        trainer.save()
+    assert read_status(tmp_path / "stopped").state == "interrupted"
+    take_up(to_yaml(config), {}, str(tmp_path / "stopped"))
+    assert read_status(tmp_path / "stopped").state == "finished"
+    assert [row["step"] for row in untimed(tmp_path / "stopped")] == [1, 2, 3]
+    assert untimed(tmp_path / "stopped") == untimed(tmp_path / "whole")
+    assert read_evaluations(tmp_path / "stopped") == read_evaluations(tmp_path / "whole")
