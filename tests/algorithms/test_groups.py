@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.tiny import turn
 
 from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.algorithms.groups import (
     Member,
     Sets,
@@ -37,7 +38,7 @@ def paying() -> TurnRewards:
 
 
 REWARDS = paying()
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=25, deadline=None)
 PRIZES = st.integers(-8, 8).map(lambda n: n / 4)
 
 
@@ -149,3 +150,19 @@ def test_centred_advantages_of_a_set_sum_to_nothing(sets: Sets, groups: list[Gro
     for members in of_place(sets, groups).values():
         if len(members) > 1:
             assert sum(advantage[member.keys[0]] for member in members) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_candidates_of_a_tree_are_compared_with_those_of_their_own_prompt() -> None:
+    # At turn 0 one of two candidates was right; at turn 1 both earned 1: nothing to learn there.
+    turns = (turn("a", 0, 1, score=1.0), turn("b", 1, 1, score=1.0))
+    branches = (turn("a", 2, 1, score=0.0, parent=0), turn("b", 3, 1, score=1.0, parent=1))
+    tree = Episode(Task("t", "?"), 0, ("a", "b"), turns, branches=branches)
+    given = ATGRPO(tree=True, group_size=2, scale="none").tree_credit(
+        [Group(tree.task, (tree,))], Estimates()
+    )
+    assert {key.turn: float(credit.advantage_T) for key, credit in given.items()} == {
+        0: 0.5,
+        2: -0.5,
+        1: 0.0,
+        3: 0.0,
+    }

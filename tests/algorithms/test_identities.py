@@ -22,7 +22,7 @@ from kapelle.algorithms.remax import ReMax
 from kapelle.algorithms.rloo import RLOO
 from kapelle.types import Episode, Group
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=25, deadline=None)
 PRIZES = st.integers(-8, 8).map(lambda n: n / 4)
 RETURNS = st.lists(PRIZES, min_size=2, max_size=6)
 
