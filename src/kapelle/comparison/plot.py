@@ -5,7 +5,7 @@ Needs matplotlib (`pip install 'kapelle[plot]'`), which is imported when somethi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,15 +36,26 @@ def draw(path: Path, title: str, panels: Mapping[str, Mapping[str, Curve]]) -> N
             axes = figure.add_subplot(1, len(panels), number)
             axes.set_title(name, fontsize="medium")
             axes.set_xlabel("step")
+            axes.set_ylabel("success, or mean return")
             _fill(axes, curves)
         figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+FEW = 12
+"""Points of a curve up to which each is marked, so that lines between them claim nothing."""
 
 
 def _fill(axes: Axes, curves: Mapping[str, Curve]) -> None:
     for label, curve in curves.items():
         steps = list(curve)
-        (line,) = axes.plot(steps, [curve[s].median for s in steps], label=label, linewidth=1.5)
+        (line,) = axes.plot(
+            steps, [curve[s].median for s in steps], label=label, linewidth=1.5, marker=_marker(steps)
+        )
         low, high = [curve[s].low for s in steps], [curve[s].high for s in steps]
         axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     if curves:
         axes.legend(fontsize="small", frameon=False)
+
+
+def _marker(steps: Sequence[int]) -> str:
+    return "o" if len(steps) <= FEW else ""
