@@ -71,6 +71,9 @@ class DigestWorld:
         self._said.update(actions)
         return {}
 
+    async def score(self, agent: str, text: str) -> float:
+        return (sum(text.encode()) + self._luck) % self._levels / (self._levels - 1)
+
     def outcome(self) -> Outcome:
         points = {agent: sum(text.encode()) + self._luck for agent, text in self._said.items()}
         paid = {agent: count % self._levels / (self._levels - 1) for agent, count in points.items()}
