@@ -81,7 +81,7 @@ class TestContenders:
 
     def test_a_group_of_one_cannot_be_compared_with_itself(self, tmp_path: Path) -> None:
         single = recipe(tmp_path, algorithm={"name": "ippo"})
-        with pytest.raises(ConfigError, match=r"`grpo` cannot be compared here: .*group_size"):
+        with pytest.raises(ConfigError, match=r"`grpo` cannot be compared here: .*group_size.* for all"):
             read_contenders(single, ["ippo", "grpo"])
 
     def test_another_number_of_episodes_is_another_budget(self, tmp_path: Path) -> None:

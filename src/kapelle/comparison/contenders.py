@@ -191,7 +191,10 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
     try:
         laid = lay_over([*layers, *((f"--set {label}", values) for values in own)])
     except ConfigError as error:
-        raise ConfigError(f"`{label}` cannot be compared here: {error}") from None
+        raise ConfigError(
+            f"`{label}` cannot be compared here: {error} What the recipe says of its algorithm holds for `{label}` too: "
+            f"set `algorithm.…` for all, or --set {label}:algorithm.key=value for it alone."
+        ) from None
     origin = {
         key: recipe.origin.get(key, "default") if source == "recipe" else source
         for key, source in laid.origin.items()
