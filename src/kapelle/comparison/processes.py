@@ -119,7 +119,7 @@ def _stop(workers: Sequence[_Worker]) -> None:
 
 def _serve(pipe: Connection, work: Work) -> None:
     """Take pieces of work until there are no more: the main function of a process."""
-    with suppress(EOFError, KeyboardInterrupt):
+    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # nobody is left to work for
         while True:
             pipe.send(_tried(work, pipe.recv()))
 
