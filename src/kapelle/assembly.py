@@ -15,6 +15,7 @@ from kapelle.config import (
     LoraConfig,
     NamedAdapter,
     OwnModel,
+    PastAdapter,
     RunConfig,
     SamplingConfig,
     TeamConfig,
@@ -68,6 +69,10 @@ def _policy(seat: AgentConfig, team: TeamConfig, bases: dict[str, str]) -> Polic
         return Policy(seat.name, base="", trained=False, endpoint=endpoint)
     if isinstance(weights, NamedAdapter):
         return Policy(weights.adapter, BASE, lora)
+    if isinstance(weights, PastAdapter):
+        from kapelle.models.weights import read_lora
+
+        return Policy(seat.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
     if isinstance(weights, OwnModel):
         return _own_model(seat.name, weights, lora, bases)
     if weights == "lora":

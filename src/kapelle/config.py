@@ -64,6 +64,13 @@ class NamedAdapter(Configured):
     adapter: str = Field(pattern=NAME)
 
 
+class PastAdapter(Configured):
+    """An adapter as a run has saved it, which learns no more: a past self to play against."""
+
+    past: str
+    """Its PEFT folder, for example `runs/mine/checkpoints/00000010/policies/first`."""
+
+
 class EndpointConfig(Configured):
     """A frozen agent behind an OpenAI-compatible URL."""
 
@@ -72,7 +79,7 @@ class EndpointConfig(Configured):
     api_key_env: str = "OPENAI_API_KEY"
 
 
-Weights = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | EndpointConfig
+Weights = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
 
 
 class SamplingConfig(Configured):

@@ -62,6 +62,8 @@ class Policy:
     """The adapter; None means the base's own weights."""
     trained: bool = True
     endpoint: Endpoint | None = None
+    past: str | None = None
+    """PEFT folder of an adapter that is played as it was saved; such a policy is not trained."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,8 @@ class Trainer:
         )
         if self.algorithm.verifier is not None:
             load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models)
+        past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
+        load_policies(past, team, self.engine)
         environment, workflow = (
             cast("Environment", self.config.environment),
             cast("Workflow", self.config.workflow),
