@@ -20,13 +20,16 @@ from pydantic import Field, model_validator
 
 from kapelle.configured import Configured
 from kapelle.environments.data_source import DataSource, Row
+from kapelle.environments.math_program import printed_by
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.errors import DataError
+from kapelle.grading.code_text import program_of
 from kapelle.grading.exact import plain_text
 from kapelle.grading.extraction import Policy, extract
 from kapelle.grading.math import Undecided, compare_math, read_math, shared_math_processes
 from kapelle.grading.numeric import grade_numeric, parse_number, same_figure, same_value
-from kapelle.grading.verdict import Grade
+from kapelle.grading.verdict import Grade, no_answer
+from kapelle.sandbox.backends import backend, require
 from kapelle.types import Message, Split, Task
 
 Role = Literal["work", "answer", "solve"]
@@ -51,6 +54,11 @@ class Math(Configured):
     answer_field: str = "answer"
     extraction: tuple[Policy, ...] = Field(("hash", "last_box"), min_length=1)
     """Where an agent's answer is looked for, in this order."""
+    answer_by: Literal["text", "program"] = "text"
+    """`program`: the agent writes Python, alone or as its last ```python block, and what the program prints last is
+    its answer. It runs in the sandbox."""
+    sandbox: str = "bubblewrap"
+    """Where programs run, with `answer_by: program`."""
     percent_is_unit: bool = True
     """True: 50% is the answer 50, as in GSM8K, whose questions name the unit. False: 50% is 0.5."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "answer"})
@@ -82,7 +90,12 @@ class Math(Configured):
         return self._source.load(self.question_field, "question_field").of(split)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError names the file and line of the first row that has no answer."""
+        """Read both splits; DataError names the file and line of the first row that has no answer.
+
+        SandboxError when answers come by program and this machine cannot give the sandbox.
+        """
+        if self.answer_by == "program":
+            require(backend(self.sandbox))
         for split in ("train", "test"):
             for row in self._rows(split):
                 self._gold(row)
@@ -114,6 +127,11 @@ class Math(Configured):
 
     async def grade(self, text: str, answer: str) -> Grade:
         """Return whether a text's final answer is the one given."""
+        if self.answer_by == "program":
+            printed = await printed_by(text, self.sandbox)
+            if printed.answer is None:
+                return no_answer(printed.problem)
+            text = _MARKED[self.extraction[0]].format(printed.answer)
         gold = parse_number(answer)
         if gold is not None:
             same = same_figure if self.percent_is_unit else same_value
@@ -124,7 +142,9 @@ class Math(Configured):
         return read
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer in a normal form, so that equal answers are equal texts."""
+        """Return the final answer in a normal form, so that equal answers are equal texts; a program as it stands."""
+        if self.answer_by == "program":
+            return program_of(text)
         found = extract(text, self.extraction).text
         if found is None:
             return None
@@ -135,6 +155,8 @@ class Math(Configured):
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         """Return the part of the data set's solution that the agent's role says; it has no flaws."""
+        if self.answer_by == "program":
+            return f"```python\nprint({task.data['answer']!r})\n```"
         split, _, index = task.id.rpartition("-")
         row = self._rows("train" if split == "train" else "test")[int(index)]
         solution = _ANNOTATION.sub("", row.text(self.answer_field, "answer_field"))
