@@ -120,9 +120,9 @@ class TestCentralPrompt:
 class TestValueSamples:
     @pytest.mark.parametrize(
         ("cut", "finish", "bootstrapped"),
-        [(False, "stop", []), (True, "stop", [1, 2]), (False, "length", [2])],
+        [(False, "stop", []), (True, "stop", [1, 2]), (True, "length", [1, 2]), (False, "length", [])],
     )
-    def test_only_an_agents_last_turn_is_followed_up_when_it_was_cut(
+    def test_only_an_agents_last_turn_is_followed_up_when_the_episode_was_cut(
         self, *, cut: bool, finish: str, bootstrapped: list[int]
     ) -> None:
         team = team_of("a", "b", critics=CRITICS)

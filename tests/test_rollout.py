@@ -21,6 +21,7 @@ from kapelle.rollout import Play, play_episode, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group, Message, Sampling, Task
 from kapelle.workflow import Scene, Workflow
+from kapelle.workflows.parallel import Parallel
 
 NAMES = ("a", "b")
 
@@ -289,3 +290,15 @@ class TestFaults:
         assert 0 < len(failed) < 30
         assert len(members.valid) == 30 - len(failed)
         assert {e.error for e in failed} == {"ValueError: odd"}
+
+
+async def test_a_task_that_stands_there_twice_is_played_by_other_seeds() -> None:
+    environment = Digest()
+    task, other = (environment.task("train", k) for k in range(2))
+    team = Team((Agent("a"),), {"a": Policy("a", base="", trained=False)}, {"a": "a"})
+    stage = Play(team, environment, Parallel(), ScriptedEngine({"a": lambda request: str(request.seed)}))
+    alone = await rollout(stage, [task], 2, 0)
+    twice = await rollout(stage, [task, other, task], 2, 0)
+    said = [[episode.turns[0].text for episode in group.episodes] for group in twice]
+    assert said[0] == [episode.turns[0].text for episode in alone[0].episodes]
+    assert len({text for texts in said for text in texts}) == 6

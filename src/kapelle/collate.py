@@ -124,7 +124,7 @@ def value_samples(
         episode = groups[key.group].episodes[key.episode]
         values[key] = _judged(episode, turn, team, need, {}, readers)
         last = turn is episode.by(turn.agent)[-1]
-        if need.view != "answer" and last and (episode.truncated or turn.finish_reason == "length"):
+        if need.view != "answer" and last and episode.truncated:
             after[key] = critic_sample(episode, turn, team, need, {}, after=True)
     return values, after
 

@@ -112,8 +112,8 @@ class Loop:
             if not dead:
                 break
             others = training_tasks(play.environment, self._config, number, attempt)
-            again = [others[k] for k in dead]
-            fresh = run_async(lambda again=again: rollout(play, again, algorithm.group_size, seed))  # type: ignore[misc]
+            again, other_seed = [others[k] for k in dead], derive_seed(seed, "redraw", attempt)
+            fresh = run_async(lambda again=again, s=other_seed: rollout(play, again, algorithm.group_size, s))  # type: ignore[misc]
             for k, group in zip(dead, fresh, strict=True):
                 groups[k] = group
         return groups

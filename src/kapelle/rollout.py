@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -300,12 +301,21 @@ def _check_rewards(
 async def rollout(
     play: Play, tasks: Sequence[Task], samples: int, seed: int, max_concurrent: int = 4096
 ) -> list[Group]:
-    """Play `samples` episodes of every task at once and return one group per task, in order."""
+    """Play `samples` episodes of every task at once and return one group per task, in order.
+
+    A task that stands there twice is played by other seeds the second time.
+    """
     gate = asyncio.Semaphore(max_concurrent)
+    met: Counter[str] = Counter()
+    seats: list[tuple[Task, int, tuple[str | int, ...]]] = []
+    for task in tasks:
+        again = ("again", met[task.id]) if met[task.id] else ()
+        met[task.id] += 1
+        seats += [(task, sample, again) for sample in range(samples)]
 
-    async def one(task: Task, sample: int) -> Episode:
+    async def one(task: Task, sample: int, again: tuple[str | int, ...]) -> Episode:
         async with gate:
-            return await play_episode(play, task, derive_seed(seed, task.id, sample), sample)
+            return await play_episode(play, task, derive_seed(seed, task.id, sample, *again), sample)
 
-    episodes = await asyncio.gather(*(one(task, k) for task in tasks for k in range(samples)))
+    episodes = await asyncio.gather(*(one(*seat) for seat in seats))
     return [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]

@@ -26,3 +26,11 @@ def test_an_agent_searches_calculates_and_answers(capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert "--- tool\n206\n--- solver" in said
     assert "reward 1.0, calls ['search', 'calculator', 'calculator'], faults 1" in said
+
+
+def test_every_environment_without_data_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "every_environment.py"))["main"]()
+    said = capsys.readouterr().out
+    assert said.count("== ") == 8
+    assert said.count("rewards: solver 1\n") == 5  # every question's script is right
+    assert "rewards: first 1, second -1" in said

@@ -1,0 +1,65 @@
+"""Environments that need no data, one task each: what an agent sees, what the script says, and what that earns.
+
+    python examples/every_environment.py           # all of them
+    python examples/every_environment.py algebra   # one
+
+`tools` and `code` have examples of their own (`use_tools.py`, `repair_code.py`); data sets are read by `math`, `nli`, `code`,
+`bfcl`, `trajectories`, `preferences` and `labelled`: docs/environments says in which form.
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from kapelle.environments.algebra import Algebra
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.debate_topics import DebateTopics
+from kapelle.environments.matrix import Matrix
+from kapelle.environments.mixture import Mixture
+from kapelle.environments.multi_step import MultiStep
+from kapelle.environments.openspiel import OpenSpiel
+from kapelle.environments.word_problems import WordProblems
+from kapelle.types import Message
+
+PARTS = {"sums": {"environment": {"name": "arithmetic"}}, "chains": {"environment": {"name": "multi_step"}}}
+SHOWN: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "arithmetic": (Arithmetic(digits=3), ("solver",)),
+    "algebra": (Algebra(), ("solver",)),
+    "word_problems": (WordProblems(), ("solver",)),
+    "multi_step": (MultiStep(), ("solver",)),
+    "mixture": (Mixture.model_validate({"parts": PARTS}), ("solver",)),
+    "matrix": (Matrix(game="climbing"), ("row", "column")),
+    "openspiel": (OpenSpiel(game="kuhn_poker"), ("first", "second")),
+    "debate_topics": (DebateTopics(), ("pro", "con")),
+}
+
+
+async def shown(name: str) -> tuple[str, str, Mapping[str, float]]:
+    """Let everybody who may move say what the script says, until the world is over."""
+    environment, agents = SHOWN[name]
+    task = environment.task("train", 0)
+    world = environment.start(task, agents, seed=0)
+    first = world.movers()[0]
+    saw, said = world.observe(first), ""
+    earned = dict.fromkeys(agents, 0.0)
+    while movers := world.movers():
+        words = {a: environment.script(a, task, [Message("user", world.observe(a))], 0) for a in movers}
+        said = said or words[first]
+        for agent, reward in (await world.step(words)).items():
+            earned[agent] += reward
+    for agent, reward in world.outcome().rewards.items():
+        earned[agent] += reward
+    await world.close()
+    return saw, said, earned
+
+
+def main(*names: str) -> None:
+    for name in names or SHOWN:
+        saw, said, earned = asyncio.run(shown(name))
+        rewards = ", ".join(f"{agent} {reward:g}" for agent, reward in earned.items())
+        print(f"== {name}\n{saw}\n-> {said}\nrewards: {rewards}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

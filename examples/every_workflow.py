@@ -1,0 +1,82 @@
+"""Every workflow on one sum, with scripts in the place of models: who speaks when, who reads what, which answer counts.
+
+python examples/every_workflow.py            # all of them
+python examples/every_workflow.py debate     # one
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+
+from kapelle.engines.rollout import Request
+from kapelle.engines.scripted import ScriptedEngine
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.openspiel import OpenSpiel
+from kapelle.rollout import Play, rollout
+from kapelle.team import Agent, Policy, Team
+from kapelle.types import Episode, Task
+from kapelle.workflow import Workflow
+from kapelle.workflows.chain import Chain
+from kapelle.workflows.cory import Cory
+from kapelle.workflows.dag import Dag, Node
+from kapelle.workflows.debate import Debate
+from kapelle.workflows.parallel import Parallel
+from kapelle.workflows.play import Play as PlayGame
+from kapelle.workflows.reflect import Reflect
+from kapelle.workflows.router import Router
+from kapelle.workflows.solo import Solo
+from kapelle.workflows.summary import Summary
+from kapelle.workflows.tool_use import ToolUse
+from kapelle.workflows.vote import Vote
+
+SUM = Task("47+85", "47+85", {"answer": 132})
+PLAN = Node(id="plan", agent="ann", prompt="Plan ${question}:")
+SOLVE = Node(id="solve", agent="bob", dependencies=("plan",), prompt="${question} ${plan.output}")
+
+# A workflow, and what each agent says in its turns; the agents sit in this order.
+SHOWN: Mapping[str, tuple[Workflow, Mapping[str, Sequence[str]]]] = {
+    "solo": (Solo(), {"ann": ["132"]}),
+    "parallel": (Parallel(), {"ann": ["132"], "bob": ["122"]}),
+    "chain": (Chain(), {"ann": ["2,12+1"], "bob": ["132"]}),
+    "debate": (Debate(rounds=2, consensus=1.0), {"ann": ["122", "132"], "bob": ["132", "132"]}),
+    "vote": (Vote(weights={"cid": 3}), {"ann": ["122"], "bob": ["122"], "cid": ["132"]}),
+    "summary": (Summary(layers=1), {"ann": ["122"], "bob": ["132"], "cid": ["132"]}),
+    "reflect": (Reflect(attempts=2), {"ann": ["122", "132"], "bob": ["You forgot the carry."]}),
+    "router": (Router(), {"ann": ["@bob, mind the carry"], "bob": ["132"]}),
+    "cory": (Cory(), {"ann": ["122"], "bob": ["132"]}),
+    "tool_use": (ToolUse(), {"ann": ["132"]}),
+    "dag": (Dag(nodes=(PLAN, SOLVE)), {"ann": ["carry 1"], "bob": ["132"]}),
+    "play": (PlayGame(), {"ann": ["x(1,1)", "x(0,0)", "x(2,2)"], "bob": ["o(0,1)", "o(0,2)"]}),
+}
+
+
+async def played(name: str) -> Episode:
+    workflow, says = SHOWN[name]
+
+    def speak(request: Request) -> str:
+        return next(words[request.agent])
+
+    words = {agent: iter(texts) for agent, texts in says.items()}
+    team = Team(
+        tuple(Agent(agent) for agent in says),
+        {agent: Policy(agent, base="", trained=False) for agent in says},
+        {agent: agent for agent in says},
+    )
+    environment = OpenSpiel(game="tic_tac_toe") if name == "play" else Arithmetic(digits=2)
+    task = environment.task("train", 0) if name == "play" else SUM
+    workflow.check(team.agents, environment)
+    stage = Play(team, environment, workflow, ScriptedEngine(dict.fromkeys(says, speak)))
+    (group,) = await rollout(stage, [task], 1, 0)
+    return group.episodes[0]
+
+
+def main(*names: str) -> None:
+    for name in names or SHOWN:
+        episode = asyncio.run(played(name))
+        said = "  ".join(f"{turn.agent}: {turn.text!r} (after {turn.seen})" for turn in episode.turns)
+        earned = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.rewards.items())
+        print(f"{name:9s} {said}\n          rewards: {earned}; success {episode.success}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
