@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ def sandboxes() -> int:
     """Return how many bubblewrap processes have this process as their parent."""
     found = 0
     for thread in Path("/proc/self/task").iterdir():
-        for pid in (thread / "children").read_text().split():
-            # The command that drops privileges names it too, until it becomes it.
-            found += b"bwrap" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        # A thread or a child of earlier tests may end while it is looked at.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for pid in (thread / "children").read_text().split():
+                # The command that drops privileges names it too, until it becomes it.
+                found += b"bwrap" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return found
 
 
