@@ -63,7 +63,9 @@ def test_a_line_inside_another_line_is_spared() -> None:
         def write(self, text: str) -> int:
             raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
 
-    output.say("from a signal handler", Busy())
+    stream = Busy()
+    output.say("from a signal handler", stream)
+    assert stream.getvalue() == ""
 
 
 def test_commands_that_are_shown_can_be_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

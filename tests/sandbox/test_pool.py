@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import time
-from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,19 +14,6 @@ from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.pool import Pool
 
 LIMITS = Limits(wall_s=10.0)
-
-
-def sandboxes() -> set[str]:
-    """Return the bubblewrap processes that have this process as their parent."""
-    found = set()
-    for thread in Path("/proc/self/task").iterdir():
-        # A thread or a child of earlier tests may end while it is looked at.
-        with suppress(FileNotFoundError, ProcessLookupError):
-            for pid in (thread / "children").read_text().split():
-                # The command that drops privileges names it too, until it becomes it.
-                if b"bwrap" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.add(pid)
-    return found
 
 
 async def test_runs_go_side_by_side(sandbox: Bubblewrap) -> None:
@@ -45,15 +33,26 @@ async def test_results_belong_to_their_runs(sandbox: Bubblewrap) -> None:
     assert [result.stdout for result in results] == [b"%d/%d" % (n, n) for n in range(24)]
 
 
-def test_closing_frees_every_sandbox_that_waits(sandbox: Bubblewrap) -> None:
-    before = sandboxes()
+def test_closing_frees_every_sandbox_that_waits(sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Remembered(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    assert sandbox.layers(), "looked at before, because looking starts programs too"
+    monkeypatch.setattr(subprocess, "Popen", Remembered)
     pool = Pool(sandbox, LIMITS, parallel=1, warm=3)
     assert pool.wait_until_warm()
-    own = sandboxes() - before
-    assert len(own) == 3
+    assert len(started) == 3
+    for process in started:
+        os.kill(process.pid, 0)
     pool.close()
     pool.close()
-    assert not own & sandboxes()
+    for process in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
     with pytest.raises(SandboxError, match="closed"):
         pool.prepare(LIMITS)
 
