@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 from tests.tiny import LORA, stir, tiny_model
+from torch import Tensor
 
 from kapelle.config import EmbeddedConfig, ModelConfig
 from kapelle.engines.decode import decode
 from kapelle.engines.rows import Job, Said
+from kapelle.engines.sampling import sample
 from kapelle.models import fused
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.types import Sampling
@@ -147,18 +150,18 @@ class TestCompaction:
         for job, said in zip(jobs, decode(model, jobs), strict=True):
             assert said.logprobs == pytest.approx(by_the_book(model, job, said), abs=1e-5)
 
-    def test_finished_rows_are_no_longer_computed(self, model: LanguageModel) -> None:
+    def test_finished_rows_are_no_longer_computed(
+        self, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         widths: list[int] = []
 
-        def watch(_module: torch.nn.Module, args: tuple[torch.Tensor]) -> None:
-            widths.append(args[0].shape[0])
+        def watched(logits_RV: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+            widths.append(len(logits_RV))
+            return sample(logits_RV, *rest)
 
-        handle = model.model.get_output_embeddings().register_forward_pre_hook(watch)
-        try:
-            jobs = [Job(None, (7 + k,), Sampling(max_tokens=2 if k < 7 else 30), k) for k in range(8)]
-            said = decode(model, jobs)
-        finally:
-            handle.remove()
+        monkeypatch.setattr("kapelle.engines.wave.sample", watched)
+        jobs = [Job(None, (7 + k,), Sampling(max_tokens=2 if k < 7 else 30), k) for k in range(8)]
+        said = decode(model, jobs)
         assert widths[0] == 8
         assert max(len(s.ids) for s in said) == len(widths)
         if len(said[7].ids) > 2:

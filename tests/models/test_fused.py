@@ -66,8 +66,8 @@ def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def by_the_book(model: Any, tokens: list[int]) -> Tensor:
-    hidden: Tensor = model.base_model(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
-    return hidden
+    logits: Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
 
 
 def lean(model: Any) -> LeanModel:
@@ -85,13 +85,13 @@ def test_prompts_and_what_follows_are_read_as_transformers_reads_them(model: Any
     place = torch.arange(5).repeat(2)
     last_Q = torch.tensor([4, 9])
     with torch.inference_mode():
-        read = small.hidden(flat, place, [(None, 0, 10)], prompts.attention([(0, 2, 5)]), last_Q)
+        read = small.logits(flat, place, [(None, 0, 10)], prompts.attention([(0, 2, 5)]), last_Q)
         for row, text in zip(read, texts, strict=True):
             torch.testing.assert_close(row, by_the_book(model, text)[4], atol=2e-5, rtol=1e-5)
         cache = KVCache.seated(prompts, torch.tensor([0, 1]))
         for step in (5, 6, 7):
             tokens_R = torch.tensor([text[step] for text in texts])
-            read = small.hidden(tokens_R, cache.extend(), [(None, 0, 2)], cache.attend)
+            read = small.logits(tokens_R, cache.extend(), [(None, 0, 2)], cache.attend)
             for row, text in zip(read, texts, strict=True):
                 torch.testing.assert_close(row, by_the_book(model, text)[step], atol=2e-5, rtol=1e-5)
 
@@ -109,7 +109,7 @@ def test_each_span_of_rows_meets_its_own_adapter(model: Any) -> None:
     prompts = PromptBlock.empty(own, [5] * 3, torch.device("cpu"), torch.float32)
     route = [(name, 5 * row, 5 * row + 5) for row, name in enumerate(names)]
     with torch.inference_mode():
-        read_ND = small.hidden(
+        read_ND = small.logits(
             torch.tensor(text * 3), torch.arange(5).repeat(3), route, prompts.attention([(0, 3, 5)])
         )
         for row, name in enumerate(names):
@@ -122,3 +122,22 @@ def test_large_models_get_no_copies(model: Any, monkeypatch: pytest.MonkeyPatch)
     assert fused_of(lean(model), 1, torch.float32) is not None
     monkeypatch.setattr(fused, "LARGEST", 1000)
     assert fused_of(lean(model), 1, torch.float32) is None
+
+
+def test_new_weights_of_the_base_are_read_once_the_old_ones_are_forgotten(model: Any) -> None:
+    own = lean(model)
+    small = FusedPass(own, torch.float32)
+    text = [3, 1, 4, 1, 5]
+
+    def read() -> Tensor:
+        prompt = PromptBlock.empty(own, [5], torch.device("cpu"), torch.float32)
+        return small.logits(
+            torch.tensor(text), torch.arange(5), [(None, 0, 5)], prompt.attention([(0, 1, 5)])
+        )
+
+    with torch.inference_mode():
+        read()
+        for part in (model.base_model.layers[1].mlp.down_proj, model.lm_head):
+            part.weight.mul_(1.5)
+            small.forget(None)
+            torch.testing.assert_close(read(), by_the_book(model, text), atol=1e-4, rtol=1e-5)

@@ -17,7 +17,7 @@ from kapelle.models.fused import FusedPass
 from kapelle.models.kv_cache import KVCache, PromptBlock
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lean import Attend, LeanModel
-from kapelle.models.lora_bank import Route
+from kapelle.models.lora_bank import Route, route_at
 from kapelle.models.prefixes import Prefixes, Text
 
 CHUNK = 1024
@@ -96,16 +96,12 @@ class LeanRows:
         attend = block.attention(list(_alike(chunk.start, new)))
         route = route_of([prompts[q][0] for q, n in zip(chunk, new, strict=True) for _ in range(n)])
 
-        hidden_QD = self._hidden(tokens_N, position_N, route, attend, last_Q)
-        with self._model.computing(route_of([prompts[q][0] for q in chunk])):
-            return self._model.logits(hidden_QD)
+        return self._logits(tokens_N, position_N, route, attend, last_Q)
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next."""
         position_R = torch.cat([cohort.cache.extend() for cohort in self._cohorts])
-        hidden_RD = self._hidden(token_R, position_R, self._route, self._attend, None)
-        with self._model.computing(self._route):
-            return self._model.logits(hidden_RD)
+        return self._logits(token_R, position_R, self._route, self._attend, None)
 
     def _attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
         if len(self._cohorts) == 1:
@@ -113,18 +109,21 @@ class LeanRows:
         parts = zip(*(x.split(self._sizes) for x in (q_RHE, k_RJE, v_RJE)), strict=True)
         return torch.cat([c.cache.attend(layer, *part) for c, part in zip(self._cohorts, parts, strict=True)])
 
-    def _hidden(
+    def _logits(
         self, tokens_N: Tensor, positions_N: Tensor, route: Route, attend: Attend, last_Q: Tensor | None
     ) -> Tensor:
         if self._fused is not None:
-            return self._fused.hidden(tokens_N, positions_N, route, attend, last_Q)
+            return self._fused.logits(tokens_N, positions_N, route, attend, last_Q)
 
         def scaled(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             return attend(layer, q_NHE * self._lean.scale, k_NJE, v_NJE)
 
         with self._model.computing(route):
             hidden_ND = self._lean.hidden(tokens_N, positions_N, scaled)
-        return hidden_ND if last_Q is None else hidden_ND[last_Q]
+        if last_Q is not None:
+            hidden_ND, route = hidden_ND[last_Q], route_at(route, last_Q)
+        with self._model.computing(route):
+            return self._model.logits(hidden_ND)
 
     def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
         """Drop rows; later prompts may go on from what they read: their prompts and all but the last they said."""

@@ -2,13 +2,13 @@
 
 Sampling reads the same weights once per token and trains none of them. So each adapter's update is added to its
 own copy of the weights, queries, keys and values become one matrix, gate and up projection another, the scale of
-the norms before them is part of them, and half precision is rounded once, not in every step. Pairs that rotary
-attention turns lie side by side, so that a turn is one complex product: queries and keys are permuted alike,
-which their products do not see. The copies cost memory and a pass over the weights: `fused_of` makes them only where
-they are small.
+the norms before them is part of them, and half precision is rounded once, not in every step; the output head is
+held alike. Pairs that rotary attention turns lie side by side, so that a turn is one complex product: queries and
+keys are permuted alike, which their products do not see. The copies cost memory and a pass over the weights:
+`fused_of` makes them only where they are small.
 
-Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size, Q chosen tokens, I and O features
-in and out.
+Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size, Q chosen tokens, V vocabulary, I and O
+features in and out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from kapelle.models.lean import Attend, LeanModel
-from kapelle.models.lora_bank import BankedLinear, Route
+from kapelle.models.lora_bank import BankedLinear, Route, route_at
 
 LARGEST = 1 << 26
 """Most weights, all copies together."""
@@ -84,6 +84,7 @@ class FusedPass:
         self._lean = lean
         self._dtype = dtype
         self._layers: dict[str | None, list[_Layer]] = {}
+        self._head: _Matrix | None = None
         width = lean.layers[0].input_layernorm.weight.shape[0]
         self._least = {
             size: torch.tensor((size * lean.eps) ** 0.5, device=lean.device)
@@ -94,9 +95,10 @@ class FusedPass:
         """Drop the copies of an adapter whose weights are new; all of them for the bare base."""
         if adapter is None:
             self._layers.clear()
+            self._head = None
         self._layers.pop(adapter, None)
 
-    def hidden(
+    def logits(
         self,
         tokens_N: Tensor,
         positions_N: Tensor,
@@ -104,7 +106,7 @@ class FusedPass:
         attend: Attend,
         last_Q: Tensor | None = None,
     ) -> Tensor:
-        """Return the last hidden states `_ND`, or those of the tokens at `last_Q` alone.
+        """Return logits `_NV` in float32, or those of the tokens at `last_Q` alone.
 
         `attend` mixes tokens; queries come scaled. In the last layer it gets queries of chosen tokens only.
         """
@@ -121,7 +123,7 @@ class FusedPass:
             q_NHE, k_NJE = qk_NHE[:, : lean.heads], qk_NHE[:, lean.heads :]
             if last_Q is not None and number == lean.depth - 1:
                 x_ND, q_NHE = x_ND[last_Q], q_NHE[last_Q]
-                layers = self._spans(number, _chosen(route, last_Q))
+                layers = self._spans(number, route_at(route, last_Q))
             gathered_NHE = attend(number, q_NHE, k_NJE, all_NHE[:, turned:])
             _add_product([(layer.output, a, b) for layer, a, b in layers], gathered_NHE.flatten(1), x_ND)
             gates_NO = _product([(layer.gates, a, b) for layer, a, b in layers], self._normed(x_ND))
@@ -129,7 +131,9 @@ class FusedPass:
             _add_product(
                 [(layer.down, a, b) for layer, a, b in layers], silu(gate, inplace=True).mul_(up), x_ND
             )
-        return lean.final_norm(x_ND)
+        if self._head is None:  # no adapter lies over it
+            self._head = self._joined([_linear(lean.head, None)], _scale(lean.last_norm))
+        return self._head.times(self._normed(x_ND)).float()
 
     def _spans(self, number: int, route: Route) -> list[tuple[_Layer, int, int]]:
         for adapter, _, _ in route:
@@ -160,10 +164,7 @@ class FusedPass:
         # With normed heads the scale of attention is part of the norm's.
         scale = 1.0 if self._lean.normed_heads else self._lean.scale
         q, k = self._paired(q, scale), self._paired(k, 1.0)
-        norm_D, after_D = (
-            norm.weight * math.sqrt(len(norm.weight))
-            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-        )
+        norm_D, after_D = _scale(layer.input_layernorm), _scale(layer.post_attention_layernorm)
         gates = [_linear(part, adapter) for part in (mlp.gate_proj, mlp.up_proj)]
         return _Layer(
             self._joined([q, k, v], norm_D),
@@ -201,8 +202,9 @@ class FusedPass:
 
 def fused_of(lean: LeanModel, adapters: int, dtype: torch.dtype) -> FusedPass | None:
     """Return the fused pass, or None where copies for so many adapters would be large."""
-    weights = sum(parameter.numel() for layer in lean.layers for parameter in layer.parameters())
-    return FusedPass(lean, dtype) if weights * max(adapters, 1) <= LARGEST else None
+    layers = sum(parameter.numel() for layer in lean.layers for parameter in layer.parameters())
+    head = sum(parameter.numel() for parameter in lean.head.parameters())
+    return FusedPass(lean, dtype) if layers * max(adapters, 1) + head <= LARGEST else None
 
 
 def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
@@ -211,20 +213,23 @@ def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
     return layer.weight, layer.bias
 
 
+def _scale(norm: Any) -> Tensor:
+    """Return what a norm multiplies a token's direction by, `_D`."""
+    scale: Tensor = norm.weight * math.sqrt(len(norm.weight))
+    return scale
+
+
 def _product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor) -> Tensor:
     """Return each span of rows times its own matrix."""
-    parts = [matrix.times(x_NI[first:last]) for matrix, first, last in spans]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(spans) == 1:
+        return spans[0][0].times(x_NI)
+    return torch.cat([matrix.times(x_NI[first:last]) for matrix, first, last in spans])
 
 
 def _add_product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor, y_NO: Tensor) -> None:
     """Add each span of rows times its own matrix to `y_NO`, in place."""
+    if len(spans) == 1:
+        spans[0][0].add_times(x_NI, y_NO)
+        return
     for matrix, first, last in spans:
         matrix.add_times(x_NI[first:last], y_NO[first:last])
-
-
-def _chosen(route: Route, last_Q: Tensor) -> list[tuple[str | None, int, int]]:
-    """Return the route of chosen tokens, ascending."""
-    bounds = torch.tensor([last for _, _, last in route], device=last_Q.device)
-    ends = torch.searchsorted(last_Q, bounds).tolist()
-    return [(adapter, a, b) for (adapter, _, _), a, b in zip(route, [0, *ends], ends, strict=False)]

@@ -36,6 +36,7 @@ class LeanModel:
     def __init__(self, model: Any) -> None:
         config = model.config
         self._body = model.base_model
+        self._head_of = model.get_output_embeddings
         self._layers: Sequence[Any] = list(self._body.layers)
         attention = self._layers[0].self_attn
         self.head_size = int(attention.head_dim)
@@ -72,9 +73,17 @@ class LeanModel:
         half = self.head_size // 2
         return torch.complex(cos_N1E[..., :half].float(), sin_N1E[..., :half].float())
 
-    def final_norm(self, x_ND: Tensor) -> Tensor:
-        """Return what the output head reads."""
-        return self._norm(x_ND, self._body.norm)
+    @property
+    def last_norm(self) -> nn.Module:
+        """The norm before the output head."""
+        norm: nn.Module = self._body.norm
+        return norm
+
+    @property
+    def head(self) -> nn.Module:
+        """The output head."""
+        head: nn.Module = self._head_of()
+        return head
 
     def hidden(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """Return the last hidden states `_ND`; `attend` mixes tokens, everything else is token by token."""
@@ -142,6 +151,7 @@ def lean_of(model: Any) -> LeanModel | None:
     config = model.config
     plain = (
         config.model_type in KNOWN
+        and not getattr(config, "final_logit_softcapping", None)
         and getattr(config, "hidden_act", "silu") == "silu"
         and not getattr(config, "use_sliding_window", False)
         and (config.model_type != "mistral" or config.sliding_window is None)

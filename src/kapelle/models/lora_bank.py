@@ -277,3 +277,10 @@ def _output_head(model: nn.Module) -> nn.Module | None:
 
     head: nn.Module | None = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     return head
+
+
+def route_at(route: Route, place_Q: Tensor) -> list[tuple[str | None, int, int]]:
+    """Return the route of some tokens of a pass, whose places ascend."""
+    bounds = torch.tensor([last for _, _, last in route], device=place_Q.device)
+    ends = torch.searchsorted(place_Q, bounds).tolist()
+    return [(adapter, a, b) for (adapter, _, _), a, b in zip(route, [0, *ends], ends, strict=False)]
