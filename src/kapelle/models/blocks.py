@@ -133,8 +133,9 @@ class Mlp(torch.autograd.Function):
         gate, up, down = task.linears
         dinner_NF, dh_ND = torch.empty_like(gate_NF), torch.empty_like(h_ND)
         backward_linear(down, tensors, kept[2], inner_NF, given[0].to(task.dtype), dinner_NF, grads)
-        dup_NF = dinner_NF * lit_NF
-        dgate_NF = torch.ops.aten.silu_backward(dinner_NF.mul_(up_NF), gate_NF)
+        dup_NF = torch.mul(dinner_NF, lit_NF, out=lit_NF)
+        dgate_NF = dinner_NF.mul_(up_NF)
+        torch.ops.aten.silu_backward.grad_input(dgate_NF, gate_NF, grad_input=dgate_NF)
         backward_linear(gate, tensors, kept[0], h_ND, dgate_NF, dh_ND, grads)
         backward_linear(up, tensors, kept[1], h_ND, dup_NF, dh_ND, grads, fresh=False)
         dx_ND = _norm_backward(x_ND, tensors[0], inverse_N1, dh_ND, given[0], grads)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kapelle.config import ModelConfig
 from kapelle.errors import ModelError
+from kapelle.models.allocator import keep_freed_memory
 from kapelle.models.lean import lean_of
 from kapelle.models.lora_bank import LoraBank, Route
 from kapelle.models.paths import check_model_path
@@ -39,6 +40,7 @@ class LanguageModel:
         dtype: str = "float32",
         name: str = "model",
     ) -> None:
+        keep_freed_memory()
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
