@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, cast
 
 import pytest
@@ -56,6 +57,9 @@ class Between:
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         self.inner.load(policy, weights, version)
+
+    def rest(self) -> None:
+        self.inner.rest()
 
     def close(self) -> None:
         self.inner.close()
@@ -113,6 +117,34 @@ def played_by(made: Trainer, kind: type[Between]) -> Trainer:
     made.play = replace(made.play, engine=kind(engine))
     made._loop._play = made.play
     return made
+
+
+class Noting(Between):
+    """Notes what it was asked for."""
+
+    def __init__(self, inner: LocalEngine) -> None:
+        super().__init__(inner)
+        self.calls: list[str] = []
+
+    async def generate(self, request: Request) -> Completion:
+        self.calls.append("generate")
+        return await super().generate(request)
+
+    def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
+        self.calls.append("load")
+        super().load(policy, weights, version)
+
+    def rest(self) -> None:
+        self.calls.append("rest")
+        super().rest()
+
+
+def test_the_sampler_rests_between_rollout_and_update() -> None:
+    made = played_by(trainer(), Noting)
+    list(made.steps(2))
+    engine = cast("Noting", made.play.engine)
+    assert [call for call, _ in groupby(engine.calls)] == ["generate", "rest", "load"] * 2
+    assert engine.calls.count("rest") == 2
 
 
 class TestWhatActedIsWhatLearns:

@@ -86,6 +86,7 @@ class Loop:
         if estimates.score:
             metrics |= verifier_metrics(groups, estimates.score)
         clock.enter("update")
+        self._play.engine.rest()
         metrics |= self._update(groups, estimates, number)
         clock.leave()
         clock.enter("publish")

@@ -271,6 +271,9 @@ class Person:
         """Refuse: a person has no weights."""
         raise EngineError("A person has no weights to load.")
 
+    def rest(self) -> None:
+        """Hold nothing."""
+
     def close(self) -> None:
         """Hold nothing."""
 

@@ -31,6 +31,11 @@ class ComposedEngine:
         """Hand new weights to the engine that holds the policy."""
         self._engine_of[policy].load(policy, weights, version)
 
+    def rest(self) -> None:
+        """Let every engine rest."""
+        for engine in self._engines:
+            engine.rest()
+
     def close(self) -> None:
         """Close every engine."""
         for engine in self._engines:

@@ -91,6 +91,9 @@ class EndpointEngine:
             f"Policy '{policy}' is a remote endpoint and cannot take weights. Mark it as frozen."
         )
 
+    def rest(self) -> None:
+        """Hold nothing between requests."""
+
     def close(self) -> None:
         """Hold nothing between requests."""
 

@@ -9,7 +9,7 @@ so a run repeats.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -83,6 +83,15 @@ class _Held:
     hash: str = ""
 
 
+def has_memory_of_its_own(device: torch.device) -> bool:
+    """Return whether a device's memory is small beside the machine's, and given back before an update.
+
+    True for CUDA, where keys, values and copies of weights take room from activations. False for a CPU, where memory
+    is one and large, and making them again takes time.
+    """
+    return device.type == "cuda"
+
+
 class LocalEngine:
     """Plays the policies whose base models it is given, in the models' own memory."""
 
@@ -92,7 +101,9 @@ class LocalEngine:
         policies: Sequence[Policy],
         max_rows: int = 1024,
         kept_tokens: int = 65_536,
+        rests: Callable[[torch.device], bool] = has_memory_of_its_own,
     ) -> None:
+        """Play on these models; `rests` says on which devices the memory of sampling is given back (`rest`)."""
         played = [policy for policy in policies if policy.endpoint is None]
         desks = {
             id(model): _Desk(model, Decoder(model, sum(models[p.base] is model for p in played), kept_tokens))
@@ -103,6 +114,7 @@ class LocalEngine:
         for name, held in self._held.items():
             held.hash = weights_hash(self._own(name))
         self._max_rows = max_rows
+        self._rests = rests
         self._pump: asyncio.Task[None] | None = None
         self.tokens_sampled = 0
         """Completion tokens sampled since the engine was made."""
@@ -153,6 +165,21 @@ class LocalEngine:
         held.desk.decoder.forget(held.adapter)
         held.version = version
         held.hash = weights_hash(own)
+
+    def rest(self) -> None:
+        """Give back what rows have read and the copies of weights, on devices whose memory the update needs.
+
+        Between the turns of one rollout nothing goes: the loop calls this when all episodes are over. What adapters
+        that learn have read goes with their next weights anyway; what frozen ones have read is read again.
+        """
+        if self._pump is not None and not self._pump.done():
+            return
+        resting = [desk for desk in self._desks if self._rests(desk.model.device)]
+        for desk in resting:
+            desk.clear()
+            desk.decoder.forget(None)
+        if any(desk.model.device.type == "cuda" for desk in resting):
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Forget the models; their memory goes when nobody else holds them."""

@@ -99,6 +99,10 @@ class RolloutEngine(Protocol):
         """Take new weights for a policy; later completions carry this version and the weights' hash."""
         ...
 
+    def rest(self) -> None:
+        """Give back what the engine can make again, where an update needs the room; no request is in flight."""
+        ...
+
     def close(self) -> None:
         """Give back what the engine holds."""
         ...

@@ -66,5 +66,8 @@ class ScriptedEngine:
         """Refuse: a script has no weights."""
         raise EngineError(f"The scripted policy '{policy}' has no weights to load. Mark its agent as frozen.")
 
+    def rest(self) -> None:
+        """Hold nothing, give nothing back."""
+
     def close(self) -> None:
         """Hold nothing, give nothing back."""
