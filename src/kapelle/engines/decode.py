@@ -12,6 +12,7 @@ import torch
 
 from kapelle.engines.rows import Job, Rows, Said
 from kapelle.engines.wave import Wave
+from kapelle.models.allocator import keep_freed_memory
 from kapelle.models.fused import fused_of
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.prefixes import Prefixes
@@ -45,6 +46,7 @@ class Decoder:
     @torch.inference_mode()
     def join(self, jobs: Sequence[Job]) -> list[Said]:
         """Read prompts and return what their rows will say, empty until `advance` lets them leave."""
+        keep_freed_memory()
         order = sorted(
             range(len(jobs)), key=lambda k: (jobs[k].adapter or "", len(jobs[k].prompt), jobs[k].prompt)
         )

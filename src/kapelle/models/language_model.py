@@ -40,7 +40,6 @@ class LanguageModel:
         dtype: str = "float32",
         name: str = "model",
     ) -> None:
-        keep_freed_memory()
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
@@ -76,6 +75,7 @@ class LanguageModel:
     @contextmanager
     def computing(self, route: Route) -> Iterator[None]:
         """Run forward passes in the compute type with rows routed to their adapters."""
+        keep_freed_memory()
         half = self.dtype != torch.float32
         with self.bank.routed(route), torch.autocast(self.device.type, self.dtype, enabled=half):
             yield
