@@ -100,7 +100,7 @@ def test_while_requests_are_answered_nothing_goes(model: LanguageModel) -> None:
                 break
         assert engine._desks[0].flying
         engine.rest()
-        return await task
+        return await asyncio.wait_for(task, 20)
 
     undisturbed = asyncio.run(engine_that_rests(model).generate(asked))
     assert asyncio.run(disturbed()) == undisturbed

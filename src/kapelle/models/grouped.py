@@ -1,0 +1,170 @@
+"""Low-rank updates of several adapters as grouped products: one call for all of them instead of one each.
+
+A GPU is idle most of the time that it takes to start a product of few rows. `grouped_mm` computes the products of all
+groups of rows in one kernel, forward, backward, and, with both sides flat, the gradient of each group's weight. The
+factors are stacked; smaller ranks are filled up with zeros, which changes no number. Rows without an adapter are a
+group whose factors are zero, because what no group covers is not computed at all.
+
+A row meets the factors of its own group alone, so no gradient crosses from one adapter to another.
+
+Shapes: N rows, n rows of one group, I and O features in and out, r rank (of the stack: the largest), G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grouped_mm, pad
+
+LEAST = 2
+"""Adapters in a pass from which they are grouped."""
+
+ARCHITECTURES = frozenset({9, 10})
+"""Major compute capabilities that torch has a kernel for; elsewhere its grouped product is a loop that waits for the GPU."""
+
+ALIGNMENT = 16
+"""Bytes of which the kernel wants every row to be a multiple."""
+
+
+class Group(NamedTuple):
+    """Rows [first, last) of one adapter and its factors."""
+
+    first: int
+    last: int
+    a_rI: Tensor
+    b_Or: Tensor
+    scale: float
+    dropout: float
+
+
+class Factored(NamedTuple):
+    """Gradients of one adapter's factors; None where they are not wanted."""
+
+    a_rI: Tensor | None
+    b_Or: Tensor | None
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether grouped products of a type are one kernel on a device."""
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(device)[0] in ARCHITECTURES
+    )
+
+
+def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
+    """Return whether the updates of so many adapters are grouped for an input: at least `LEAST`, and a kernel for them."""
+    step = ALIGNMENT // x_NI.element_size()
+    aligned = x_NI.shape[1] % step == 0 == features_out % step
+    return adapters >= LEAST and aligned and has_kernel(x_NI.device, x_NI.dtype)
+
+
+def add_updates(groups: Sequence[Group], x_NI: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Add every group's update to `out_NO`; return A·x `_Nr` and where dropout let x through, None without it."""
+    stack = _Stack(groups, x_NI)
+    mask_NI = None
+    if any(group.dropout for group in groups):
+        x_NI, mask_NI = _dropped(groups, x_NI)
+    low_Nr = grouped_mm(_aligned(x_NI), stack.down_GrI.transpose(1, 2), offs=stack.ends_G)
+    out_NO.add_(grouped_mm(low_Nr, stack.up_GOr.transpose(1, 2), offs=stack.ends_G))
+    return low_Nr, mask_NI
+
+
+def backward_updates(
+    groups: Sequence[Group],
+    low_Nr: Tensor,
+    mask_NI: Tensor | None,
+    x_NI: Tensor,
+    given_NO: Tensor,
+    dx_NI: Tensor | None,
+    *,
+    factors: bool,
+) -> list[Factored]:
+    """Add the updates' part to `dx_NI`; return the gradients of each group's factors where `factors` are wanted."""
+    stack = _Stack(groups, x_NI)
+    given_NO = _aligned(given_NO)
+    given_Nr = grouped_mm(given_NO, stack.up_GOr, offs=stack.ends_G)
+    if dx_NI is not None:
+        through_NI = grouped_mm(given_Nr, stack.down_GrI, offs=stack.ends_G)
+        dx_NI.add_(through_NI if mask_NI is None else _through(groups, through_NI, mask_NI))
+    if not factors:
+        return [Factored(None, None) for _ in groups]
+    if mask_NI is not None:
+        x_NI = _through(groups, x_NI, mask_NI)
+    da_GrI = grouped_mm(given_Nr.t(), _aligned(x_NI), offs=stack.ends_G)
+    db_GOr = grouped_mm(given_NO.t(), low_Nr, offs=stack.ends_G)
+    return [
+        Factored(
+            da_GrI[place, : len(group.a_rI)],
+            db_GOr[place, :, : len(group.a_rI)].to(group.b_Or.dtype) * group.scale,
+        )
+        for place, group in zip(stack.places, groups, strict=True)
+    ]
+
+
+class _Stack:
+    """The factors of all groups in the type of an input; B carries the scale."""
+
+    def __init__(self, groups: Sequence[Group], x_NI: Tensor) -> None:
+        step = ALIGNMENT // x_NI.element_size()
+        rank = -(-max(len(group.a_rI) for group in groups) // step) * step
+        none_rI = groups[0].a_rI.new_zeros(rank, groups[0].a_rI.shape[1])
+        none_Or = groups[0].b_Or.new_zeros(len(groups[0].b_Or), rank)
+        downs: list[Tensor] = []
+        ups: list[Tensor] = []
+        ends = [0]
+        self.places: list[int] = []
+        """Of each given group in the stack, which has one of zeros wherever rows have no adapter."""
+        for group in groups:
+            if group.first > ends[-1]:
+                downs, ups, ends = [*downs, none_rI], [*ups, none_Or], [*ends, group.first]
+            self.places.append(len(downs))
+            more = rank - len(group.a_rI)
+            downs.append(pad(group.a_rI, (0, 0, 0, more)) if more else group.a_rI)
+            ups.append((pad(group.b_Or, (0, more)) if more else group.b_Or) * group.scale)
+            ends.append(group.last)
+        if ends[-1] < len(x_NI):
+            downs, ups, ends = [*downs, none_rI], [*ups, none_Or], [*ends, len(x_NI)]
+        self.down_GrI = torch.stack(downs).to(x_NI.dtype)
+        self.up_GOr = torch.stack(ups).to(x_NI.dtype)
+        self.ends_G = _ends(tuple(ends[1:]), x_NI.device)
+
+
+@lru_cache(maxsize=64)
+def _ends(ends: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the rows after each group's last; kept, because a copy to the GPU for every layer would wait for it."""
+    with torch.inference_mode(mode=False):  # what sampling made, training uses too
+        return torch.tensor(ends, dtype=torch.int32, device=device)
+
+
+def _aligned(x_NI: Tensor) -> Tensor:
+    """Return rows that lie where the kernel can read them."""
+    step = ALIGNMENT // x_NI.element_size()
+    fits = x_NI.stride(1) == 1 and x_NI.stride(0) % step == 0 == x_NI.storage_offset() % step
+    return x_NI if fits else x_NI.clone(memory_format=torch.contiguous_format)
+
+
+def _dropped(groups: Sequence[Group], x_NI: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows after each group's dropout, and where it let them through; drawn in the groups' order."""
+    out_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
+    for first, last, *_, dropout in groups:
+        if dropout:
+            out_NI[first:last], mask_NI[first:last] = torch.native_dropout(
+                x_NI[first:last], dropout, train=True
+            )
+    return out_NI, mask_NI
+
+
+def _through(groups: Sequence[Group], x_NI: Tensor, mask_NI: Tensor) -> Tensor:
+    """Return what dropout makes of rows where it let `mask_NI` through."""
+    out_NI = x_NI * mask_NI
+    for first, last, *_, dropout in groups:
+        if dropout:
+            out_NI[first:last] /= 1 - dropout
+    return out_NI
