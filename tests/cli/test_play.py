@@ -120,6 +120,11 @@ def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> 
     assert lines[2][0] == "1"
     assert 0 <= float(lines[2][1]) <= 4
     assert len(lines) == 3, "one checkpoint has no average"
+    more = ("training.steps=4", "checkpoint.every=1", "checkpoint.keep=4", "--no-rich")
+    longer = kapelle("train", "--resume", "run", *more)
+    assert longer.code == 0, longer.err
+    rows = [line[:12].strip() for line in kapelle("play", "run", "--exact").out.splitlines()]
+    assert rows == ["policy", "uniform", "1", "2", "3", "4", "average", "later half"]
 
 
 def test_a_solver_leaves_one_seat(typed: Type) -> None:

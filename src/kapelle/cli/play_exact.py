@@ -12,7 +12,7 @@ COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {}"
 
 
 def report(path: Path, settings: Sequence[str]) -> None:
-    """Print NashConv, exploitability, least share of legal moves and returns of every checkpoint and their average.
+    """Print NashConv, exploitability, least share of legal moves and returns of every checkpoint and their averages.
 
     Raises ConfigError for a game that cannot be enumerated; see `tabular.language_table`.
     """
@@ -37,3 +37,5 @@ def report(path: Path, settings: Sequence[str]) -> None:
         raise ConfigError(f"{path} has no checkpoint yet. Train on, or set `checkpoint.every` lower.")
     if len(tables) > 1:
         say(row("average", evaluate_table(game, average(game, tables))))
+    if len(tables) > 3:  # the first ones played worst, and an average forgets them slowly
+        say(row("later half", evaluate_table(game, average(game, tables[len(tables) // 2 :]))))
