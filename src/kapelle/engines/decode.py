@@ -6,11 +6,12 @@ known, else `padded_rows.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kapelle.engines.rows import Job, Rows, Said
+from kapelle.engines.step_graphs import Recorder, on_cuda
 from kapelle.engines.wave import Wave
 from kapelle.models.allocator import keep_freed_memory
 from kapelle.models.fused import fused_of
@@ -21,9 +22,19 @@ from kapelle.models.prefixes import Prefixes
 class Decoder:
     """Continues prompts on one model; what it prepared and what rows have read is there for later prompts."""
 
-    def __init__(self, model: LanguageModel, adapters: int = 1, kept_tokens: int = 0) -> None:
-        """Play about so many adapters, and keep at most so many token places of rows that are over."""
+    def __init__(
+        self,
+        model: LanguageModel,
+        adapters: int = 1,
+        kept_tokens: int = 0,
+        recorder_on: Callable[[torch.device], Recorder | None] = on_cuda,
+    ) -> None:
+        """Play about so many adapters, and keep at most so many token places of rows that are over.
+
+        `recorder_on` says what records steps on a device, if anything.
+        """
         self._model = model
+        self._recorder_on = recorder_on
         self._prefixes = Prefixes(kept_tokens)
         self._fused = None if model.lean is None else fused_of(model.lean, adapters, model.dtype)
         self.drop()
@@ -79,7 +90,8 @@ class Decoder:
             return PaddedRows(self._model)
         from kapelle.engines.lean_rows import LeanRows
 
-        return LeanRows(self._model, self._model.lean, self._fused, self._prefixes)
+        recorder = self._recorder_on(self._model.device)
+        return LeanRows(self._model, self._model.lean, self._fused, self._prefixes, recorder)
 
 
 def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[Said]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.rows import Job, route_of
+from kapelle.engines.step_graphs import Recorder, Window
 from kapelle.models.fused import FusedPass
 from kapelle.models.kv_cache import KVCache, PromptBlock
 from kapelle.models.language_model import LanguageModel
@@ -31,9 +32,15 @@ class LeanRows:
     """See `rows.Rows`."""
 
     def __init__(
-        self, model: LanguageModel, lean: LeanModel, fused: FusedPass | None, prefixes: Prefixes
+        self,
+        model: LanguageModel,
+        lean: LeanModel,
+        fused: FusedPass | None,
+        prefixes: Prefixes,
+        recorder: Recorder | None = None,
     ) -> None:
         self._model = model
+        self._window = Window(recorder)
         self._lean = lean
         self._fused = fused
         self._prefixes = prefixes
@@ -99,8 +106,16 @@ class LeanRows:
         return self._logits(tokens_N, position_N, route, attend, last_Q)
 
     def read(self, token_R: Tensor) -> Tensor:
-        """Read one more token of each row and return logits `_RV` of the next."""
-        position_R = torch.cat([cohort.cache.extend() for cohort in self._cohorts])
+        """Read one more token of each row and return logits `_RV` of the next, good until the next call."""
+        fresh = [cohort.cache.open() for cohort in self._cohorts]
+        if any(fresh):
+            self._window.close()
+        left = min(cohort.cache.left for cohort in self._cohorts)
+        return self._window.run(self._step, token_R, left)
+
+    def _step(self, token_R: Tensor) -> Tensor:
+        """Read a token where there is room for it, in tensors alone: a recording runs none of this again."""
+        position_R = torch.cat([cohort.cache.advance() for cohort in self._cohorts])
         return self._logits(token_R, position_R, self._route, self._attend, None)
 
     def _attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
@@ -142,6 +157,7 @@ class LeanRows:
         self._line_up()
 
     def _line_up(self) -> None:
+        self._window.close()
         self._sizes = [cohort.cache.rows for cohort in self._cohorts]
         self._route = route_of([adapter for cohort in self._cohorts for adapter, _ in cohort.texts])
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from kapelle.configured import Configured
 from kapelle.engines.decode import Decoder
 from kapelle.engines.rollout import Completion, Request
 from kapelle.engines.rows import Job, Said
+from kapelle.engines.step_graphs import Recorder, nowhere, on_cuda
 from kapelle.errors import EngineError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
@@ -46,9 +47,18 @@ class Local(Configured):
     """Most token places of finished rows whose keys and values are kept for prompts that go on from them, for each
     base model; 0 keeps none."""
 
+    graphs: Literal["auto", "off"] = "auto"
+    """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
+
+    @field_validator("graphs", mode="before")
+    @classmethod
+    def _as_written(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML 1.1 reads off as false
+
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
         """Return the engine on the trainer's own models."""
-        return LocalEngine(models, policies, self.max_rows, self.kept_tokens)
+        recorder_on = on_cuda if self.graphs == "auto" else nowhere
+        return LocalEngine(models, policies, self.max_rows, self.kept_tokens, recorder_on=recorder_on)
 
 
 @dataclass(slots=True)
@@ -102,11 +112,18 @@ class LocalEngine:
         max_rows: int = 1024,
         kept_tokens: int = 65_536,
         rests: Callable[[torch.device], bool] = has_memory_of_its_own,
+        recorder_on: Callable[[torch.device], Recorder | None] = on_cuda,
     ) -> None:
-        """Play on these models; `rests` says on which devices the memory of sampling is given back (`rest`)."""
+        """Play on these models.
+
+        `rests` says on which devices the memory of sampling is given back (`rest`), `recorder_on` what records steps.
+        """
         played = [policy for policy in policies if policy.endpoint is None]
         desks = {
-            id(model): _Desk(model, Decoder(model, sum(models[p.base] is model for p in played), kept_tokens))
+            id(model): _Desk(
+                model,
+                Decoder(model, sum(models[p.base] is model for p in played), kept_tokens, recorder_on),
+            )
             for model in models.values()
         }
         self._desks = list(desks.values())

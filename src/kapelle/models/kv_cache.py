@@ -5,6 +5,9 @@ as the filled part of a larger tensor. The first block holds the prompts. Where 
 is there once and all its rows look at it in one product; else each row has its own copy. The blocks behind it
 hold what the rows said; the last one is filled step by step, and what of it is still empty is masked.
 
+Between two new blocks no shape changes, and which place is next stands in tensors that a step changes in place: such a
+step can be recorded once and replayed (engines/step_graphs.py).
+
 Shapes: R rows, Q prompts, G most rows of a prompt, P longest prompt, T places of a block, H query heads, J key
 heads, E head size, U = H / J query heads per key head, L layers, n tokens.
 """
@@ -42,6 +45,10 @@ class KVCache:
         self._blocks = [_Block(kv) for kv in said]
         self.length = length
         """Tokens that every row has said and read."""
+        self._position_R = prompts.length_Q[prompt_R] + (length - 1)
+        self._place_1 = prompt_R.new_full((1,), (length - 1) % TAIL)
+        """Of the last token in the last block."""
+        self._empty_T = self._emptied()
 
     @classmethod
     def seated(cls, prompts: PromptBlock, prompt_R: Tensor) -> KVCache:
@@ -71,28 +78,52 @@ class KVCache:
         """Where it is."""
         return self._prompt_R.device
 
+    @property
+    def left(self) -> int:
+        """Tokens per row for which the blocks have room."""
+        return -self.length % TAIL
+
     def extend(self) -> Tensor:
         """Open the next place in every row and return the position `_R` of the token that goes there."""
-        if self.length % TAIL == 0:
+        self.open()
+        return self.advance()
+
+    def open(self) -> bool:
+        """Count one more token, and make room for it where there is none; True when the blocks are new."""
+        fresh = not self.left
+        if fresh:
             if len(self._blocks) > 1 and self._blocks[-2].places < BLOCK:
                 self._blocks[-2:] = [_Block(torch.cat([block.kv for block in self._blocks[-2:]], dim=4))]
             shape = self._prompts.kv.shape
             kv = self._prompts.kv.new_zeros(*shape[:2], self.rows, shape[3], TAIL, shape[5])
             self._blocks.append(_Block(kv))
+            self._place_1.fill_(-1)
+            self._empty_T.fill_(-torch.inf)
         self.length += 1
-        return self._prompts.length_Q[self._prompt_R] + (self.length - 1)
+        return fresh
+
+    def advance(self) -> Tensor:
+        """Go to the next place, in tensors alone; return the position `_R` of the token that goes there."""
+        self._place_1.add_(1)
+        self._empty_T.index_fill_(0, self._place_1, 0)
+        return self._position_R.add_(1)
+
+    def _emptied(self) -> Tensor:
+        """Return −∞ for the places of the last block that are still empty, `_T`."""
+        empty_T = self._prompts.kv.new_full((TAIL,), -torch.inf)
+        return empty_T.masked_fill_(torch.arange(TAIL, device=self.device) <= self._place_1, 0)
 
     def attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
         """Store one new token per row at the last place and let it look at its row; `Attend` of lean.py."""
-        last = (self.length - 1) % TAIL
-        self._blocks[-1].kv[layer, 0, :, :, last] = k_RJE
-        self._blocks[-1].kv[layer, 1, :, :, last] = v_RJE
+        kv = self._blocks[-1].kv[layer]
+        kv[0].index_copy_(2, self._place_1, k_RJE[:, :, None])
+        kv[1].index_copy_(2, self._place_1, v_RJE[:, :, None])
         rows, heads, size = q_RHE.shape
         groups = rows * k_RJE.shape[1]
         q_gUE = q_RHE.reshape(groups, -1, size)
         scores = [self._seats.scores(layer, q_RHE).view(groups, q_gUE.shape[1], -1)]
         scores += [torch.bmm(q_gUE, block.keys[layer]) for block in self._blocks]
-        scores[-1][:, :, last + 1 :] = -torch.inf
+        scores[-1].add_(self._empty_T)
         weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
         first = self._prompts.longest
         told_gUE = self._seats.told(layer, weight[..., :first])
