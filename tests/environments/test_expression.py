@@ -86,7 +86,7 @@ def test_what_is_no_expression(text: str) -> None:
 def test_no_text_takes_long_or_deep(text: str) -> None:
     start = time.process_time()
     assert parse_expression(text) is None
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize("text", ["1/0", "1//0", "5/(2-2)", "1/0*0"])

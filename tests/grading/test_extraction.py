@@ -242,7 +242,7 @@ def test_the_last_number_is_not_a_piece_of_what_is_seen(text: str) -> None:
 def test_no_text_takes_long(policy: Policy, text: str) -> None:
     start = time.process_time()
     extract(text, (policy,))
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 3.0
 
 
 def test_a_text_of_ten_million_characters_has_no_answer() -> None:

@@ -129,8 +129,8 @@ def test_hostile_answer(hostile: Hostile, name: str, graders: Mapping[str, Seque
         for grader in graders[name]:
             start = time.process_time()
             grade = grader(text, hostile.gold)
-            # This process's own time; a pool's is bounded by its limit and ends as `ungraded`.
-            assert time.process_time() - start < 1.0
+            # This process's own time, with room for a collection; a pool's is bounded by its limit and ends as `ungraded`.
+            assert time.process_time() - start < 3.0
             assert (grade.score == 1.0) == (name in hostile.right), f"{text[:80]!r}: {grade}"
             assert grade.score in {0.0, 1.0}
 

@@ -42,7 +42,7 @@ def test_what_is_not_read(text: str, message: str) -> None:
     start = time.process_time()
     with pytest.raises(NotJson, match=message):
         parse_json(text)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 2.0
 
 
 def test_brackets_in_strings_are_not_depth() -> None:

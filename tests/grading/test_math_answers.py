@@ -170,7 +170,7 @@ def test_what_nobody_may_read_as_an_answer(text: str) -> None:
     start = time.process_time()
     with pytest.raises(Refused):
         read_answer(text)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(

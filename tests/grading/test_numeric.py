@@ -127,7 +127,7 @@ def test_numbers(text: str, value: str) -> None:
 def test_what_is_not_one_number_of_sensible_size(text: str) -> None:
     start = time.process_time()
     assert parse_number(text) is None
-    assert time.process_time() - start < 0.1
+    assert time.process_time() - start < 1.0
 
 
 def test_a_percentage_is_worth_hundredths_and_shows_a_figure() -> None:
