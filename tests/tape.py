@@ -68,11 +68,16 @@ class TapeRecorder:
         self.warmed = 0
         self.recorded = 0
         self.replayed = 0
+        self.forgotten = 0
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
         """Run a step as it is."""
         self.warmed += 1
         return step()
+
+    def forget(self) -> None:
+        """Count."""
+        self.forgotten += 1
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Run a step and note it; its first run counts as the recording's first."""

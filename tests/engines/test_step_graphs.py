@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 
 import pytest
 import torch
@@ -100,6 +101,23 @@ def test_rows_that_join_and_leave_begin_a_new_window() -> None:
     assert recorder.replayed > recorder.warmed
 
 
+@torch.inference_mode()
+def test_the_first_cohort_that_needs_a_block_ends_the_window() -> None:
+    recorder = TapeRecorder()
+    rows = rows_on(model_of(), recorder)
+    rows.join(ALONE)
+    for _ in range(TAIL - 3):
+        rows.read(torch.full((6,), 9))
+    rows.join(ALONE)
+    assert recorder.recorded == 1
+    for _ in range(3):
+        rows.read(torch.full((12,), 9))
+    assert recorder.recorded == 1  # three steps, too few for another
+    for _ in range(4):
+        rows.read(torch.full((12,), 9))
+    assert recorder.recorded == 2
+
+
 def to_the_end(decoder: Decoder) -> None:
     while decoder.in_flight:
         decoder.advance(100)
@@ -127,6 +145,16 @@ def test_whole_conversations_are_the_same(fused: bool, monkeypatch: pytest.Monke
 
     assert said(lambda _device: recorder) == said(lambda _device: None)
     assert recorder.recorded > 3
+
+
+def test_a_rested_decoder_lets_its_recordings_go() -> None:
+    recorder = TapeRecorder()
+    decoder = Decoder(model_of(), recorder_on=lambda _device: recorder)
+    decoder.join(ALONE)
+    decoder.advance(5)
+    assert recorder.forgotten == 0
+    decoder.rest()
+    assert (recorder.forgotten, decoder.in_flight) == (1, 0)
 
 
 class TestWindow:
@@ -211,7 +239,7 @@ class Gpu:
         self.least_alive = 9
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        gpu = self
+        gpu, pools = self, count(1)
 
         class Stream:
             def __init__(self, name: object = "side") -> None:
@@ -250,7 +278,7 @@ class Gpu:
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
         monkeypatch.setattr(torch.cuda, "stream", stream)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream(gpu.current))
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"pool {next(pools)}")
 
 
 class TestCudaRecorder:
@@ -275,7 +303,7 @@ class TestCudaRecorder:
         assert replay() is replay()
         assert gpu.told == [
             *("side waits for main", "step on side", "main waits for side", "kept for main"),
-            *("side waits for main", "begin on side in the pool", "step on side", "end"),
+            *("side waits for main", "begin on side in pool 1", "step on side", "end"),
             *("replay on main", "replay on main"),
         ]
 
@@ -288,6 +316,15 @@ class TestCudaRecorder:
             window.close()
             assert len(gpu.alive) == 1
         assert gpu.least_alive == 2  # the one before lives until the next is whole
+
+    def test_forgotten_graphs_are_gone_and_their_pool_too(self, gpu: Gpu) -> None:
+        recorder = CudaRecorder(torch.device("cuda"))
+        recorder.record(lambda: self.step(gpu))
+        recorder.forget()
+        assert not gpu.alive
+        recorder.record(lambda: self.step(gpu))
+        begins = [said for said in gpu.told if said.startswith("begin")]
+        assert begins == ["begin on side in pool 1", "begin on side in pool 2"]
 
     def test_what_cannot_be_recorded_is_said_with_what_to_do(self, gpu: Gpu) -> None:
         def waits() -> Tensor:

@@ -91,7 +91,8 @@ def test_prompts_and_what_follows_are_read_as_transformers_reads_them(model: Any
         cache = KVCache.seated(prompts, torch.tensor([0, 1]))
         for step in (5, 6, 7):
             tokens_R = torch.tensor([text[step] for text in texts])
-            read = small.logits(tokens_R, cache.extend(), [(None, 0, 2)], cache.attend)
+            cache.open()
+            read = small.logits(tokens_R, cache.advance(), [(None, 0, 2)], cache.attend)
             for row, text in zip(read, texts, strict=True):
                 torch.testing.assert_close(row, by_the_book(model, text)[step], atol=2e-5, rtol=1e-5)
 

@@ -34,7 +34,7 @@ class Decoder:
         `recorder_on` says what records steps on a device, if anything.
         """
         self._model = model
-        self._recorder_on = recorder_on
+        self._recorder = recorder_on(model.device)
         self._prefixes = Prefixes(kept_tokens)
         self._fused = None if model.lean is None else fused_of(model.lean, adapters, model.dtype)
         self.drop()
@@ -83,6 +83,13 @@ class Decoder:
         if self._fused is not None:
             self._fused.forget(adapter)
 
+    def rest(self) -> None:
+        """Forget the rows in flight and everything that can be made again."""
+        self.drop()
+        self.forget(None)
+        if self._recorder is not None:
+            self._recorder.forget()
+
     def _open_rows(self) -> Rows:
         if self._model.lean is None:
             from kapelle.engines.padded_rows import PaddedRows
@@ -90,8 +97,7 @@ class Decoder:
             return PaddedRows(self._model)
         from kapelle.engines.lean_rows import LeanRows
 
-        recorder = self._recorder_on(self._model.device)
-        return LeanRows(self._model, self._model.lean, self._fused, self._prefixes, recorder)
+        return LeanRows(self._model, self._model.lean, self._fused, self._prefixes, self._recorder)
 
 
 def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[Said]:

@@ -194,7 +194,7 @@ class LocalEngine:
         resting = [desk for desk in self._desks if self._rests(desk.model.device)]
         for desk in resting:
             desk.clear()
-            desk.decoder.forget(None)
+            desk.decoder.rest()
         if any(desk.model.device.type == "cuda" for desk in resting):
             torch.cuda.empty_cache()
 

@@ -41,6 +41,10 @@ class Recorder(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Give back the memory of recordings, none of which is run again."""
+        ...
+
 
 class Window:
     """The steps between two changes of the rows in flight or their blocks."""
@@ -108,13 +112,18 @@ class CudaRecorder:
                     f"({' '.join(str(error).split())[:300]}). Set `engine.graphs: off`."
                 ) from error
             graph.capture_end()
-        self._last = graph
+        self._last = graph  # which lets the one before go only now
 
         def replay() -> Tensor:
             graph.replay()
             return logits_RV
 
         return replay
+
+    def forget(self) -> None:
+        """See `Recorder`."""
+        self._last = None
+        self._pool = torch.cuda.graph_pool_handle()  # a pool that has lost its last graph takes no other
 
 
 def on_cuda(device: torch.device) -> Recorder | None:

@@ -83,11 +83,6 @@ class KVCache:
         """Tokens per row for which the blocks have room."""
         return -self.length % TAIL
 
-    def extend(self) -> Tensor:
-        """Open the next place in every row and return the position `_R` of the token that goes there."""
-        self.open()
-        return self.advance()
-
     def open(self) -> bool:
         """Count one more token, and make room for it where there is none; True when the blocks are new."""
         fresh = not self.left
@@ -103,7 +98,7 @@ class KVCache:
         return fresh
 
     def advance(self) -> Tensor:
-        """Go to the next place, in tensors alone; return the position `_R` of the token that goes there."""
+        """Go to the place that `open` made, in tensors alone; return the position `_R` of its token, good until the next."""
         self._place_1.add_(1)
         self._empty_T.index_fill_(0, self._place_1, 0)
         return self._position_R.add_(1)
