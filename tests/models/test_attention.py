@@ -75,3 +75,40 @@ def test_a_key_that_is_hidden_changes_nothing() -> None:
     for x in (k, v):
         assert x.grad is not None
         assert not x.grad[2, 1:3].any()
+
+
+class TestKeysThatQueryHeadsShare:
+    @pytest.mark.parametrize("prefix", [0, 3])
+    def test_they_may_be_repeated_first(self, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As on a GPU, which has no kernel that shares them under a mask."""
+        monkeypatch.setattr(module, "MOST", 0)
+        mask = branch_mask(5, prefix) if prefix else None
+        q, k, v = inputs(5, 5 + prefix, torch.float64)
+        given = drawn(*q.shape, dtype=torch.float64, seed=7).detach()
+        shared = attention(q, k, v, mask, 0.3)
+        shared_grads = torch.autograd.grad(shared, (q, k, v), given)
+        asked: list[bool] = []
+
+        def always(_device: torch.device, _dtype: torch.dtype, *, masked: bool) -> bool:
+            asked.append(masked)
+            return True
+
+        monkeypatch.setattr(module, "repeats_keys", always)
+        repeated = attention(q, k, v, mask, 0.3)
+        assert asked == [mask is not None]
+        assert float((repeated - shared).detach().abs().max()) < 1e-14
+        for one, other in zip(torch.autograd.grad(repeated, (q, k, v), given), shared_grads, strict=True):
+            assert float((one - other).abs().max()) < 1e-13
+
+    @pytest.mark.parametrize(
+        ("device", "dtype", "masked", "expected"),
+        [
+            ("cuda", torch.bfloat16, False, False),
+            ("cuda", torch.float16, False, False),
+            ("cuda", torch.bfloat16, True, True),
+            ("cuda", torch.float32, False, True),
+            ("cpu", torch.float32, True, False),
+        ],
+    )
+    def test_where(self, device: str, dtype: torch.dtype, masked: bool, expected: bool) -> None:
+        assert module.repeats_keys(torch.device(device), dtype, masked=masked) is expected

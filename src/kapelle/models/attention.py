@@ -33,17 +33,39 @@ def attention(
     if q_BLHE.device.type == "cpu" and k_BMJE.shape[1] <= MOST:
         gathered: Tensor = _Products.apply(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale)  # type: ignore[no-untyped-call]
         return gathered
-    mask = None if mask_BLM is None else mask_BLM[:, None]
-    fused_BHLE: Tensor = scaled_dot_product_attention(
-        q_BLHE.transpose(1, 2),
-        k_BMJE.transpose(1, 2),
-        v_BMJE.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
-        enable_gqa=q_BLHE.shape[2] != k_BMJE.shape[2],
+    mask_B1LM = None if mask_BLM is None else mask_BLM[:, None]
+    q_BHLE, k_BJME, v_BJME = (x.transpose(1, 2) for x in (q_BLHE, k_BMJE, v_BMJE))
+    return fused_attention(q_BHLE, k_BJME, v_BJME, mask_B1LM, causal=mask_BLM is None, scale=scale).transpose(
+        1, 2
     )
-    return fused_BHLE.transpose(1, 2)
+
+
+def fused_attention(
+    q_BHLE: Tensor,
+    k_BJME: Tensor,
+    v_BJME: Tensor,
+    mask_B1LM: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """Return what torch's fused attention gathers, `_BHLE`, by a kernel that does not keep all weights."""
+    each = q_BHLE.shape[1] // k_BJME.shape[1]
+    if each > 1 and repeats_keys(q_BHLE.device, q_BHLE.dtype, masked=mask_B1LM is not None):
+        k_BJME, v_BJME, each = k_BJME.repeat_interleave(each, 1), v_BJME.repeat_interleave(each, 1), 1
+    fused_BHLE: Tensor = scaled_dot_product_attention(
+        q_BHLE, k_BJME, v_BJME, mask_B1LM, is_causal=causal, scale=scale, enable_gqa=each > 1
+    )
+    return fused_BHLE
+
+
+def repeats_keys(device: torch.device, dtype: torch.dtype, *, masked: bool) -> bool:
+    """Return whether key heads are repeated for their query heads before fused attention.
+
+    On CUDA only the flash kernel lets query heads share a key head, and it takes half precision and no mask. For
+    anything else torch would fall back to products that keep the weights of all pairs of tokens.
+    """
+    return device.type == "cuda" and (masked or dtype not in (torch.float16, torch.bfloat16))
 
 
 class _Products(torch.autograd.Function):

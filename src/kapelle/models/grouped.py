@@ -60,9 +60,10 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
     """Return whether the updates of so many adapters are grouped for an input: at least `LEAST`, and a kernel for them."""
+    if adapters < LEAST or not has_kernel(x_NI.device, x_NI.dtype):
+        return False
     step = ALIGNMENT // x_NI.element_size()
-    aligned = x_NI.shape[1] % step == 0 == features_out % step
-    return adapters >= LEAST and aligned and has_kernel(x_NI.device, x_NI.dtype)
+    return x_NI.shape[1] % step == 0 == features_out % step
 
 
 def add_updates(groups: Sequence[Group], x_NI: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor | None]:

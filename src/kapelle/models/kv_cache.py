@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from kapelle.models.attention import fused_attention
 from kapelle.models.lean import Attend, LeanModel
 
 TAIL = 16
@@ -206,10 +206,7 @@ class PromptBlock:
                 if looks is not None:
                     k, v = self.kv[layer, :, first:last, :, self.longest - looks.shape[3] :]
                 causal = mask is None and asked > 1
-                grouped = q.shape[1] != k.shape[1]
-                out = scaled_dot_product_attention(
-                    q, k, v, looks, is_causal=causal, scale=1.0, enable_gqa=grouped
-                )
+                out = fused_attention(q, k, v, looks, causal=causal, scale=1.0)
                 told.append(out.transpose(1, 2).reshape(count * asked, *q_NHE.shape[1:]))
             return told[0] if len(told) == 1 else torch.cat(told)
 
