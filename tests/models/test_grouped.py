@@ -13,9 +13,10 @@ import pytest
 import torch
 from tests.tiny import same_bits, stir, tiny_model
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kapelle.models import grouped
-from kapelle.models.grouped import Group, add_updates, has_kernel, takes_groups
+from kapelle.models.grouped import Group, add_updates, backward_updates, has_kernel, takes_groups
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import Route, linear
 from kapelle.models.plan import plan_sequences
@@ -62,6 +63,16 @@ def learned(
         (hidden_ND.float() * given_ND).sum(), (embedding, *parameters.values()), allow_unused=True
     )
     return {"hidden": hidden_ND.detach(), **dict(zip(names, grads, strict=True))}
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that compute something."""
+
+    count: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += int(not func.is_view and "empty" not in func._schema.name)
+        return func(*args, **(kwargs or {}))
 
 
 def with_dropout(shares: Sequence[float]) -> dict[str, Lora]:
@@ -130,6 +141,23 @@ class TestNumbers:
         assert mask_NI is None
         assert out_NO[:, 0].tolist() == [1 + 2 * 1.5 * 16, 1.0, 1 + 0.5 * 1.25 * 24]
 
+    def test_rows_may_lie_anywhere(self) -> None:
+        generator = torch.Generator().manual_seed(6)
+        wide_NI, given_NO = torch.randn(2, 6, 9, generator=generator)
+        a_rI, b_Or = torch.randn(3, 8, generator=generator), torch.randn(8, 3, generator=generator)
+        groups = [Group(0, 4, a_rI, b_Or, 0.5, 0.0), Group(4, 6, -a_rI, b_Or, 0.5, 0.0)]
+        made = []
+        for x_NI, dy_NO in (
+            (wide_NI[:, 1:], given_NO[:, :8]),
+            (wide_NI[:, 1:].clone(), given_NO[:, :8].clone()),
+        ):
+            out_NO, dx_NI = torch.zeros(6, 8), torch.zeros(6, 8)
+            low_Nr, mask_NI = add_updates(groups, x_NI, out_NO)
+            assert bool(out_NO.any(1).all())
+            factors = backward_updates(groups, low_Nr, mask_NI, x_NI, dy_NO, dx_NI, factors=True)
+            made.append([out_NO, dx_NI, *(tensor for each in factors for tensor in each)])
+        assert same_bits(*made)
+
     def test_they_are_those_of_one_product_after_another(
         self, monkeypatch: pytest.MonkeyPatch, calls: list[int]
     ) -> None:
@@ -181,6 +209,30 @@ class TestNumbers:
             error = float((together[name].float() - expected).square().mean().sqrt())
             error_apart = float((apart[name].float() - expected).square().mean().sqrt())
             assert 0 < error < 1.25 * error_apart, name
+
+
+class TestStarts:
+    @pytest.mark.parametrize(("adapters", "share"), [(2, 1.0), (4, 0.75), (8, 0.5)])
+    def test_fewer_operations_are_started(
+        self, adapters: int, share: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each is a kernel on a GPU. Forward and backward, ranks that need no filling up, no bare rows."""
+        lora = Lora(rank=8, alpha=12.0, targets=EVERYWHERE)
+        model, parameters = bank_of({f"agent_{k}": lora for k in range(adapters)}, "bfloat16")
+        rows = sum(LENGTHS) // adapters
+        last = sum(LENGTHS)
+        route = [(f"agent_{k}", k * rows, (k + 1) * rows) for k in range(adapters - 1)]
+        route.append((f"agent_{adapters - 1}", (adapters - 1) * rows, last))
+
+        def started() -> int:
+            learned(model, parameters, route)
+            with Operations() as operations:
+                learned(model, parameters, route)
+            return int(operations.count)
+
+        apart = started()
+        always(monkeypatch)
+        assert started() < share * apart
 
 
 class TestSeparation:

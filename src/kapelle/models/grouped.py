@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm, pad
 
 LEAST = 2
-"""Adapters in a pass from which they are grouped."""
+"""Adapters in a pass from which they are grouped: from two on, fewer kernels are started than one after another."""
 
 ARCHITECTURES = frozenset({9, 10})
 """Major compute capabilities that torch has a kernel for; elsewhere its grouped product is a loop that waits for the GPU."""
@@ -98,14 +98,13 @@ def backward_updates(
         return [Factored(None, None) for _ in groups]
     if mask_NI is not None:
         x_NI = _through(groups, x_NI, mask_NI)
-    da_GrI = grouped_mm(given_Nr.t(), _aligned(x_NI), offs=stack.ends_G)
-    db_GOr = grouped_mm(given_NO.t(), low_Nr, offs=stack.ends_G)
+    da_GrI = grouped_mm(given_Nr.t(), _aligned(x_NI), offs=stack.ends_G).to(groups[0].a_rI.dtype)
+    db_GOr = grouped_mm(given_NO.t(), low_Nr, offs=stack.ends_G).to(groups[0].b_Or.dtype)
+    ranks = [len(group.a_rI) for group in groups]
+    db = _scaled(groups, [db_GOr[place, :, :rank] for place, rank in zip(stack.places, ranks, strict=True)])
     return [
-        Factored(
-            da_GrI[place, : len(group.a_rI)],
-            db_GOr[place, :, : len(group.a_rI)].to(group.b_Or.dtype) * group.scale,
-        )
-        for place, group in zip(stack.places, groups, strict=True)
+        Factored(da_GrI[place, :rank], db_Or)
+        for place, rank, db_Or in zip(stack.places, ranks, db, strict=True)
     ]
 
 
@@ -115,26 +114,35 @@ class _Stack:
     def __init__(self, groups: Sequence[Group], x_NI: Tensor) -> None:
         step = ALIGNMENT // x_NI.element_size()
         rank = -(-max(len(group.a_rI) for group in groups) // step) * step
-        none_rI = groups[0].a_rI.new_zeros(rank, groups[0].a_rI.shape[1])
-        none_Or = groups[0].b_Or.new_zeros(len(groups[0].b_Or), rank)
         downs: list[Tensor] = []
         ups: list[Tensor] = []
         ends = [0]
         self.places: list[int] = []
         """Of each given group in the stack, which has one of zeros wherever rows have no adapter."""
-        for group in groups:
-            if group.first > ends[-1]:
-                downs, ups, ends = [*downs, none_rI], [*ups, none_Or], [*ends, group.first]
+
+        def leave_out(first: int) -> None:
+            """Let rows up to `first` that no group covers be a group of zeros."""
+            if first > ends[-1]:
+                downs.append(groups[0].a_rI.new_zeros(rank, groups[0].a_rI.shape[1]))
+                ups.append(groups[0].b_Or.new_zeros(len(groups[0].b_Or), rank))
+                ends.append(first)
+
+        for group, b_Or in zip(groups, _scaled(groups, [group.b_Or for group in groups]), strict=True):
+            leave_out(group.first)
             self.places.append(len(downs))
             more = rank - len(group.a_rI)
             downs.append(pad(group.a_rI, (0, 0, 0, more)) if more else group.a_rI)
-            ups.append((pad(group.b_Or, (0, more)) if more else group.b_Or) * group.scale)
+            ups.append(pad(b_Or, (0, more)) if more else b_Or)
             ends.append(group.last)
-        if ends[-1] < len(x_NI):
-            downs, ups, ends = [*downs, none_rI], [*ups, none_Or], [*ends, len(x_NI)]
+        leave_out(len(x_NI))
         self.down_GrI = torch.stack(downs).to(x_NI.dtype)
         self.up_GOr = torch.stack(ups).to(x_NI.dtype)
         self.ends_G = _ends(tuple(ends[1:]), x_NI.device)
+
+
+def _scaled(groups: Sequence[Group], tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Return each group's tensor times its scale, in one kernel."""
+    return torch._foreach_mul(tensors, [group.scale for group in groups])  # noqa: SLF001 — it has no other name
 
 
 @lru_cache(maxsize=64)
