@@ -331,7 +331,8 @@ class TestCudaRecorder:
             raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
         with pytest.raises(
-            EngineError, match=r"not permitted when stream is capturing\).*engine\.graphs: off"
+            EngineError,
+            match=r"not permitted when stream is capturing\).*`engine: \{name: local, graphs: off\}`",
         ):
             CudaRecorder(torch.device("cuda")).record(waits)
         assert gpu.told[-1] == "end"

@@ -109,7 +109,7 @@ class CudaRecorder:
                     graph.capture_end()
                 raise EngineError(
                     "A step of sampling cannot be recorded as a CUDA graph "
-                    f"({' '.join(str(error).split())[:300]}). Set `engine.graphs: off`."
+                    f"({' '.join(str(error).split())[:300]}). Set `engine: {{name: local, graphs: off}}`."
                 ) from error
             graph.capture_end()
         self._last = graph  # which lets the one before go only now
