@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -9,7 +10,7 @@ from itertools import count
 import pytest
 import torch
 from tests.tape import Tape, TapeRecorder, UnrecordableError
-from tests.tiny import LORA, lora_policies, stir, tiny_model
+from tests.tiny import LORA, lora_policies, same_bits, sections, stir, tiny_model
 from torch import Tensor
 
 from kapelle.engines.decode import Decoder
@@ -22,6 +23,7 @@ from kapelle.models.fused import fused_of
 from kapelle.models.kv_cache import TAIL
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.prefixes import Prefixes
+from kapelle.trainer import Trainer
 from kapelle.types import Sampling
 
 
@@ -155,6 +157,25 @@ def test_a_rested_decoder_lets_its_recordings_go() -> None:
     assert recorder.forgotten == 0
     decoder.rest()
     assert (recorder.forgotten, decoder.in_flight) == (1, 0)
+
+
+def test_a_run_that_records_learns_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = TapeRecorder()
+
+    def trained(recorder_on: Callable[[torch.device], TapeRecorder | None]) -> dict[str, Tensor]:
+        monkeypatch.setattr("kapelle.engines.local.on_cuda", recorder_on)
+        team = {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 24}}
+        with Trainer(**sections(model=tiny_model(), team=team)) as made:
+            for step in made.steps(2):
+                assert step.metrics["parity/max"] <= 1e-4
+            return {
+                f"{name} {key}": tensor.detach().clone()
+                for name in made.team.trained
+                for key, tensor in made.engine.weights(name).items()
+            }
+
+    assert same_bits(trained(lambda _device: recorder), trained(lambda _device: None))
+    assert recorder.recorded > 0
 
 
 class TestWindow:
@@ -306,6 +327,14 @@ class TestCudaRecorder:
             *("side waits for main", "begin on side in pool 1", "step on side", "end"),
             *("replay on main", "replay on main"),
         ]
+
+    def test_torch_takes_what_it_is_told(self) -> None:
+        """The stand-ins above have the methods of the real ones."""
+        begin = inspect.signature(torch.cuda.CUDAGraph.capture_begin)
+        begin.bind(None, pool=None, capture_error_mode="thread_local")
+        inspect.signature(torch.cuda.Stream.wait_stream).bind(None, None)
+        for kind, names in ((torch.cuda.CUDAGraph, ("capture_end", "replay")), (Tensor, ("record_stream",))):
+            assert all(callable(vars(kind).get(name) or vars(kind.__mro__[1])[name]) for name in names)
 
     def test_a_pool_is_never_without_a_graph(self, gpu: Gpu) -> None:
         recorder = CudaRecorder(torch.device("cuda"))
