@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm, pad
 
 LEAST = 2
-"""Adapters in a pass from which they are grouped: from two on, fewer kernels are started than one after another."""
+"""Adapters in a pass from which they are grouped: from two on, fewer kernels are started than one after another, from
+three on where ranks have to be filled up."""
 
 ARCHITECTURES = frozenset({9, 10})
 """Major compute capabilities that torch has a kernel for; elsewhere its grouped product is a loop that waits for the GPU."""
