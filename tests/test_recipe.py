@@ -116,6 +116,9 @@ class TestSettings:
             ("model.path=./here", "model.path", "./here"),
             ("model.path=1e5", "model.path", "1e5"),
             ("team.agents=3", "team.agents", 3),
+            ("engine.max_rows=64", "engine.max_rows", 64),
+            ("engine.max_rows=64", "engine.name", "local"),
+            ("engine.graphs=off", "engine.graphs", "off"),
         ],
     )
     def test_values_are_yaml(self, base: str, setting: str, key: str, value: Any) -> None:

@@ -165,7 +165,9 @@ def _resolved(merged: Mapping[str, Any], origin: dict[str, str]) -> Recipe:
 
 def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> RunConfig:
     """Validate nested values as a run; ConfigError explains the first thing that is wrong."""
-    values = {"engine": {"name": "local"}, **values}
+    engine = values.get("engine", {})
+    if isinstance(engine, Mapping):
+        values = {**values, "engine": {"name": "local", **engine}}
     built = {section: _section(section, values, origin or {}) for section in SECTIONS}
     return _validated(RunConfig, {**values, **built}, origin or {})
 

@@ -8,7 +8,9 @@ Shapes: R rows, V vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,17 +20,38 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
-class SamplingRows(NamedTuple):
-    """Sampling limits of each row, as tensors."""
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Sampling limits of each row, as tensors, and which of them occur: asked once, because a GPU is waited for."""
 
     temperature_R: Tensor
     top_p_R: Tensor
     top_k_R: Tensor
     seed_R: Tensor
+    tempers: bool = field(init=False)
+    """Whether any temperature is not 1."""
+    cuts_p: bool = field(init=False)
+    cuts_k: bool = field(init=False)
+    greedy: bool = field(init=False)
+    """Whether any row takes its likeliest token."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tempers", bool((self.temperature_R != 1).any()))
+        object.__setattr__(self, "cuts_p", bool((self.top_p_R < 1).any()))
+        object.__setattr__(self, "cuts_k", bool((self.top_k_R > 0).any()))
+        object.__setattr__(self, "greedy", bool((self.temperature_R <= 0).any()))
 
     def keep(self, rows: Tensor) -> SamplingRows:
         """Return the limits of the rows at these indices."""
-        return SamplingRows(*(column[rows] for column in self))
+        return SamplingRows(
+            self.temperature_R[rows], self.top_p_R[rows], self.top_k_R[rows], self.seed_R[rows]
+        )
+
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> SamplingRows:
+        """Return the limits of all rows of several, in order."""
+        columns = zip(*((p.temperature_R, p.top_p_R, p.top_k_R, p.seed_R) for p in parts), strict=True)
+        return SamplingRows(*(torch.cat(column) for column in columns))
 
 
 def uniform(seed_R: Tensor, position_R: Tensor) -> Tensor:
@@ -54,7 +77,7 @@ def distribution(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _tempered(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-    if bool((rows.temperature_R == 1).all()):
+    if not rows.tempers:
         return logits_RV
     temperature_R = torch.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
     return logits_RV / temperature_R[:, None]
@@ -62,9 +85,9 @@ def _tempered(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
 
 def _cut(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
     """Return logits without what top-k and top-p leave out; the same logits where no row has such a limit."""
-    if bool((rows.top_k_R > 0).any()):
+    if rows.cuts_k:
         logits_RV = _cut_top_k(torch.log_softmax(logits_RV, dim=-1), rows.top_k_R)
-    if bool((rows.top_p_R < 1).any()):
+    if rows.cuts_p:
         logits_RV = _cut_top_p(torch.log_softmax(logits_RV, dim=-1), rows.top_p_R)
     return logits_RV
 
@@ -95,8 +118,7 @@ def sample(logits_RV: Tensor, rows: SamplingRows, position_R: Tensor) -> tuple[T
     mass_RV = (logits_RV - top_R1).exp_().cumsum(-1, dtype=torch.float64)
     point_R1 = uniform(rows.seed_R, position_R)[:, None] * mass_RV[:, -1:]
     token_R1 = torch.searchsorted(mass_RV, point_R1, right=True).clamp_(max=logits_RV.shape[1] - 1)
-    greedy_R = rows.temperature_R <= 0
-    if bool(greedy_R.any()):
-        token_R1 = torch.where(greedy_R[:, None], logits_RV.argmax(-1, keepdim=True), token_R1)
+    if rows.greedy:
+        token_R1 = torch.where(rows.temperature_R[:, None] <= 0, logits_RV.argmax(-1, keepdim=True), token_R1)
     logp_R1 = (logits_RV.gather(1, token_R1) - top_R1).double() - mass_RV[:, -1:].log()
     return token_R1.squeeze(1), logp_R1.squeeze(1).to(logits_RV.dtype)

@@ -76,8 +76,7 @@ class Wave:
 
     def _line_up(self) -> None:
         self._sizes = [cohort.size for cohort in self._cohorts]
-        columns = zip(*(cohort.limits for cohort in self._cohorts), strict=True)
-        self._limits = SamplingRows(*(torch.cat(column) for column in columns))
+        self._limits = SamplingRows.joined(cohort.limits for cohort in self._cohorts)
         self._step_R = torch.cat([torch.full_like(c.limits.seed_R, c.step) for c in self._cohorts])
 
 
