@@ -29,7 +29,7 @@ def draw(path: Path, title: str, panels: Mapping[str, Mapping[str, Curve]]) -> N
         raise ConfigError("Nothing was drawn: matplotlib is missing. pip install 'kapelle[plot]'") from None
     # Ids in the file are hashes; without a salt of our own they would differ from run to run.
     with mpl.rc_context({"svg.hashsalt": "kapelle", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
+        figure = Figure(figsize=(5 * len(panels) + 1.5, 3.6), layout="constrained")
         FigureCanvasSVG(figure)
         figure.suptitle(title)
         for number, (name, curves) in enumerate(panels.items(), start=1):
@@ -38,23 +38,41 @@ def draw(path: Path, title: str, panels: Mapping[str, Mapping[str, Curve]]) -> N
             axes.set_xlabel("step")
             axes.set_ylabel("success, or mean return")
             _fill(axes, curves)
+        lines, labels = figure.axes[0].get_legend_handles_labels() if panels else ([], [])
+        if lines:
+            columns = -(-len(lines) // COLORS)
+            figure.legend(
+                lines, labels, loc="outside right upper", ncols=columns, fontsize="small", frameon=False
+            )
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
+COLORS = 10
+"""Colours before they come again, with another stroke."""
+STROKES = ("-", "--", ":", "-.")
+BANDS = 6
+"""Curves up to which quartiles are bands; those of more are bars beside the last step, which do not hide each other."""
 FEW = 12
 """Points of a curve up to which each is marked, so that lines between them claim nothing."""
 
 
 def _fill(axes: Axes, curves: Mapping[str, Curve]) -> None:
-    for label, curve in curves.items():
+    for number, (label, curve) in enumerate(curves.items()):
         steps = list(curve)
         (line,) = axes.plot(
-            steps, [curve[s].median for s in steps], label=label, linewidth=1.5, marker=_marker(steps)
+            steps,
+            [curve[s].median for s in steps],
+            label=label,
+            linewidth=1.5,
+            linestyle=STROKES[number // COLORS % len(STROKES)],
+            marker=_marker(steps),
         )
         low, high = [curve[s].low for s in steps], [curve[s].high for s in steps]
-        axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    if curves:
-        axes.legend(fontsize="small", frameon=False)
+        if len(curves) <= BANDS:
+            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        elif steps:
+            beside = steps[-1] + (steps[-1] - steps[0]) * 0.015 * (number + 1)
+            axes.vlines(beside, low[-1], high[-1], color=line.get_color(), linestyle=line.get_linestyle())
 
 
 def _marker(steps: Sequence[int]) -> str:
