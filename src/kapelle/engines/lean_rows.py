@@ -41,6 +41,7 @@ class LeanRows:
     ) -> None:
         self._model = model
         self._window = Window(recorder)
+        self._recorded = recorder is not None
         self._lean = lean
         self._fused = fused
         self._prefixes = prefixes
@@ -67,7 +68,7 @@ class LeanRows:
         logits_QV = torch.cat([self._read(block, prompts, known, chunk) for chunk in _chunks(prompts, known)])
         number_of = {prompt: number for number, prompt in enumerate(prompts)}
         prompt_R = torch.tensor([number_of[text] for text in texts], device=self._model.device)
-        self._cohorts.append(_Cohort(KVCache.seated(block, prompt_R), texts))
+        self._cohorts.append(_Cohort(KVCache.seated(block, prompt_R, recorded=self._recorded), texts))
         self._line_up()
         return logits_QV[prompt_R]
 

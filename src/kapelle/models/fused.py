@@ -151,12 +151,12 @@ class FusedPass:
         return length.hypot_(self._least[x.shape[-1]])
 
     def _turned(self, scale_HE: Tensor | None, qk_NHE: Tensor, turn_N1e: Tensor) -> Tensor:
-        """Norm queries and keys where the model does, and turn each pair by its position's angle."""
+        """Norm queries and keys where the model does, and turn each pair by its position's angle; may overwrite them."""
         qk_NHE = qk_NHE.float()
         if scale_HE is not None:
-            qk_NHE = (qk_NHE / self._length(qk_NHE)).mul_(scale_HE)
-        pairs_NHe = torch.view_as_complex(qk_NHE.unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs_NHe * turn_N1e).flatten(-2).to(self._dtype)
+            qk_NHE = qk_NHE.div_(self._length(qk_NHE)).mul_(scale_HE)
+        torch.view_as_complex(qk_NHE.unflatten(-1, (-1, 2))).mul_(turn_N1e)
+        return qk_NHE.to(self._dtype)
 
     def _layer(self, layer: Any, adapter: str | None) -> _Layer:
         a, mlp = layer.self_attn, layer.mlp

@@ -5,8 +5,9 @@ as the filled part of a larger tensor. The first block holds the prompts. Where 
 is there once and all its rows look at it in one product; else each row has its own copy. The blocks behind it
 hold what the rows said; the last one is filled step by step, and what of it is still empty is masked.
 
-Between two new blocks no shape changes, and which place is next stands in tensors that a step changes in place: such a
-step can be recorded once and replayed (engines/step_graphs.py).
+Between two new blocks no shape changes. Where steps are recorded (engines/step_graphs.py), which place is next stands in
+tensors that a step changes in place, so that the same step runs again for the next place; elsewhere it is a plain number,
+which costs less on a CPU.
 
 Shapes: R rows, Q prompts, G most rows of a prompt, P longest prompt, T places of a block, H query heads, J key
 heads, E head size, U = H / J query heads per key head, L layers, n tokens.
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kapelle.models.attention import fused_attention
+from kapelle.models.attention import attention, fused_attention
 from kapelle.models.lean import Attend, LeanModel
 
 TAIL = 16
@@ -36,9 +37,16 @@ class KVCache:
     """The cache of rows whose prompts were read together."""
 
     def __init__(
-        self, prompts: PromptBlock, prompt_R: Tensor, said: Sequence[Tensor] = (), length: int = 0
+        self,
+        prompts: PromptBlock,
+        prompt_R: Tensor,
+        said: Sequence[Tensor] = (),
+        length: int = 0,
+        *,
+        recorded: bool = False,
     ) -> None:
         """Seat rows on prompts that were read (`prompt_R`, which prompt is whose, ascends); see `seated`."""
+        self._recorded = recorded
         self._prompts = prompts
         self._prompt_R = prompt_R
         self._seats = _Seats(prompts, prompt_R)
@@ -51,11 +59,12 @@ class KVCache:
         self._empty_T = self._emptied()
 
     @classmethod
-    def seated(cls, prompts: PromptBlock, prompt_R: Tensor) -> KVCache:
+    def seated(cls, prompts: PromptBlock, prompt_R: Tensor, *, recorded: bool = False) -> KVCache:
         """Return a cache in which nothing was said yet; prompts are copied where few rows share them."""
         if len(prompt_R) >= SHARED * prompts.count:
-            return cls(prompts, prompt_R)
-        return cls(prompts.chosen(prompt_R), torch.arange(len(prompt_R), device=prompt_R.device))
+            return cls(prompts, prompt_R, recorded=recorded)
+        every_R = torch.arange(len(prompt_R), device=prompt_R.device)
+        return cls(prompts.chosen(prompt_R), every_R, recorded=recorded)
 
     @property
     def rows(self) -> int:
@@ -99,8 +108,9 @@ class KVCache:
 
     def advance(self) -> Tensor:
         """Go to the place that `open` made, in tensors alone; return the position `_R` of its token, good until the next."""
-        self._place_1.add_(1)
-        self._empty_T.index_fill_(0, self._place_1, 0)
+        if self._recorded:
+            self._place_1.add_(1)
+            self._empty_T.index_fill_(0, self._place_1, 0)
         return self._position_R.add_(1)
 
     def _emptied(self) -> Tensor:
@@ -111,14 +121,22 @@ class KVCache:
     def attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
         """Store one new token per row at the last place and let it look at its row; `Attend` of lean.py."""
         kv = self._blocks[-1].kv[layer]
-        kv[0].index_copy_(2, self._place_1, k_RJE[:, :, None])
-        kv[1].index_copy_(2, self._place_1, v_RJE[:, :, None])
+        place = (self.length - 1) % TAIL
+        if self._recorded:
+            kv[0].index_copy_(2, self._place_1, k_RJE[:, :, None])
+            kv[1].index_copy_(2, self._place_1, v_RJE[:, :, None])
+        else:
+            kv[0, :, :, place] = k_RJE
+            kv[1, :, :, place] = v_RJE
         rows, heads, size = q_RHE.shape
         groups = rows * k_RJE.shape[1]
         q_gUE = q_RHE.reshape(groups, -1, size)
         scores = [self._seats.scores(layer, q_RHE).view(groups, q_gUE.shape[1], -1)]
         scores += [torch.bmm(q_gUE, block.keys[layer]) for block in self._blocks]
-        scores[-1].add_(self._empty_T)
+        if self._recorded:
+            scores[-1].add_(self._empty_T)
+        else:
+            scores[-1][:, :, place + 1 :] = -torch.inf
         weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
         first = self._prompts.longest
         told_gUE = self._seats.told(layer, weight[..., :first])
@@ -131,7 +149,7 @@ class KVCache:
         """Return a cache with copies of these rows, ascending, and of the prompts that they look at."""
         left_Q, prompt_R = self._prompt_R[rows].unique_consecutive(return_inverse=True)
         said = [block.kv if len(rows) == self.rows else block.kv[:, :, rows] for block in self._blocks]
-        return KVCache(self._prompts.chosen(left_Q), prompt_R, said, self.length)
+        return KVCache(self._prompts.chosen(left_Q), prompt_R, said, self.length, recorded=self._recorded)
 
     def row(self, row: int, tokens: int) -> Tensor:
         """Return keys and values `(L, 2, J, n, E)` of the first tokens of a row."""
@@ -200,17 +218,27 @@ class PromptBlock:
                 v = _by_prompt(v_NJE[key : key + count * new], count)
                 q = _by_prompt(q_NHE[query : query + count * asked], count)
                 key, query = key + count * new, query + count * asked
-                self.kv[layer, 0, first:last, :, self.longest - new :] = k
-                self.kv[layer, 1, first:last, :, self.longest - new :] = v
-                looks = None if mask is None else mask[:, None, -asked:]
-                if looks is not None:
-                    k, v = self.kv[layer, :, first:last, :, self.longest - looks.shape[3] :]
-                causal = mask is None and asked > 1
-                out = fused_attention(q, k, v, looks, causal=causal, scale=1.0)
-                told.append(out.transpose(1, 2).reshape(count * asked, *q_NHE.shape[1:]))
+                self.kv[layer, 0, first:last, :, self.longest - new :] = k.transpose(1, 2)
+                self.kv[layer, 1, first:last, :, self.longest - new :] = v.transpose(1, 2)
+                if mask is None and asked == new:
+                    out = attention(q, k, v, None, 1.0)
+                else:
+                    out = self._looked_back(layer, range(first, last), q, k, v, mask)
+                told.append(out.flatten(0, 1))
             return told[0] if len(told) == 1 else torch.cat(told)
 
         return attend
+
+    def _looked_back(
+        self, layer: int, prompts: range, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Return what the last queries of prompts gathered from all that was read of them, prompts × tokens × H × E."""
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        looks = None if mask is None else mask[:, None, -q.shape[2] :]
+        if looks is not None:
+            read = self.kv[layer, :, prompts.start : prompts.stop, :, self.longest - looks.shape[3] :]
+            k, v = read
+        return fused_attention(q, k, v, looks, causal=False, scale=1.0).transpose(1, 2)
 
     def _mask(self, first: int, last: int, new: int) -> Tensor | None:
         """Return what each new token of prompts may look at; None where that is causal and nothing else."""
@@ -232,8 +260,8 @@ class PromptBlock:
 
 
 def _by_prompt(x_NHE: Tensor, prompts: int) -> Tensor:
-    """From flat tokens to prompts × heads × tokens × E."""
-    return x_NHE.view(prompts, -1, *x_NHE.shape[1:]).transpose(1, 2)
+    """From flat tokens to prompts × tokens × heads × E."""
+    return x_NHE.view(prompts, -1, *x_NHE.shape[1:])
 
 
 class _Block:
