@@ -129,9 +129,7 @@ def test_a_hostile_program_is_contained_and_leaves_nothing(
     else:
         results = [attack(sandbox, hostile, host, marker) for _ in range(2 if hostile.again else 1)]
     assert survivors(marker) == []
-    descriptors, *rest = everything_of_this_process()
-    assert descriptors <= before[0], "those that earlier tests left may close meanwhile"
-    assert rest == list(before[1:])
+    assert everything_of_this_process() == before
     for result in results:
         assert_contained(hostile, result)
     assert time.monotonic() - started < 2 * (hostile.limits.wall_s + 2.0)
