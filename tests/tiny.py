@@ -53,6 +53,15 @@ def stir(weights: Mapping[str, Tensor], seed: int, size: float = 0.3) -> None:
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * size)
 
 
+def with_adapters(*names: str) -> LanguageModel:
+    """Return a tiny base with an adapter of each name, none of which is what it began as."""
+    model = tiny_model()
+    for seed, name in enumerate(names):
+        model.bank.add(name, LORA, seed)
+        stir(model.bank.parameters(name), seed)
+    return model
+
+
 def train_engine(
     policies: Sequence[Policy],
     critics: Sequence[Critic] = (),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.tiny import LORA, TASK, lora_policies, stir, tiny_model
+from tests.tiny import TASK, lora_policies, with_adapters
 from torch import Tensor
 
 from kapelle.engines.compose import ComposedEngine
@@ -22,13 +22,9 @@ from kapelle.types import Sampling
 @pytest.fixture(params=["fused", "lean"])
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
     """A tiny base with two adapters."""
-    model = tiny_model()
-    for seed, name in enumerate(("a", "b")):
-        model.bank.add(name, LORA, seed)
-        stir(model.bank.parameters(name), seed)
     if request.param == "lean":
         monkeypatch.setattr(fused, "LARGEST", 0)
-    return model
+    return with_adapters("a", "b")
 
 
 def engine_that_rests(model: LanguageModel, rests: bool = True) -> LocalEngine:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from tests.tiny import LORA, TASK, lora_policies, stir, tiny_model
+from tests.tiny import TASK, lora_policies, stir, with_adapters
 
 from kapelle.engines.decode import Decoder
 from kapelle.engines.lean_rows import STEM
@@ -22,13 +22,9 @@ from kapelle.types import Sampling
 @pytest.fixture(params=["fused", "lean"])
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
     """A tiny base with two adapters."""
-    model = tiny_model()
-    for seed, name in enumerate(("a", "b")):
-        model.bank.add(name, LORA, seed)
-        stir(model.bank.parameters(name), seed)
     if request.param == "lean":
         monkeypatch.setattr(fused, "LARGEST", 0)
-    return model
+    return with_adapters("a", "b")
 
 
 @pytest.fixture

@@ -175,13 +175,44 @@ def test_where_no_call_is_right() -> None:
     assert grade("None of these tools helps.", [{"f": {}}]) == (0.0, "no_answer")
 
 
-@given(st.text(alphabet="f(a=1,'\"[]{}:.-+ e\\\n<tool_call>/\x00ñ", max_size=60))
+CHARACTERS = st.text(alphabet="f(a=1,'\"[]{}:.-+ e\\\n<tool_call>/\x00ñ", max_size=60)
+SCRAPS = [
+    "[",
+    "]",
+    "f(",
+    "a=",
+    "1",
+    "1e999",
+    "'x'",
+    ",",
+    ")",
+    '{"name":"f",',
+    '"arguments":',
+    "{",
+    '{"a":1}',
+    "}",
+    "<tool_call>",
+    "</tool_call>",
+    "\x00",
+]
+PIECES = st.lists(st.sampled_from(SCRAPS), max_size=8).map("".join)
+CALLS = [
+    "[f(a=1)]",
+    '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>',
+    '{"name": "f", "parameters": {"a": 1}}',
+]
+
+
+@given(st.one_of(CHARACTERS, PIECES, st.tuples(PIECES, st.sampled_from(CALLS), PIECES).map("".join)))
 def test_no_text_breaks_the_reader(text: str) -> None:
     for form in ALL_FORMS:
         try:
-            parse_calls(text, [form])
+            calls = parse_calls(text, [form])
         except NotCalls:
             continue
+        for call in calls:
+            assert isinstance(call.name, str)
+            json.dumps(dict(call.arguments), allow_nan=False)
 
 
 CATEGORIES = (
