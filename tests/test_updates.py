@@ -142,6 +142,49 @@ class TestFactor:
         }  # fmt: skip
 
 
+class TestManyEpisodes:
+    def test_each_episode_has_its_own_factor(self) -> None:
+        # Three episodes; after its update a says its one token at −1 + 0.1, + 0.2 and + 0.4.
+        groups = [group(*(episode(turn("a", 0, 1), turn("b", 1, 1)) for _ in range(3)))]
+        samples = {
+            TurnKey(0, e, k): Sample(
+                name, (5, 6, 20 + e), (2,), {"behaviour": torch.tensor([-1.0]), "advantage": torch.ones(1)}
+            )
+            for k, name in ((1, "b"), (0, "a"))
+            for e in (2, 0, 1)
+        }
+        gain = {20: 0.1, 21: 0.2, 22: 0.4}
+
+        class ByToken(Diary):
+            def score(self, samples: Sequence[Sample]) -> list[Tensor]:
+                return [torch.tensor([-1.0 + gain[s.tokens[-1]]]) for s in samples]
+
+        diary = ByToken({})
+        update_in_order(
+            cast("TrainEngine", diary), Objective(LOSS), SEQUENTIAL, ("a", "b"), samples, [], groups
+        )
+        # In the order of the samples: episodes 2, 0, 1.
+        assert diary.given[1]["b"] == pytest.approx([math.exp(0.4), math.exp(0.1), math.exp(0.2)])
+
+    @pytest.mark.parametrize(("loss", "expected"), [({}, 0.5), ({"importance_cap": 2.0}, 0.3)])
+    def test_the_old_policy_is_that_of_the_loss(self, loss: dict[str, Any], expected: float) -> None:
+        # V-trace asks for the trainer's own log-probs too: they are there in both cases.
+        algorithm = HAPPO.model_validate({"loss": loss, "gae": {"vtrace": True}}).build()
+        assert algorithm.proximal
+        columns = {
+            "behaviour": torch.tensor([-1.0]),
+            "proximal": torch.tensor([-0.8]),
+            "advantage": torch.ones(1),
+        }
+        samples = {TurnKey(0, 0, k): Sample(name, (5, 6, 20), (2,), columns) for k, name in enumerate("ab")}
+        groups = [group(episode(turn("a", 0, 1), turn("b", 1, 1)))]
+        diary = Diary({"a": [-0.5]})
+        update_in_order(
+            cast("TrainEngine", diary), Objective(LOSS), algorithm.order, ("a", "b"), samples, [], groups
+        )
+        assert diary.given[1]["b"] == pytest.approx([math.exp(expected)])
+
+
 def test_rounds_count_each_agents_own_turns() -> None:
     rounds = rounds_of([group(episode(turn("a", 0), turn("b", 1), turn("a", 2)))])
     assert [place[2] for place in rounds.values()] == [0, 0, 1]

@@ -195,6 +195,8 @@ class Order:
     choose: Choose = everybody
     sequential: bool = False
     """True: each policy's advantages carry the ratios of those that moved before it (HAPPO's M)."""
+    old: Literal["behaviour", "proximal"] = "behaviour"
+    """Column of the log-probs that those ratios are against: the one of the loss's own ratio."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def update_in_order(
         samples = [sample for sample in policies.values() if sample.learner in chosen]
         everything = [*samples, *critics]
         return engine.update(everything, objective) if everything else {}
-    return _one_after_another(engine, objective, chosen, policies, critics, rounds_of(groups))
+    return _one_after_another(engine, objective, order, chosen, policies, critics, rounds_of(groups))
 
 
 def rounds_of(groups: Sequence[Group]) -> dict[TurnKey, tuple[int, int, int]]:
@@ -54,6 +54,7 @@ def rounds_of(groups: Sequence[Group]) -> dict[TurnKey, tuple[int, int, int]]:
 def _one_after_another(
     engine: TrainEngine,
     objective: Objective,
+    order: Order,
     chosen: Sequence[str],
     policies: Mapping[TurnKey, Sample],
     critics: Sequence[Sample],
@@ -72,7 +73,7 @@ def _one_after_another(
         waiting = []
         if policy != chosen[-1]:
             places = [number[rounds[key]] for key in own]
-            factor_S = _after(engine, list(own.values()), places, factor_S)
+            factor_S = _after(engine, list(own.values()), places, factor_S, order.old)
     if waiting:
         rows.append(engine.update(waiting, objective))
     merged = merge_rows(rows)
@@ -87,12 +88,13 @@ def _times(sample: Sample, factor: Tensor) -> Sample:
     return replace(sample, columns={**sample.columns, "advantage": advantage_T})
 
 
-def _after(engine: TrainEngine, own: Sequence[Sample], places: Sequence[int], factor_S: Tensor) -> Tensor:
-    """Return M after a policy's update: times its turns' ratios against the weights it sampled with."""
+def _after(
+    engine: TrainEngine, own: Sequence[Sample], places: Sequence[int], factor_S: Tensor, old: str
+) -> Tensor:
+    """Return M after a policy's update: times its turns' ratios against the log-probs in column `old`."""
     log_ratio_S, acted_S = torch.zeros_like(factor_S), torch.zeros_like(factor_S)
     for place, sample, logp_T in zip(places, own, engine.score(own), strict=True):
-        before_T = sample.columns.get("proximal", sample.columns["behaviour"])
-        log_ratio_S[place] = (logp_T.double() - before_T.double()).sum()
+        log_ratio_S[place] = (logp_T.double() - sample.columns[old].double()).sum()
         acted_S[place] = 1.0
     return happo_factor(factor_S, log_ratio_S, acted_S)
 

@@ -14,6 +14,7 @@ from tests.tiny import TASK, episode, group, turn
 
 from kapelle.algorithm import Credit, Estimates, TurnKey
 from kapelle.algorithms.grpo import GRPO
+from kapelle.algorithms.rewards import TeamReward
 from kapelle.algorithms.rloo import RLOO
 from kapelle.types import Episode, Group, Task
 
@@ -112,6 +113,17 @@ class TestTeams:
         groups = [group(self.pair(1.0, 10.0), self.pair(0.0, 30.0))]
         whole = GRPO(scale="none", team_reward="individual", compare="episode")
         assert advantages(whole, groups) == pytest.approx([-9.5] * 3 + [9.5] * 3)
+
+    @pytest.mark.parametrize("agents", ["a", "ab", "abcd"])
+    @pytest.mark.parametrize("how", ["mean", "sum", "max", "min", "last", "individual"])
+    def test_a_whole_episode_counts_the_team_s_reward_once(self, agents: str, how: TeamReward) -> None:
+        # Only who closes is scored, 1 or 0: ½ from the mean, however many agents share it.
+        def one(reward: float) -> Episode:
+            return episode(*(turn(name, k) for k, name in enumerate(agents)), rewards={agents[-1]: reward})
+
+        whole = GRPO(scale="none", team_reward=how, compare="episode")
+        found = advantages(whole, [group(one(1.0), one(0.0))])
+        assert found == pytest.approx([0.5] * len(agents) + [-0.5] * len(agents))
 
     def test_an_agent_that_spoke_in_some_episodes_is_compared_over_those(self) -> None:
         alone = episode(turn("a", 0), agents=("a", "b"), rewards={"a": 4.0, "b": 4.0})

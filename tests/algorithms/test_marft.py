@@ -92,6 +92,11 @@ class TestSettings:
         with pytest.raises(ValidationError, match=r"gae\.unit"):
             MARFT.model_validate({"gae": {"unit": "turn"}})
 
+    def test_an_action_is_not_counted_by_its_tokens(self) -> None:
+        with pytest.raises(ValidationError, match="remove `aggregation`"):
+            MARFT.model_validate({"loss": {"aggregation": "token_mean"}})
+        assert MARFT.model_validate({"level": "token", "loss": {"aggregation": "token_mean"}}).build()
+
     def test_resolved_settings_are_read_again(self) -> None:
         settings = MARFT.model_validate({"level": "action"})
         assert MARFT.model_validate(settings.model_dump()) == settings

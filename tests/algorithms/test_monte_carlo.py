@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from tests.tiny import episode, group, team_of, turn
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Estimates, Outputs, Targets, TurnKey
 from kapelle.algorithms.dr_mas import DrMAS
 from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.algorithms.mars import MARS
@@ -103,6 +103,15 @@ class TestReinforcePlusPlus:
         std = math.sqrt(8.5 / 3)
         assert firsts(given) == pytest.approx([0.5 / std, -0.5 / std, 2 / std, -2 / std])
 
+    def test_with_a_group_baseline_tokens_may_weigh_the_same(self) -> None:
+        # R − mean = 2, −2 over three tokens and one: mean (3·2 − 2)/4 = 1, unbiased variance (3·1 + 9)/3 = 4.
+        groups = [group(solo(4.0, 3), solo(0.0, 1))]
+        settings = {"group_size": 2, "baseline": "group", "whiten": "tokens"}
+        given = credit_of(ReinforcePlusPlus.model_validate(settings).build(), groups)
+        assert firsts(given) == pytest.approx([0.5, -1.5])
+        with pytest.raises(ValidationError, match="`whiten` is about `baseline: group`"):
+            ReinforcePlusPlus(whiten="tokens")
+
     def test_senseless_settings_are_refused(self) -> None:
         with pytest.raises(ValidationError, match="group_size: 2"):
             ReinforcePlusPlus(baseline="group", group_size=1)
@@ -146,10 +155,31 @@ class TestMAGRPO:
         # The mean of what a (0) and b (2) were paid in round 0 is 1.
         assert firsts(given) == pytest.approx([1.0, 1.0, 0.5, 0.5, -1.0, -1.0, -0.5, -0.5])
 
+    def test_the_end_counts_from_every_round_on_whoever_speaks_last(self) -> None:
+        # Rounds: solver, critic, judge · solver · solver. All of them lead to what the judge closes with.
+        names = ("solver", "critic", "solver", "solver", "judge")
+
+        def one(reward: float) -> Episode:
+            return episode(*(turn(name, k) for k, name in enumerate(names)), rewards={"judge": reward})
+
+        given = credit_of(MAGRPO(scale="none").build(), [group(one(0.5), one(0.0))])
+        assert firsts(given) == pytest.approx([0.25] * 5 + [-0.25] * 5)
+
     def test_agents_of_a_round_share_one_advantage_and_the_reward_stands_once(self) -> None:
         groups = [group(*(episode(turn("a", 0), turn("b", 1), rewards={"a": r, "b": r}) for r in (1.0, 0.0)))]
+        assert firsts(credit_of(MAGRPO().build(), groups)) == pytest.approx([0.5] * 2 + [-0.5] * 2)
         expected = 0.5 / (math.sqrt(0.5) + 1e-6)
-        assert firsts(credit_of(MAGRPO().build(), groups)) == pytest.approx([expected] * 2 + [-expected] * 2)
+        scaled = firsts(credit_of(MAGRPO(scale="std").build(), groups))
+        assert scaled == pytest.approx([expected] * 2 + [-expected] * 2)
+
+    def test_log_probs_are_summed_over_a_turn_and_averaged_over_turns(self) -> None:
+        logp_K = torch.tensor([-1.0, -2.0, -4.0], requires_grad=True)
+        columns = {"behaviour": logp_K.detach(), "advantage": torch.tensor([1.0, 1.0, -2.0])}
+        targets = Targets(torch.tensor([0, 0, 1]), 2, torch.ones(3), columns)
+        loss = MAGRPO().build().policy_loss(Outputs(logp_K), targets)
+        # −½·∇[1·(log π_1 + log π_2) − 2·log π_3]
+        (gradient,) = torch.autograd.grad(loss.total / loss.weight, logp_K)
+        assert gradient.tolist() == pytest.approx([-0.5, -0.5, 1.0])
 
 
 class TestDrMAS:

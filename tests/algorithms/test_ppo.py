@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.tiny import episode, group, turn
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, algorithm_class
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.ppo import IPPO, PPO, actor_critic_row
 from kapelle.types import Group
@@ -139,6 +139,50 @@ class TestNormalisation:
         assert together["a"] == pytest.approx([-15 / spread, -13 / spread], abs=1e-5)
         assert together["b"] == pytest.approx([-6 / spread, 34 / spread], abs=1e-5)
         assert together == self.advantages("batch")
+
+
+class TestTargets:
+    """What critics are fitted to is a return, in the units of the reward, whatever is done to advantages."""
+
+    GROUPS = (
+        group(episode(turn("a", 0, 2), rewards={"a": 10.0}), episode(turn("a", 0, 2), rewards={"a": -30.0})),
+    )
+
+    @pytest.mark.parametrize("normalise", ["policy", "agent", "batch", "none"])
+    @pytest.mark.parametrize("name", ["ippo", "mappo", "happo", "marft"])
+    def test_they_are_never_whitened(self, name: str, normalise: str) -> None:
+        algorithm = (
+            algorithm_class(name).model_validate({"gae": {"lam": 1.0, "normalise": normalise}}).build()
+        )
+        per_turn = algorithm.critic is not None and algorithm.critic.unit == "turn"
+        ask = {key: values_T[: 1 if per_turn else None] for key, values_T in no_values(self.GROUPS).items()}
+        given = credit(algorithm, self.GROUPS, Estimates(ask))
+        targets = [given[TurnKey(0, e, 0)].return_T for e in (0, 1)]
+        length = 1 if per_turn else 2
+        assert [t.tolist() for t in targets if t is not None] == [[10.0] * length, [-30.0] * length]
+
+
+class TestStaleSamples:
+    """One turn of two tokens, sampled at −1 each by weights that now say −2 and −0.5: ρ = 1/e and √e."""
+
+    GROUPS = (group(episode(turn("a", 0, 2), rewards={"a": 1.0})),)
+    KEY = TurnKey(0, 0, 0)
+    VALUES: ClassVar = {KEY: torch.tensor([0.5, 0.25])}
+    PROXIMAL: ClassVar = {KEY: torch.tensor([-2.0, -0.5])}
+
+    def test_v_trace_by_hand(self) -> None:
+        # ρ̄ = c = 1/e and 1 (cut). δ = (0.25 − 0.5)/e and 1 − 0.25.
+        # v_2 = 0.25 + 0.75 = 1; v_1 = 0.5 + (−0.25 + 0.75)/e.
+        # Advantages r + v' − V carry no ρ̄: 1 − 0.5 and 1 − 0.25.
+        given = credit(
+            ppo(lam=1.0, gamma_turn=1.0, vtrace=True),
+            self.GROUPS,
+            Estimates(self.VALUES, proximal=self.PROXIMAL),
+        )
+        target_T = given[self.KEY].return_T
+        assert target_T is not None
+        assert target_T.tolist() == pytest.approx([0.5 + 0.5 / math.e, 1.0])
+        assert given[self.KEY].advantage_T.tolist() == pytest.approx([0.5, 0.75])
 
 
 class TestFailures:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.tiny import episode, turn
 
-from kapelle.algorithms.rewards import TeamReward, agent_returns, turn_rewards
+from kapelle.algorithms.rewards import (
+    TeamReward,
+    agent_returns,
+    chain_rewards,
+    round_rewards,
+    turn_rewards,
+)
 from kapelle.types import Episode
 
 # a and b speak twice, c once, c last: a0 b1 a2 b3 c4
@@ -70,20 +78,24 @@ class TestTurns:
     @pytest.mark.parametrize(
         ("how", "expected"),
         [
-            # First round a0 b1 c4 = 1, 2, 0; second round a2 b3 = 4, −2.
+            # First round a0 b1 c4 = 1, 2, 0; second round a2 b3 = 4, −2, which c gets on its only turn.
             ("individual", {0: 1.0, 1: 2.0, 4: 0.0, 2: 4.0, 3: -2.0}),
-            ("mean", {0: 1.0, 1: 1.0, 4: 1.0, 2: 1.0, 3: 1.0}),
-            ("sum", {0: 3.0, 1: 3.0, 4: 3.0, 2: 2.0, 3: 2.0}),
-            ("max", {0: 2.0, 1: 2.0, 4: 2.0, 2: 4.0, 3: 4.0}),
-            ("min", {0: 0.0, 1: 0.0, 4: 0.0, 2: -2.0, 3: -2.0}),
+            ("mean", {0: 1.0, 1: 1.0, 4: 1.0 + 2 / 3, 2: 2 / 3, 3: 2 / 3}),
+            ("sum", {0: 3.0, 1: 3.0, 4: 5.0, 2: 2.0, 3: 2.0}),
+            ("max", {0: 2.0, 1: 2.0, 4: 6.0, 2: 4.0, 3: 4.0}),
+            ("min", {0: 0.0, 1: 0.0, 4: -2.0, 2: -2.0, 3: -2.0}),
             # c closed the episode and was paid nothing; it has no second turn.
             ("last", {0: 0.0, 1: 0.0, 4: 0.0, 2: 0.0, 3: 0.0}),
         ],
     )
-    def test_each_round_is_shared_among_those_who_moved(
-        self, how: TeamReward, expected: dict[int, float]
-    ) -> None:
-        assert turn_rewards(played({}, self.PAID), how) == expected
+    def test_each_round_is_the_whole_team_s(self, how: TeamReward, expected: dict[int, float]) -> None:
+        assert turn_rewards(played({}, self.PAID), how) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(("how", "each"), [("sum", 4.0), ("mean", 2.0), ("max", 3.0), ("min", 3.0)])
+    def test_it_does_not_depend_on_how_often_an_agent_speaks(self, how: TeamReward, each: float) -> None:
+        # a, b, a, a paid 1 each: four in all, for both agents.
+        one = episode(*(turn(agent, k, reward=1.0) for k, agent in enumerate("abaa")))
+        assert agent_returns(one, how) == {"a": each, "b": each}
 
     def test_turn_and_terminal_rewards_add_up(self) -> None:
         one = played({"a": 3.0, "b": 3.0, "c": 3.0}, {2: 1.0})
@@ -94,3 +106,41 @@ class TestTurns:
         # Rewards of an environment that counts: 1 + 2 shared by three is no whole number.
         one = played({"a": 1, "b": 2, "c": 1}, {0: 1})
         assert agent_returns(one, "mean") == pytest.approx({"a": 5 / 3, "b": 5 / 3, "c": 5 / 3})
+
+
+SPEECHES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(-4, 4)), min_size=1, max_size=8)
+
+
+class TestOneNumber:
+    """What the team earned is one number, whoever reads it: each agent's path, the chain, the rounds."""
+
+    @settings(max_examples=100, deadline=None)
+    @given(
+        SPEECHES,
+        st.dictionaries(st.sampled_from("abcd"), st.integers(-4, 4)),
+        st.sampled_from(["sum", "mean", "max", "min"]),
+    )
+    def test_of_every_speaker_of_the_chain_and_of_the_rounds(
+        self, speeches: list[tuple[str, int]], at_the_end: dict[str, int], how: TeamReward
+    ) -> None:
+        turns = [turn(agent, k, reward=float(paid)) for k, (agent, paid) in enumerate(speeches)]
+        one = episode(*turns, agents="abcd", rewards={a: float(r) for a, r in at_the_end.items()})
+        earned = sum(chain_rewards(one, how).values())
+        assert sum(round_rewards(one, how).values()) == pytest.approx(earned)
+        returns = agent_returns(one, how)
+        assert returns == pytest.approx(dict.fromkeys(returns, earned))
+
+    def test_by_rounds_the_end_counts_for_each(self) -> None:
+        # The judge speaks once, last in time: its turn is of round 0, and what is paid then of the last round.
+        names = ("solver", "critic", "solver", "solver", "judge")
+        one = episode(*(turn(name, k) for k, name in enumerate(names)), rewards={"judge": 0.5})
+        assert round_rewards(one, "mean") == {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.5, 4: 0.0}
+
+    def test_by_rounds_a_frozen_turn_s_pay_moves_to_the_round_before(self) -> None:
+        # Rounds: a0 f1, then f2 alone. What a does not act before is nobody's.
+        turns = (
+            turn("a", 0),
+            turn("f", 1, reward=1.0, trained=False),
+            turn("f", 2, reward=2.0, trained=False),
+        )
+        assert round_rewards(episode(*turns, rewards={"f": 4.0}), "sum") == {0: 7.0}

@@ -44,15 +44,63 @@ class TestLevels:
 
     def test_turn(self) -> None:
         found, gradient = loss(level="turn")
-        # ρ = 0.75 and 2.2, on every token of its turn
-        assert found.total.item() == pytest.approx(3 * -0.75 + 2 * 4.4)
-        assert gradient.tolist() == pytest.approx([-2.25] * 3 + [8.8] * 2)
+        # ρ = 0.75 and 2.2, once for each turn, however long it is
+        assert found.total.item() == pytest.approx(-0.75 + 4.4)
+        assert float(found.weight) == 2.0
+        assert gradient.tolist() == pytest.approx([-0.75] * 3 + [4.4] * 2)
 
     def test_sequence(self) -> None:
-        found, _ = loss(level="sequence", aggregation="sequence_mean")
+        found, _ = loss(level="sequence")
         # ρ = 0.75^(1/3) and 2.2^(1/2), once per sequence
         assert found.total.item() == pytest.approx(-(0.75 ** (1 / 3)) + 2 * math.sqrt(2.2))
         assert float(found.weight) == 2.0
+
+    @pytest.mark.parametrize("level", ["turn", "sequence"])
+    @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_sum"])
+    def test_a_loss_of_a_whole_completion_is_not_counted_by_tokens(
+        self, level: str, aggregation: str
+    ) -> None:
+        with pytest.raises(ValidationError, match=r"one loss per completion.*remove `aggregation`"):
+            SurrogateConfig.model_validate({"level": level, "aggregation": aggregation})
+
+
+class TestSamplerAndTrainer:
+    """The trainer's log-probs before the update differ from the sampler's: by ln of these, token by token."""
+
+    APART = (2.0, 0.25, 1.0, 3.0, 0.5)
+
+    def weighed(self, **settings: object) -> Loss:
+        """The loss on the trainer's own weights, ρ = 1 against them, with advantages of one."""
+        behaviour = torch.full((5,), -4.0)
+        proximal = behaviour + torch.tensor(self.APART).log()
+        columns = {"behaviour": behaviour, "proximal": proximal, "advantage": torch.ones(5)}
+        targets = Targets(torch.tensor(SEGMENTS), 2, torch.ones(5), columns)
+        return SurrogateConfig.model_validate(settings).build()(Outputs(proximal), targets)
+
+    def test_a_token_weighs_what_the_trainer_makes_of_it(self) -> None:
+        found = self.weighed(importance_cap=2.0)
+        assert found.total.item() == pytest.approx(-(2.0 + 0.25 + 1.0 + 2.0 + 0.5))
+
+    @pytest.mark.parametrize("level", ["turn", "sequence"])
+    def test_a_completion_weighs_as_one_action(self, level: str) -> None:
+        found = self.weighed(level=level, importance_cap=1.25)
+        # 2·¼·1 = ½ and 3·½ = 1.5, which the cap cuts.
+        assert found.total.item() == pytest.approx(-(0.5 + 1.25))
+        assert float(found.weight) == 2.0
+
+    def test_outliers_leave_the_loss_and_its_weight(self) -> None:
+        found = self.weighed(importance_range=[0.5, 2.0])
+        # Without a cap ρ is against the sampler: 2 (cut at 1.2), 1 and 0.5; ¼ and 3 are out.
+        assert found.total.item() == pytest.approx(-(1.2 + 1.0 + 0.5))
+        assert float(found.weight) == 3.0
+        total, weight = found.metrics["masked_share"]
+        assert (float(total), float(weight)) == (2.0, 5.0)
+
+    def test_a_range_without_agreement_is_refused(self) -> None:
+        with pytest.raises(ValidationError, match="a ratio of 1 is agreement"):
+            SurrogateConfig(importance_range=(1.5, 2.0))
+        with pytest.raises(ValidationError, match="masks single tokens"):
+            SurrogateConfig(importance_range=(0.5, 2.0), level="turn")
 
 
 class TestAggregation:

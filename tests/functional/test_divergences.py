@@ -69,13 +69,21 @@ def test_as_losses_k2_and_k3_pull_to_the_reference_and_k1_does_nothing() -> None
 
 
 @pytest.mark.parametrize("difference", [11.0, 500.0])
-def test_k3_stops_at_ten_nats_on_both_sides(difference: float) -> None:
-    # e^10 − 10 − 1 = 22015.4657948; e^−10 + 10 − 1 = 9.0000454.
+def test_the_value_of_k3_stops_at_ten_on_both_sides(difference: float) -> None:
     logp = tensor(-difference, 0.0).requires_grad_()
     k3 = divergences.kl_k3(logp, tensor(0.0, -difference))
-    assert k3.tolist() == pytest.approx([22015.465794806718, 9.000045399929762], abs=1e-9)
+    assert k3.tolist() == [10.0, 10.0]
     (grad,) = torch.autograd.grad(k3.sum(), logp)
     assert grad.tolist() == [0.0, 0.0]
+
+
+def test_k3_below_its_bound_is_the_formula() -> None:
+    # d = 2.5: e^2.5 − 3.5 = 8.6825; d = 5 would be 142.41; d = −10: e^−10 + 9 = 9.0000454.
+    logp = tensor(-2.5, -5.0, 0.0).requires_grad_()
+    k3 = divergences.kl_k3(logp, tensor(0.0, 0.0, -10.0))
+    assert k3.tolist() == pytest.approx([8.682493960703473, 10.0, 9.000045399929762], abs=1e-9)
+    (grad,) = torch.autograd.grad(k3.sum(), logp)
+    assert grad.tolist() == pytest.approx([1 - math.exp(2.5), 0.0, 1 - math.exp(-10.0)])
 
 
 def test_no_gradient_reaches_the_reference() -> None:

@@ -43,7 +43,8 @@ class GAEConfig(Configured):
     kl_in_reward: float = Field(0.0, ge=0.0)
     """β of the per-token penalty to the reference policy."""
     vtrace: bool = False
-    """Correct values and advantages for samples of older weights (1802.01561)."""
+    """Correct values, and what advantages hold of the future, for samples of older weights (1802.01561). The step's
+    own ρ is the loss's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,9 @@ class GAECredit:
         if not self._settings.vtrace:
             return gae(reward_NT, value_NT, mask_NT, bootstrap_N, gamma=gamma_NT, lam=lam)
         ratio_NT = pad([row.log_ratio_T for row in rows], batch_first=True)
-        return vtrace(ratio_NT, reward_NT, value_NT, mask_NT, bootstrap_N, gamma=gamma_NT, lam=lam)
+        rows_NT = (ratio_NT, reward_NT, value_NT, mask_NT)
+        # The surrogate multiplies by ρ: an advantage that carried ρ̄ too would weigh importance twice.
+        return vtrace(*rows_NT, bootstrap_N, gamma=gamma_NT, lam=lam, clip_policy_rho=None)
 
     def _rows(self, groups: Sequence[Group], estimates: Estimates) -> list[_Row]:
         paths: dict[tuple[int, int, str], list[tuple[TurnKey, Turn]]] = {}

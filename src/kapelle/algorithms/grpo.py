@@ -7,8 +7,8 @@ Group relative policy optimisation (2402.03300), A = (R âˆ’ mean_g) / (std_g + Î
 - `loss.clip_high` above `clip_low`, `redraw` and `penalties.overlong_buffer` are DAPO (2503.14476).
 
 With `compare: agent` an agent's return, after team-reward sharing, is compared with the same agent's in the group;
-with `compare: episode` the whole episode's return is, and every agent gets its advantage. They differ only where
-agents are paid differently. All turns of a trajectory get its advantage.
+with `compare: episode` the whole episode's return is, what the team earns counted once, and every agent gets its
+advantage. They differ only where agents are paid differently. All turns of a trajectory get its advantage.
 
 Deviations from the paper: no KL penalty by default (`loss.kl_coefficient` turns it on), tokens of the global
 batch weigh the same (`loss.aggregation: sequence_mean` is the paper's), one update per batch by default.
@@ -39,4 +39,5 @@ class GRPO(MonteCarlo):
         """Return the algorithm's row."""
         sets = {"agent": by_agent, "episode": by_episode}[self.compare]
         estimate = {"std": group_scaled, "none": group_centred}[self.scale]
-        return self.row(self.name, SetCredit(self, sets, estimate), redraw=self.redraw)
+        paying = {"agent": self.paying, "episode": self.paid_once}[self.compare]
+        return self.row(self.name, SetCredit(self, sets, estimate, paying), redraw=self.redraw)

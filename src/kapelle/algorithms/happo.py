@@ -2,7 +2,9 @@
 
 In a fresh random order i_1 … i_n: M¹ = Â, and after agent i_m's update M^{m+1} = M^m · ρ_new of its turn in the
 same round; i_m maximises E[min(ρM^m, clip(ρ)M^m)]. The advantages are MAPPO's, by one central critic. ρ of an agent
-is the ratio of its turn as one action, also where the loss clips token by token, with the log-sum clamped to ±20.
+is the ratio of its turn as one action, also where the loss clips token by token, with the log-sum clamped to ±20, against
+the same old policy as the loss's own ratio: the one that sampled, or with `loss.importance_cap` the trainer's own before
+the update.
 
 Every agent needs weights of its own: with shared weights an agent's update would move the others too, and the
 monotonic improvement that the order buys is lost.

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kapelle.algorithm import Algorithm, Estimates
-from kapelle.algorithms.groups import TurnRewards, by_round
+from kapelle.algorithm import Algorithm
+from kapelle.algorithms.groups import by_round
 from kapelle.algorithms.monte_carlo import MonteCarlo, SetCredit
-from kapelle.algorithms.rewards import chain_path
+from kapelle.algorithms.surrogate import SurrogateConfig
 from kapelle.functional.advantages import group_centred, group_scaled
 
 
@@ -22,14 +22,12 @@ class MAGRPO(MonteCarlo):
     """Settings of multi-agent GRPO."""
 
     name: Literal["magrpo"] = "magrpo"
-    scale: Literal["std", "none"] = "std"
+    scale: Literal["std", "none"] = "none"
+    """`std` divides by the group's spread, as GRPO does; the paper's estimator does not."""
+    loss: SurrogateConfig = SurrogateConfig(aggregation="sequence_sum", constant=1)
+    """Log-probs are summed over a turn, and averaged over turns."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
         estimate = {"std": group_scaled, "none": group_centred}[self.scale]
         return self.row(self.name, SetCredit(self, by_round, estimate, self.paid_once))
-
-    def paid_once(self, estimates: Estimates) -> TurnRewards:
-        """Return what says how the team is paid, once, where it falls in time."""
-        source = self.umad.paid(chain_path(self.team_reward, self.forms))
-        return lambda place, episode: source(place, episode, estimates)

@@ -5,7 +5,8 @@ sequence of decisions: δ = r + γ·V(next observation in the chain) − V(this 
 the next agent's, and after the last agent the first one's in the following round. What the team earns stands once,
 on the chain's last turn. A central critic, with one value before each turn, judges them all.
 
-`level: action` (the paper's first form): one ratio per turn, the product over its tokens, and one value per turn.
+`level: action` (the paper's first form): one ratio per turn, the product over its tokens, one value and one loss per
+turn, so that a turn weighs the same however long it is.
 `level: token`: a ratio and a value for each token; γ crosses turns only.
 
 Deviations from the paper: the critic reads the global state through the base model's own layers, in place of an
@@ -23,6 +24,7 @@ from kapelle.algorithm import Algorithm
 from kapelle.algorithms.gae import GAECredit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.rewards import chain_path
+from kapelle.algorithms.surrogate import SurrogateConfig
 
 
 class MARFT(ActorCritic):
@@ -37,17 +39,19 @@ class MARFT(ActorCritic):
         for section, key, given in (("loss", "level", self.loss.level), ("gae", "unit", self.gae.unit)):
             if given != "token":  # the default, which a resolved run file repeats
                 raise ValueError(f"`{section}.{key}` follows from `level: {self.level}`; remove it")
+        self._leveled()
         return self
+
+    def _leveled(self) -> MARFT:
+        """Return the settings with the level put where it is read; ValueError for a loss that it does not go with."""
+        action = self.level == "action"
+        loss = self.loss.model_dump() | {"level": "turn" if action else "token"}
+        gae = self.gae.model_copy(update={"unit": "turn" if action else "token"})
+        return self.model_copy(update={"loss": SurrogateConfig.model_validate(loss), "gae": gae})
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        action = self.level == "action"
-        settings = self.model_copy(
-            update={
-                "loss": self.loss.model_copy(update={"level": "turn" if action else "token"}),
-                "gae": self.gae.model_copy(update={"unit": "turn" if action else "token"}),
-            }
-        )
+        settings = self._leveled()
         paid = self.umad.paid(chain_path(self.team_reward, self.penalties))
         chain = GAECredit(settings.gae, paid, chain=True)
         return actor_critic_row(settings, self.name, "central", chain)

@@ -7,6 +7,7 @@ order of updates are the same everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,15 @@ from pydantic import Field, model_validator
 from kapelle.algorithm import Algorithm, Credit, CreditFunction, Estimates, TurnKey, turns_of
 from kapelle.algorithms.groups import Estimator, Sets, TurnRewards, compare
 from kapelle.algorithms.orders import Joint, OrderConfig, check_separate_weights
-from kapelle.algorithms.rewards import FREE, PenaltyConfig, TeamReward, Truncated, own_path, shared_by
+from kapelle.algorithms.rewards import (
+    FREE,
+    PenaltyConfig,
+    TeamReward,
+    Truncated,
+    own_path,
+    round_path,
+    shared_by,
+)
 from kapelle.algorithms.surrogate import SurrogateConfig, ones_like_turn
 from kapelle.algorithms.umad import UMADConfig
 from kapelle.configured import Configured
@@ -62,6 +71,11 @@ class MonteCarlo(Configured):
         source = self.umad.paid(own_path(self.team_reward, self.forms))
         return lambda place, episode: source(place, episode, estimates)
 
+    def paid_once(self, estimates: Estimates) -> TurnRewards:
+        """Return what says how the team is paid, once for all agents, round by round."""
+        source = self.umad.paid(round_path(self.team_reward, self.forms))
+        return lambda place, episode: source(place, episode, estimates)
+
     def weight(self, turn: Turn) -> float:
         """Return 0 for a turn that `truncated: mask` leaves out of the loss, else 1."""
         return float(not (self.truncated == "mask" and turn.finish_reason == "length"))
@@ -75,7 +89,7 @@ class MonteCarlo(Configured):
         **needs: Any,
     ) -> Algorithm:
         """Return the row; `reference` asks for one beside what the loss does, `needs` are further fields."""
-        order = self.order.build()
+        order = replace(self.order.build(), old=self.loss.old)
         if order.sequential:
             checks = (*checks, partial(check_separate_weights, algorithm=name))
         return Algorithm(
@@ -89,7 +103,7 @@ class MonteCarlo(Configured):
             minibatches=self.minibatches,
             returns=shared_by(self.team_reward, self.forms),
             order=order,
-            proximal=self.loss.importance_cap is not None,
+            proximal=self.loss.proximal,
             checks=(*checks, self.umad.check),
             **needs,
         )

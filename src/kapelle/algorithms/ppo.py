@@ -8,6 +8,7 @@ HAPPO differ in the critic's view, the path of GAE and the order of updates: a f
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -76,7 +77,7 @@ def actor_critic_row(
     """Return the row of clipped actors with critics of the given view; `credit` in place of own-path GAE."""
     s = settings
     credit = credit or GAECredit(s.gae, s.umad.paid(own_path(s.team_reward, s.penalties)))
-    order = s.order.build()
+    order = replace(s.order.build(), old=s.loss.old)
     if order.sequential:
         checks = (*checks, partial(check_separate_weights, algorithm=name))
     return Algorithm(
@@ -97,7 +98,7 @@ def actor_critic_row(
         minibatches=s.minibatches,
         returns=shared_by(s.team_reward, s.penalties),
         order=order,
-        proximal=s.loss.importance_cap is not None or s.gae.vtrace,
+        proximal=s.loss.proximal or s.gae.vtrace,
         checks=(s.umad.check, *checks),
     )
 

@@ -2,7 +2,8 @@
 
 A at token k = Σ_{k'≥k} γ^{k'−k} r_{k'}, where r carries −β(log π_b − log π_ref) at every token and the turn's reward
 at its last, whitened over all tokens of a policy. `baseline: group` is the form with a baseline: R − mean_g of the
-agent's attempts, then whitened over a policy's attempts.
+agent's attempts, then whitened over a policy's attempts, each counting once (`whiten: attempts`), or over their tokens, as
+the indices of the paper's formula can be read (`whiten: tokens`).
 
 Returns run over the agent's own tokens, all its turns in a row. Whitening is per policy: a joint step is then each
 policy's own.
@@ -18,9 +19,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, turns_of
-from kapelle.algorithms.groups import by_agent, compare
+from kapelle.algorithms.groups import Member, by_agent, compare
 from kapelle.algorithms.monte_carlo import MonteCarlo, spread
-from kapelle.functional.advantages import whitened_group_centred, whitened_return_to_go
+from kapelle.functional.advantages import group_centred, whitened_group_centred, whitened_return_to_go
+from kapelle.functional.masking import masked_whiten
 from kapelle.types import Group, Turn
 
 
@@ -31,6 +33,8 @@ class ReinforcePlusPlus(MonteCarlo):
     group_size: int = Field(1, ge=1)
     """Episodes per task; two or more with `baseline: group`."""
     baseline: Literal["none", "group"] = "none"
+    whiten: Literal["attempts", "tokens"] = "attempts"
+    """What weighs the same in the mean and spread of `baseline: group`; without it tokens always do."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     """Discount per token."""
     kl_in_reward: float = Field(0.0, ge=0.0)
@@ -40,6 +44,10 @@ class ReinforcePlusPlus(MonteCarlo):
     def _consistent(self) -> ReinforcePlusPlus:
         if self.baseline == "group" and self.group_size < 2:
             raise ValueError("`baseline: group` compares attempts; set `group_size: 2` or more")
+        if self.whiten == "tokens" and self.baseline != "group":
+            raise ValueError(
+                "`whiten` is about `baseline: group`; without it, tokens are whitened in any case"
+            )
         if self.baseline == "group" and (self.kl_in_reward or self.gamma != 1.0):
             raise ValueError(
                 "`baseline: group` gives a whole attempt one advantage: leave `gamma` and `kl_in_reward` out, and "
@@ -59,7 +67,10 @@ class ReinforcePlusPlus(MonteCarlo):
         members = by_agent(groups, self.paying(estimates))
         for name in dict.fromkeys(policy.values()):
             own = [member for member in members if policy[member.keys[0]] == name]
-            advantage |= compare(own, whitened_group_centred)
+            if self.whiten == "tokens":
+                advantage |= _whitened_over_tokens(own)
+            else:
+                advantage |= compare(own, whitened_group_centred)
         return spread(self, groups, advantage)
 
     def token_credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
@@ -104,3 +115,14 @@ class ReinforcePlusPlus(MonteCarlo):
         place = (key.group, key.episode)
         reward_T[-1] += self.paying(estimates)(place, groups[key.group].episodes[key.episode])[turn.index]
         return reward_T
+
+
+def _whitened_over_tokens(members: Sequence[Member]) -> dict[TurnKey, float]:
+    """Return R − mean_g, whitened over attempts that count once for each of their tokens."""
+    centred = compare(members, group_centred)
+    value_B = torch.tensor([centred[member.keys[0]] for member in members], dtype=torch.float64)
+    tokens_B = torch.tensor([member.tokens for member in members])
+    value_K = value_B.repeat_interleave(tokens_B)
+    whitened_K = masked_whiten(value_K, torch.ones_like(value_K)).tolist()
+    first = (tokens_B.cumsum(0) - tokens_B).tolist()
+    return {key: whitened_K[k] for member, k in zip(members, first, strict=True) for key in member.keys}

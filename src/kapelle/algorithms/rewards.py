@@ -1,12 +1,21 @@
 """Whose reward is it: what the team earned, placed on the turns that each agent is trained on.
 
-"The k-th round" is the k-th turn of every agent that has one; what is paid at the end stands on each
-agent's own last turn.
+"The k-th round" is the k-th turn of every agent that has one. A team's reward is one number for a round and one for
+the end, the same for every agent that speaks, however many turns it takes:
+
+- of a round: `sum` adds what all agents were paid in it; `mean` is that sum over the number of agents in the team;
+  `max` and `min` are over the agents that moved. It stands on an agent's turn of that round, or on its last turn
+  where it has none, so that agents with fewer turns earn what the others earn.
+- of the end: over the agents that the environment scored, on each agent's own last turn.
+
+`individual` and `last` share nothing. Three placements follow from who reads it: `turn_rewards` (one trajectory per
+agent), `chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round). The last two
+count the team's reward once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, Protocol
 
@@ -26,6 +35,8 @@ episode and nobody else, `individual` leaves each agent its own."""
 Truncated = Literal["keep", "mask", "penalise"]
 """What Monte Carlo estimators do with a turn that ran into its token limit: train on it as it is, leave it
 out of the loss, or subtract a penalty from its reward."""
+
+_UNSHARED = ("last", "individual")
 
 _SHARED: Mapping[str, Callable[[Mapping[str, float]], Mapping[str, float]]] = {
     "mean": team_mean,
@@ -80,6 +91,33 @@ def chain_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource
     return lambda place, episode, estimates: chain_rewards(episode, how, penalties)
 
 
+def round_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
+    """Return the source for joint returns by round: `round_rewards` less penalties."""
+    return lambda place, episode, estimates: round_rewards(episode, how, penalties)
+
+
+def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
+    """Return the reward of every turn by its index, after sharing, placement and penalties."""
+    own = _own_turns(episode)
+    rewards = _penalties(episode, penalties)
+    for k, movers in enumerate(_rounds(own)):
+        paid = {agent: turn.reward for agent, turn in movers.items()}
+        if not any(paid.values()):
+            continue
+        if how in _UNSHARED:
+            _book_round(rewards, movers, how, episode)
+        else:
+            amount = _of_round(paid, how, episode)
+            for turns in own.values():
+                rewards[turns[min(k, len(turns) - 1)].index] += amount
+    if episode.rewards:
+        shared = _share(episode.rewards, how, episode)
+        alone = 0.0 if how in _UNSHARED else next(iter(shared.values()))
+        for agent, turns in own.items():
+            rewards[turns[-1].index] += shared.get(agent, alone)
+    return rewards
+
+
 def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
     """Return the reward of every trained turn of the chain by its index: what the team earns stands once.
 
@@ -87,30 +125,17 @@ def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
     `individual` and `last` leave each agent's own on its own turn. What stands on a turn that is not trained
     moves to the trained turn before it.
     """
-    own = {agent: episode.by(agent) for agent in episode.agents if episode.by(agent)}
-    rewards = {turn.index: penalties.of(turn) if turn.trained else 0.0 for turn in episode.turns}
-    for k in range(max((len(turns) for turns in own.values()), default=0)):
-        movers = {agent: turns[k] for agent, turns in own.items() if len(turns) > k}
-        paid = {agent: turn.reward for agent, turn in movers.items()}
-        if any(paid.values()):
-            _place(rewards, _share(paid, how, episode), {a: t.index for a, t in movers.items()}, how)
+    own = _own_turns(episode)
+    rewards = _penalties(episode, penalties)
+    for movers in _rounds(own):
+        _book_round(rewards, movers, how, episode)
     if episode.rewards and own:
-        last = {agent: turns[-1].index for agent, turns in own.items()}
-        _place(rewards, _share(episode.rewards, how, episode), last, how)
-    return _on_trained(episode, rewards)
-
-
-def _place(
-    rewards: dict[int, float], shared: Mapping[str, float], at: Mapping[str, int], how: TeamReward
-) -> None:
-    if how in ("individual", "last"):
-        for agent, index in at.items():
-            rewards[index] += shared.get(agent, 0.0)
-    else:
-        rewards[max(at.values())] += next(iter(shared.values()))
-
-
-def _on_trained(episode: Episode, rewards: Mapping[int, float]) -> dict[int, float]:
+        shared = _share(episode.rewards, how, episode)
+        if how in _UNSHARED:
+            for agent, turns in own.items():
+                rewards[turns[-1].index] += shared.get(agent, 0.0)
+        else:
+            rewards[max(turns[-1].index for turns in own.values())] += next(iter(shared.values()))
     moved: dict[int, float] = {}
     before: int | None = None
     for turn in episode.turns:
@@ -122,25 +147,66 @@ def _on_trained(episode: Episode, rewards: Mapping[int, float]) -> dict[int, flo
     return moved
 
 
-def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
-    """Return the reward of every turn by its index, after sharing, placement and penalties."""
-    own = {agent: episode.by(agent) for agent in episode.agents if episode.by(agent)}
-    rewards = {turn.index: penalties.of(turn) if turn.trained else 0.0 for turn in episode.turns}
-    rounds = max((len(turns) for turns in own.values()), default=0)
-    for k in range(rounds):
-        movers = {agent: turns[k] for agent, turns in own.items() if len(turns) > k}
-        paid = {agent: turn.reward for agent, turn in movers.items()}
-        if any(paid.values()):
-            shared = _share(paid, how, episode)
-            for agent, turn in movers.items():
-                rewards[turn.index] += shared[agent]
-    if episode.rewards:
+def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
+    """Return the reward of every trained turn by its index, so that sums over rounds are joint returns.
+
+    What the team earns stands once: that of a round on a turn of the round, the terminal one on a turn of the last
+    round, whichever turn is last in time (an agent that speaks once, at the end, has its turn in round 0). What stands
+    in a round without a trained turn moves to the round before it that has one.
+    """
+    rounds = _rounds(_own_turns(episode))
+    rewards = _penalties(episode, penalties)
+    for movers in rounds:
+        _book_round(rewards, movers, how, episode)
+    moved: dict[int, float] = {}
+    before: int | None = None
+    for movers in rounds:
+        trained = [turn.index for turn in movers.values() if turn.trained]
+        moved |= {index: rewards[index] for index in trained}
+        before = max(trained, default=before)
+        if before is not None:
+            moved[before] += sum(rewards[turn.index] for turn in movers.values() if not turn.trained)
+    if episode.rewards and before is not None:
         shared = _share(episode.rewards, how, episode)
-        everyone = next(iter(shared.values()))
-        for agent, turns in own.items():
-            alone = 0.0 if how in ("last", "individual") else everyone
-            rewards[turns[-1].index] += shared.get(agent, alone)
-    return rewards
+        moved[before] += sum(shared.values()) if how in _UNSHARED else next(iter(shared.values()))
+    return moved
+
+
+def _own_turns(episode: Episode) -> dict[str, tuple[Turn, ...]]:
+    """Return each speaking agent's turns, in seat order."""
+    return {agent: episode.by(agent) for agent in episode.agents if episode.by(agent)}
+
+
+def _rounds(own: Mapping[str, Sequence[Turn]]) -> list[dict[str, Turn]]:
+    """Return, for each round, who took which turn."""
+    count = max((len(turns) for turns in own.values()), default=0)
+    return [{agent: turns[k] for agent, turns in own.items() if len(turns) > k} for k in range(count)]
+
+
+def _penalties(episode: Episode, penalties: PenaltyConfig) -> dict[int, float]:
+    return {turn.index: penalties.of(turn) if turn.trained else 0.0 for turn in episode.turns}
+
+
+def _book_round(
+    rewards: dict[int, float], movers: Mapping[str, Turn], how: TeamReward, episode: Episode
+) -> None:
+    """Add what the team earned in a round, once: on the round's last turn, or each agent's own on its own."""
+    paid = {agent: turn.reward for agent, turn in movers.items()}
+    if not any(paid.values()):
+        return
+    if how in _UNSHARED:
+        shared = _share(paid, how, episode)
+        for agent, turn in movers.items():
+            rewards[turn.index] += shared[agent]
+    else:
+        rewards[max(turn.index for turn in movers.values())] += _of_round(paid, how, episode)
+
+
+def _of_round(paid: Mapping[str, float], how: TeamReward, episode: Episode) -> float:
+    """Return the team's reward of a round of what those who moved were paid."""
+    if how == "mean":
+        return sum(paid.values()) / len(episode.agents)
+    return next(iter(_SHARED[how](paid).values()))
 
 
 def agent_returns(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[str, float]:

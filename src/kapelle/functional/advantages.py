@@ -185,13 +185,14 @@ def vtrace(
     lam: float = 1.0,
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
-    clip_policy_rho: float = 1.0,
+    clip_policy_rho: float | None = 1.0,
 ) -> CriticAdvantage:
     """V-trace for stale samples: targets v_t and advantages ρ̄_t·(r_t + γ·v'_{t+1} − V_t) → [N, T].
 
     arXiv 1802.01561, eq. 1: v_t = V_t + Σ_k γ^{k−t} (Π c) δ_k, δ = ρ̄(r + γV′ − V), ρ̄ = min(clip_rho, ρ),
-    c = λ·min(clip_c, ρ). In the advantage v' is λ·v + (1 − λ)·V. `log_ratio_NT` is log π − log π_b of
-    the step. No gradient flows.
+    c = λ·min(clip_c, ρ). In the advantage v' is λ·v + (1 − λ)·V, and ρ̄ is min(clip_policy_rho, ρ); None
+    leaves it out, for a surrogate that multiplies by ρ itself. `log_ratio_NT` is log π − log π_b of the step.
+    No gradient flows.
     """
     ratio_NT = clamp_log_ratio(log_ratio_NT).exp().detach()
     value_NT, reward_NT = as_float(value_NT).detach(), as_float(reward_NT).detach()
@@ -202,7 +203,9 @@ def vtrace(
     target_NT = keep_masked(value_NT + correction_NT, mask_NT)
     corrected_NT = lam * next_value(target_NT, mask_NT, bootstrap_N) + (1.0 - lam) * following_NT
     gain_NT = reward_NT + gamma * corrected_NT - value_NT
-    return CriticAdvantage(keep_masked(ratio_NT.clamp(max=clip_policy_rho) * gain_NT, mask_NT), target_NT)
+    if clip_policy_rho is not None:
+        gain_NT = ratio_NT.clamp(max=clip_policy_rho) * gain_NT
+    return CriticAdvantage(keep_masked(gain_NT, mask_NT), target_NT)
 
 
 def truncated_importance_weight(logp_trainer: Tensor, logp_sampler: Tensor, *, cap: float = 2.0) -> Tensor:

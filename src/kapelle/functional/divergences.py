@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from kapelle.functional.masking import as_float
 
-MAX_K3_LOG_RATIO = 10.0
+MAX_K3 = 10.0
+MAX_LOG_RATIO = 20.0
 
 
 class TokenStatistics(NamedTuple):
@@ -37,15 +38,15 @@ def kl_k2(logp: Tensor, logp_reference: Tensor) -> Tensor:
 
 
 def kl_k3(logp: Tensor, logp_reference: Tensor) -> Tensor:
-    """k3 = exp(d) − d − 1, d = log π_ref − log π clamped to ±10; elementwise, never negative.
+    """k3 = exp(d) − d − 1, d = log π_ref − log π, at most 10; elementwise, never negative.
 
-    Its value is unbiased for KL(π‖π_ref) (GRPO, arXiv 2402.03300, eq. 4), but as a loss its expected
-    gradient on-policy is that of KL(π_ref‖π); k2 has the gradient of KL(π‖π_ref). None flows beyond the
-    clamp.
+    Its value is unbiased for KL(π‖π_ref) up to the bound (GRPO, arXiv 2402.03300, eq. 4), but as a loss its expected
+    gradient on-policy is that of KL(π_ref‖π); k2 has the gradient of KL(π‖π_ref). None flows beyond the bound, which
+    d reaches at 2.60 and at −11.0.
     """
-    d = (as_float(logp_reference).detach() - as_float(logp)).clamp(-MAX_K3_LOG_RATIO, MAX_K3_LOG_RATIO)
+    d = (as_float(logp_reference).detach() - as_float(logp)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     # expm1(d) − d would still cancel near 0, but keeps twice the digits of exp(d) − d − 1.
-    return torch.expm1(d) - d
+    return (torch.expm1(d) - d).clamp(max=MAX_K3)
 
 
 def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:

@@ -1,0 +1,123 @@
+"""The expected update of every policy-gradient algorithm is a positive multiple of ∇J: enumerated, not sampled.
+
+Settings take out what is *meant* to change the direction (clipping, division by a group's spread, λ < 1); everything
+else must leave it as it is: lengths of completions, rounds, who speaks last, and weights that have moved on since.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.expected import ARMS, Game, Words, expected_update, multiples
+
+from kapelle.algorithm import algorithm_class
+
+OPEN = {"clip_low": 0.999, "clip_high": 1e9}
+MONTE_CARLO: dict[str, Any] = {"lam": 1.0, "normalise": "none"}
+
+
+def worth(words: Words) -> float:
+    """A completion's worth that has to do with its length and with what it says."""
+    return {(0,): 1.0, (1, 0): 0.0, (1, 1): 2.5, (1,): -0.5, (2,): 2.0}[words]
+
+
+def chain(said: Sequence[Words]) -> dict[str, float]:
+    """The second agent is paid, for both: it should say the opposite of what the first found out."""
+    first, second = said
+    return {"b": worth(second) * (2.0 if first == second else -1.0) + worth(first)}
+
+
+SOLO = Game(("a",), lambda said: {"a": worth(said[0])})
+BANDIT = Game(("a",), lambda said: {"a": worth(said[0])}, ARMS)
+CHAIN = Game(("a", "b"), chain)
+CHAIN_OF_ARMS = Game(("a", "b"), chain, ARMS)
+UNEVEN = Game(("a", "b", "a"), lambda said: {"b": worth(said[1]) * worth(said[2]) + worth(said[0])}, ARMS)
+
+
+def update(name: str, game: Game, seed: int | None = None, **settings: Any) -> dict[str, float]:
+    algorithm = algorithm_class(name).model_validate({"name": name, **settings}).build()
+    return multiples(expected_update(algorithm, game, seed)[0])
+
+
+def positive(found: dict[str, float]) -> bool:
+    return all(factor > 0 for factor in found.values())  # NaN is not
+
+
+SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
+    ("grpo", {"group_size": 2, "scale": "none"}),
+    ("grpo", {"group_size": 2, "scale": "none", "compare": "episode"}),
+    ("grpo", {"group_size": 2, "scale": "none", "loss": {"level": "turn"}}),
+    ("grpo", {"group_size": 2, "scale": "none", "loss": {"aggregation": "sequence_sum"}}),
+    ("grpo", {"group_size": 2, "scale": "none", "loss": {"kind": "cispo"}}),
+    ("rloo", {"group_size": 2}),
+    ("remax", {"group_size": 1}),
+    ("reinforce_plus_plus", {}),
+    ("reinforce_plus_plus", {"group_size": 2, "baseline": "group"}),
+    ("reinforce_plus_plus", {"group_size": 2, "baseline": "group", "whiten": "tokens"}),
+    ("magrpo", {"group_size": 2}),
+    ("at_grpo", {"group_size": 2, "scale": "none"}),
+    ("ippo", {"gae": MONTE_CARLO}),
+    ("ippo", {"gae": {**MONTE_CARLO, "vtrace": True}}),
+    ("ippo", {"gae": {**MONTE_CARLO, "unit": "turn"}, "loss": {"level": "turn"}}),
+    ("mappo", {"gae": MONTE_CARLO}),
+    ("marft", {"gae": MONTE_CARLO}),
+    ("marft", {"gae": MONTE_CARLO, "level": "token"}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SAMPLED_NOW)
+@pytest.mark.parametrize("game", [SOLO, CHAIN], ids=["solo", "chain"])
+def test_on_fresh_samples(name: str, settings: dict[str, Any], game: Game) -> None:
+    assert positive(update(name, game, **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("magrpo", {"group_size": 2}),
+        ("grpo", {"group_size": 2, "scale": "none"}),
+        ("grpo", {"group_size": 2, "scale": "none", "compare": "episode"}),
+        ("marft", {"gae": MONTE_CARLO}),
+        ("mappo", {"gae": MONTE_CARLO}),
+    ],
+)
+def test_agents_with_unequal_numbers_of_turns(name: str, settings: dict[str, Any]) -> None:
+    assert positive(update(name, UNEVEN, **settings))
+
+
+STALE: list[tuple[str, dict[str, Any]]] = [
+    ("ippo", {"gae": MONTE_CARLO, "loss": OPEN}),
+    ("ippo", {"gae": {**MONTE_CARLO, "vtrace": True}, "loss": OPEN}),
+    ("ippo", {"gae": MONTE_CARLO, "loss": {**OPEN, "importance_cap": 1e9}}),
+    ("ippo", {"gae": {**MONTE_CARLO, "vtrace": True}, "loss": {**OPEN, "importance_cap": 1e9}}),
+    ("marft", {"gae": {**MONTE_CARLO, "vtrace": True}, "loss": OPEN}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), STALE)
+@pytest.mark.parametrize("seed", range(3))
+def test_on_samples_of_older_weights(name: str, settings: dict[str, Any], seed: int) -> None:
+    # One action, so that the ratio of its one token is all there is to correct: then ∇J itself, not a multiple.
+    assert update(name, BANDIT, seed, **settings) == pytest.approx({"a": 1.0})
+
+
+@pytest.mark.parametrize("cap", [None, 1e9])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_turn_of_older_weights_is_corrected_as_one_action(cap: float | None, seed: int) -> None:
+    loss = {**OPEN, "level": "turn", "importance_cap": cap}
+    settings = {"gae": {**MONTE_CARLO, "unit": "turn", "vtrace": True}, "loss": loss}
+    assert update("ippo", SOLO, seed, **settings) == pytest.approx({"a": 1.0})
+
+
+def test_it_is_the_average_over_turns_and_not_over_tokens() -> None:
+    # The issue's case: ∇J itself, where a mean over tokens gives E[T·A·∇log π] / E[T].
+    assert update("marft", SOLO, gae=MONTE_CARLO) == pytest.approx({"a": 1.0})
+
+
+def test_a_wrong_direction_is_seen() -> None:
+    # GRPO's own mean over each completion's tokens weighs long completions less: that is its known bias.
+    found = update("grpo", SOLO, group_size=2, scale="none", loss={"aggregation": "sequence_mean"})
+    assert math.isnan(found["a"])
