@@ -84,7 +84,7 @@ class Game:
 
     def population(self, group_size: int) -> list[Group]:
         """Return every group of so many episodes, as often as it occurs."""
-        groups = []
+        groups: list[Group] = []
         for chosen in itertools.product(self.outcomes(), repeat=group_size):
             for _ in range(math.prod(count for _, count in chosen)):
                 task = Task(f"t{len(groups)}", "")

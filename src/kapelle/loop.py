@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kapelle.ahead import Ahead
 from kapelle.algorithm import Algorithm, Credit, Embedding, Estimates, TurnKey, turns_of
+from kapelle.batch import Sample
 from kapelle.blocking import run_async
 from kapelle.collate import (
     critic_samples,
@@ -129,15 +130,19 @@ class Loop:
         metrics = _credit_metrics(groups, credit)
         if self._memory is not None:
             metrics |= self._memory.metrics()
+        critics: list[Sample] = []
+        if algorithm.critic:
+            reader = self._engine.renderer
+            critics = critic_samples(groups, team, credit, estimates, algorithm.critic, reader)
+            if algorithm.critic.view != "answer":
+                metrics |= _critic_metrics(critics)
         return metrics | update_in_order(
             self._engine,
             self._objective,
             algorithm.order,
             algorithm.order.choose(team.trained, number, self._config.seed),
             policy_samples(groups, team, credit, estimates),
-            critic_samples(groups, team, credit, estimates, algorithm.critic, self._engine.renderer)
-            if algorithm.critic
-            else [],
+            critics,
             groups,
         )
 
@@ -268,6 +273,23 @@ def _credit_metrics(groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -
         all_K = torch.cat(pieces).double()
         row[f"advantage/{agent}"] = float(all_K.mean())
         row[f"advantage_std/{agent}"] = float(all_K.std()) if all_K.numel() > 1 else 0.0
+    return row
+
+
+def _critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return how much of the returns' variance each critic foresaw, before it learns from them."""
+    import torch
+
+    from kapelle.functional.value_losses import explained_variance
+
+    row: dict[str, float] = {}
+    for critic in dict.fromkeys(sample.learner for sample in samples):
+        own = [sample for sample in samples if sample.learner == critic]
+        value_K, return_K = (torch.cat([s.columns[column] for s in own]) for column in ("value", "return"))
+        if len(return_K) > 1:
+            row[f"explained_variance/{critic}"] = float(
+                explained_variance(value_K, return_K, torch.ones_like(return_K))
+            )
     return row
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.tiny import frozen_copy, same_bits
 from kapelle import Trainer
 from kapelle.algorithm import BUILTIN_ALGORITHMS
 from kapelle.run_files import read_metrics
+from kapelle.team import VERIFIER
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "at_grpo": {"group_size": 2},
@@ -68,4 +70,20 @@ def test_it_learns_and_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Pa
     with Trainer(**settings, run_dir=tmp_path / "run", resume=True) as second:
         second.train()
         assert same_bits(learned(second), expected)
-    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3]
+    rows = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        _says_how_it_learns(row, name)
+
+
+def _says_how_it_learns(row: Mapping[str, float], name: str) -> None:
+    """Every row holds each learner's vital signs, whatever the algorithm's coefficients."""
+    learners = [key.removeprefix("grad_norm/") for key in row if key.startswith("grad_norm/")]
+    critics = [learner for learner in learners if learner.startswith("critic:")]
+    for policy in set(learners) - {*critics, VERIFIER}:
+        assert row[f"entropy/{policy}"] > 0.0
+        if name != "sft":  # what is demonstrated was sampled by nobody
+            assert 0.0 < row[f"effective_samples/{policy}"] <= 1.0 + 1e-6
+            assert 0.0 <= row[f"ratio_tail/{policy}"] <= 1.0
+    for critic in critics:
+        assert row[f"explained_variance/{critic}"] <= 1.0

@@ -34,11 +34,13 @@ SOLO = Game(("a",), lambda said: {"a": worth(said[0])})
 BANDIT = Game(("a",), lambda said: {"a": worth(said[0])}, ARMS)
 CHAIN = Game(("a", "b"), chain)
 CHAIN_OF_ARMS = Game(("a", "b"), chain, ARMS)
-UNEVEN = Game(("a", "b", "a"), lambda said: {"b": worth(said[1]) * worth(said[2]) + worth(said[0])}, ARMS)
+UNEVEN = Game(("a", "a", "b"), lambda said: {"b": worth(said[1]) * worth(said[2]) + worth(said[0])}, ARMS)
+"""b speaks once and last: its turn is of round 0, and what it is paid for follows a's second one too."""
 
 
 def update(name: str, game: Game, seed: int | None = None, **settings: Any) -> dict[str, float]:
-    algorithm = algorithm_class(name).model_validate({"name": name, **settings}).build()
+    kind: Any = algorithm_class(name)
+    algorithm = kind.model_validate({"name": name, **settings}).build()
     return multiples(expected_update(algorithm, game, seed)[0])
 
 

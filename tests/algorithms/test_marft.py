@@ -95,7 +95,8 @@ class TestSettings:
     def test_an_action_is_not_counted_by_its_tokens(self) -> None:
         with pytest.raises(ValidationError, match="remove `aggregation`"):
             MARFT.model_validate({"loss": {"aggregation": "token_mean"}})
-        assert MARFT.model_validate({"level": "token", "loss": {"aggregation": "token_mean"}}).build()
+        by_tokens = MARFT.model_validate({"level": "token", "loss": {"aggregation": "token_mean"}})
+        assert by_tokens.loss.aggregation == "token_mean"
 
     def test_resolved_settings_are_read_again(self) -> None:
         settings = MARFT.model_validate({"level": "action"})

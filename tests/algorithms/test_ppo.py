@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -151,9 +151,8 @@ class TestTargets:
     @pytest.mark.parametrize("normalise", ["policy", "agent", "batch", "none"])
     @pytest.mark.parametrize("name", ["ippo", "mappo", "happo", "marft"])
     def test_they_are_never_whitened(self, name: str, normalise: str) -> None:
-        algorithm = (
-            algorithm_class(name).model_validate({"gae": {"lam": 1.0, "normalise": normalise}}).build()
-        )
+        kind: Any = algorithm_class(name)
+        algorithm = kind.model_validate({"gae": {"lam": 1.0, "normalise": normalise}}).build()
         per_turn = algorithm.critic is not None and algorithm.critic.unit == "turn"
         ask = {key: values_T[: 1 if per_turn else None] for key, values_T in no_values(self.GROUPS).items()}
         given = credit(algorithm, self.GROUPS, Estimates(ask))

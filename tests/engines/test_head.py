@@ -13,7 +13,7 @@ from kapelle.engines import head
 from kapelle.functional.divergences import TokenStatistics
 
 
-def said(entropy: bool) -> tuple[TokenStatistics, Tensor]:
+def said(entropy: head.Entropy) -> tuple[TokenStatistics, Tensor]:
     """What a tiny model says of drawn samples, and the hidden states that it was asked from."""
     (batch,) = pack(drawn(["a"], temperature=0.7), 100_000)
     model = tiny_model()
@@ -32,13 +32,13 @@ def largest_kept(monkeypatch: pytest.MonkeyPatch, budget: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
-        said(entropy=True)
+        said(head.Entropy.LEARNED)
     return max(sizes)
 
 
-@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("entropy", list(head.Entropy))
 def test_chunks_give_the_numbers_and_gradients_of_one_piece(
-    entropy: bool, monkeypatch: pytest.MonkeyPatch
+    entropy: head.Entropy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for budget in (1 << 24, 262 * 7, 1):  # all at once, seven tokens, one token
@@ -50,7 +50,20 @@ def test_chunks_give_the_numbers_and_gradients_of_one_piece(
     for chunked in found[1:]:
         for one, other in zip(chunked, found[0], strict=True):
             assert float((one - other).abs().max()) < 4e-6  # four float32 steps at −10
-    assert bool(found[0][1].any()) == entropy
+    assert bool(found[0][1].any()) == (entropy is not head.Entropy.LEFT_OUT)
+
+
+def test_a_measured_entropy_is_the_learned_one_without_its_gradient() -> None:
+    learned, _ = said(head.Entropy.LEARNED)
+    measured, hidden_KD = said(head.Entropy.MEASURED)
+    assert not measured.entropy_K.requires_grad
+    torch.testing.assert_close(measured.entropy_K, learned.entropy_K.detach(), atol=1e-5, rtol=0)
+    left_out, other_KD = said(head.Entropy.LEFT_OUT)
+    for statistics in (measured, left_out):
+        statistics.logp_K.sum().backward()
+    assert hidden_KD.grad is not None
+    assert other_KD.grad is not None
+    assert torch.equal(hidden_KD.grad, other_KD.grad)
 
 
 def test_logits_are_not_kept_for_the_backward_pass_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

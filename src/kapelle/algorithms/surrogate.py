@@ -125,9 +125,9 @@ class _Surrogate:
             kl_K = self._kl(outputs.logp_K, targets["reference"])
             loss_K = loss_K + s.kl_coefficient * kl_K
             metrics["kl"] = (masking.masked_sum(kl_K.detach(), mask_K), tokens)
-        if outputs.entropy_K is not None:
+        if s.entropy_coefficient:
+            assert outputs.entropy_K is not None, "an entropy bonus needs `Algorithm.entropy`"
             loss_K = loss_K - s.entropy_coefficient * outputs.entropy_K
-            metrics["entropy"] = (masking.masked_sum(outputs.entropy_K.detach(), mask_K), tokens)
         total, weight = self._aggregate(loss_K, targets)
         return Loss(total, weight, metrics)
 

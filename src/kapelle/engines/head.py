@@ -5,6 +5,8 @@ Shapes: K target tokens, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -17,15 +19,28 @@ LOGIT_BUDGET = 1 << 24
 """Most logits alive at once; beyond, the head is recomputed chunk by chunk in the backward pass."""
 
 
+class Entropy(Enum):
+    """Whether the entropy of each token's distribution is computed, and whether a loss learns from it."""
+
+    LEFT_OUT = "left out"
+    MEASURED = "measured"
+    LEARNED = "learned"
+
+
 def token_statistics(
-    model: LanguageModel, hidden_KD: Tensor, batch: Batch, part: Part, entropy: bool
+    model: LanguageModel, hidden_KD: Tensor, batch: Batch, part: Part, entropy: Entropy
 ) -> TokenStatistics:
     """Return log-probs (and entropies, else zeros) of a part's target tokens, in chunks of the vocabulary's size."""
 
     def head(h_KD: Tensor, token_K: Tensor, temperature_K: Tensor) -> tuple[Tensor, Tensor]:
         logits_KV = model.logits(h_KD) / temperature_K[:, None]
         logp_K = token_logprobs(logits_KV, token_K)
-        return logp_K, entropy_from_logits(logits_KV) if entropy else torch.zeros_like(logp_K)
+        if entropy is Entropy.LEFT_OUT:
+            return logp_K, torch.zeros_like(logp_K)
+        if entropy is Entropy.LEARNED:
+            return logp_K, entropy_from_logits(logits_KV)
+        with torch.no_grad():
+            return logp_K, torch.special.entr(logits_KV.softmax(-1)).sum(-1)
 
     here = slice(part.first, part.last)
     columns = (hidden_KD[here], batch.token_K[here], batch.temperature_K[here])

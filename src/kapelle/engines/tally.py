@@ -1,12 +1,21 @@
-"""Sums that an update collects, until they are divided by their global weight."""
+"""Sums that an update collects, until they are divided by their global weight.
+
+Shapes: K target tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kapelle.algorithm import Loss
+from kapelle.algorithm import Loss, Targets
+from kapelle.functional.divergences import TokenStatistics
+from kapelle.functional.policy_losses import token_log_ratio
+
+TAIL = 2.0
+"""A token is in the tail when the weights have made it more than so many times likelier, or less likely."""
 
 
 def book(totals: dict[str, list[float]], name: str, total: float, weight: float) -> None:
@@ -14,6 +23,16 @@ def book(totals: dict[str, list[float]], name: str, total: float, weight: float)
     entry = totals.setdefault(name, [0.0, 0.0])
     entry[0] += total
     entry[1] += weight
+
+
+def means(totals: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return each metric's mean, and of ratios the effective sample size: (Σρ)² / (n·Σρ²), 1 when all are equal."""
+    row = {name: total / weight if weight else 0.0 for name, (total, weight) in totals.items()}
+    for name in [name for name in row if name.startswith("ratio_square/")]:
+        policy = name.removeprefix("ratio_square/")
+        square, mean = row.pop(name), row.pop(f"ratio_mean/{policy}")
+        row[f"effective_samples/{policy}"] = mean * mean / square if square else 0.0
+    return row
 
 
 @dataclass(slots=True)
@@ -33,3 +52,15 @@ class Tally:
         sums = self.sums.setdefault(learner, {})
         for name, (total, weight) in {"loss": (loss.total.detach(), loss.weight), **loss.metrics}.items():
             book(sums, f"{name}/{learner}", float(total), float(weight))
+
+    def watch(self, policy: str, said: TokenStatistics, targets: Targets) -> None:
+        """Add what every policy's tokens say of themselves, whatever its loss: entropy, and ratios to the sampler."""
+        sums, mask_K = self.sums.setdefault(policy, {}), targets.mask_K
+        tokens = float(mask_K.sum())
+        book(sums, f"entropy/{policy}", float((said.entropy_K.detach() * mask_K).sum()), tokens)
+        if "behaviour" not in targets.columns:
+            return
+        ratio_K = token_log_ratio(said.logp_K.detach(), targets["behaviour"]).exp()
+        tail_K = (ratio_K > TAIL) | (ratio_K < 1 / TAIL)
+        for name, value_K in {"tail": tail_K, "mean": ratio_K, "square": ratio_K.square()}.items():
+            book(sums, f"ratio_{name}/{policy}", float((value_K * mask_K).sum()), tokens)

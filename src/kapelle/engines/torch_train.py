@@ -18,19 +18,17 @@ from kapelle.algorithm import Loss, Outputs
 from kapelle.batch import Batch, Part, Sample, pack
 from kapelle.config import OptimizerConfig
 from kapelle.engines.bundles import minibatches, passes
-from kapelle.engines.head import token_statistics
+from kapelle.engines.head import Entropy, token_statistics
 from kapelle.engines.learner import Learner
+from kapelle.engines.parity import PARITY, check_parity
 from kapelle.engines.rollout import WritingRenderer
-from kapelle.engines.tally import Tally, book
+from kapelle.engines.tally import Tally, book, means
 from kapelle.engines.train import Objective, Published
-from kapelle.errors import ModelError, NumericsError, ParityError
+from kapelle.errors import ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.seeds import derive_seed
 from kapelle.team import Critic, Lora, Policy
-
-PARITY = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Default bound on |trainer − sampler| log-prob (nats) by compute type; half precision as measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +186,7 @@ class TorchTrainEngine:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
         answers: dict[int, Tensor] = {}
         for chosen, batch in self._batches(samples):
-            for _learner, part, said_K in self._said(batch, entropy=False):
+            for _learner, part, said_K in self._said(batch, Entropy.LEFT_OUT):
                 values_K = said_K.logp_K if isinstance(said_K, TokenStatistics) else said_K
                 counts = part.targets.segment_K.bincount(minlength=part.targets.segments).tolist()
                 for k, column in zip(part.samples, values_K.split(counts), strict=True):
@@ -205,13 +203,13 @@ class TorchTrainEngine:
         totals: dict[str, list[float]] = {}
         dropout = self._drops_out()
         if objective.parity and dropout:
-            self._check_parity(self.parity(samples), totals)
+            check_parity(self.parity(samples), self._parity_bound(), totals)
         for epoch in range(objective.epochs):
             seed_of = partial(self._shuffle_seed, epoch=epoch)
             for number, chosen in enumerate(minibatches(samples, objective.minibatches, seed_of)):
                 fresh = objective.parity and not dropout and epoch == number == 0
                 self._step([samples[k] for k in chosen], objective, totals, fresh)
-        return {name: total / weight if weight else 0.0 for name, (total, weight) in totals.items()}
+        return means(totals)
 
     def parity(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return |trainer − sampler| log-prob of every target of every policy sample."""
@@ -226,7 +224,7 @@ class TorchTrainEngine:
         try:
             self._accumulate(samples, objective, tally)
             if fresh:
-                self._check_parity(tally.gaps, totals)
+                check_parity(tally.gaps, self._parity_bound(), totals)
             for name in self._learners:
                 if name in tally.weight or name in tally.bad:
                     self._move(name, tally, totals)
@@ -236,16 +234,19 @@ class TorchTrainEngine:
             raise
 
     def _accumulate(self, samples: Sequence[Sample], objective: Objective, tally: Tally) -> None:
+        entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._dropping_out():
             for _, batch in self._batches(samples):
                 losses = []
-                for learner, part, said in self._said(batch, objective.entropy):
+                for learner, part, said in self._said(batch, entropy):
                     loss, gap_K = self._loss(objective, part, said)
                     if not bool(torch.isfinite(loss.total)):
                         self._bad_loss(learner)
                         tally.bad.add(learner)
                         continue
                     tally.add(learner, loss)
+                    if isinstance(said, TokenStatistics):
+                        tally.watch(learner, said, part.targets)
                     tally.gaps.extend([] if gap_K is None else [gap_K])
                     factor = objective.critic_coefficient if self._homes[learner].critic else 1.0
                     losses.append(self._learners[learner].scaled(loss.total * factor))
@@ -282,22 +283,10 @@ class TorchTrainEngine:
                 "this step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
             )
 
-    def _check_parity(self, gaps: Sequence[Tensor], totals: dict[str, list[float]]) -> None:
-        if not gaps:
-            return
-        gap = torch.cat(list(gaps))
-        worst = float(gap.max())
-        bound = self._limits.parity_tolerance or max(PARITY[model.dtype] for model in self._models())
-        if not worst <= bound:
-            raise ParityError(
-                f"Trainer and sampler log-probs differ by {worst:.3g} nats (bound {bound:.3g}): the tokens were "
-                "sampled by other weights, or from another distribution, than the ones that are trained. "
-                "See docs/troubleshooting.md, and `training.parity_tolerance` for a bound in half precision."
-            )
-        totals["parity/max"] = [max(worst, totals.get("parity/max", [0.0])[0]), 1.0]
-        book(totals, "parity/mean", float(gap.sum()), float(gap.numel()))
+    def _parity_bound(self) -> float:
+        return self._limits.parity_tolerance or max(PARITY[model.dtype] for model in self._models())
 
-    def _said(self, batch: Batch, entropy: bool) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
+    def _said(self, batch: Batch, entropy: Entropy) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
         """Run one forward pass and return what each learner says of its targets."""
         home = self._homes[batch.owners[0][0]]
         route = [(self._homes[name].adapter, first, last) for name, first, last in batch.owners]
