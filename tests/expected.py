@@ -22,7 +22,7 @@ from kapelle.algorithm import Algorithm, Estimates, Outputs, Targets, TurnKey, t
 from kapelle.batch import Sample
 from kapelle.collate import policy_samples
 from kapelle.engines.train import Objective, TrainEngine
-from kapelle.types import Episode, Group, Task
+from kapelle.types import Episode, Group, Task, Turn
 from kapelle.updates import update_in_order
 
 Words = tuple[int, ...]
@@ -162,14 +162,15 @@ class Tables:
 def expected_update(algorithm: Algorithm, game: Game, seed: int | None = None) -> tuple[Tables, list[Group]]:
     """Return tables that have noted the update of a whole population, and the population.
 
-    Critics say 0.3 everywhere: with λ = 1 a baseline changes no expectation.
+    Critics say something else after every prompt and every token: with λ = 1 no baseline changes an expectation that
+    depends on what was said before the step alone.
     """
     tables = Tables(game, seed)
     groups = game.population(algorithm.group_size)
     team = team_of(*game.agents)
     keyed = turns_of(groups)
     per_turn = algorithm.critic is not None and algorithm.critic.unit == "turn"
-    values = {key: torch.full((1 if per_turn else len(t.completion_ids),), 0.3) for key, t in keyed}
+    values = {key: _values(t)[: 1 if per_turn else None] for key, t in keyed}
     proximal: dict[TurnKey, Tensor] = {}
     if algorithm.proximal:
         for key, t in keyed:
@@ -186,6 +187,13 @@ def expected_update(algorithm: Algorithm, game: Game, seed: int | None = None) -
     engine = cast("TrainEngine", tables)
     update_in_order(engine, objective, algorithm.order, game.agents, samples, [], groups)
     return tables, groups
+
+
+def _values(spoken: Turn) -> Tensor:
+    """Return a critic's value before every token of a turn."""
+    words = spoken.completion_ids
+    before = [sum(spoken.prompt_ids) + 3 * sum(words[:k]) - k for k in range(len(words))]
+    return torch.tensor(before, dtype=torch.float64) / 20
 
 
 def multiples(tables: Tables) -> dict[str, float]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.expected import ARMS, Game, Words, expected_update, multiples
 
 from kapelle.algorithm import algorithm_class
@@ -117,6 +118,14 @@ def test_a_turn_of_older_weights_is_corrected_as_one_action(cap: float | None, s
 def test_it_is_the_average_over_turns_and_not_over_tokens() -> None:
     # The case: ∇J itself, where a mean over tokens gives E[T·A·∇log π] / E[T].
     assert update("marft", SOLO, gae=MONTE_CARLO) == pytest.approx({"a": 1.0})
+
+
+def test_an_action_has_one_advantage() -> None:
+    # A value after some of its tokens depends on the action itself: as its baseline it would bias the update.
+    with pytest.raises(ValidationError, match=r"set `gae\.unit: turn`"):
+        update("ippo", SOLO, gae=MONTE_CARLO, loss={"level": "turn"})
+    with pytest.raises(ValidationError, match=r"leave `loss\.level: token`"):
+        update("reinforce_plus_plus", SOLO, gamma=0.9, loss={"level": "sequence"})
 
 
 def test_a_wrong_direction_is_seen() -> None:

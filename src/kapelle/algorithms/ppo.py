@@ -46,6 +46,16 @@ class ActorCritic(Configured):
     def _confidence_compares(self) -> ActorCritic:
         return self.umad.needs_a_group(self, self.group_size)
 
+    @model_validator(mode="after")
+    def _one_advantage_per_action(self) -> ActorCritic:
+        if self.loss.level != "token" and self.gae.unit == "token":
+            raise ValueError(
+                f"`loss.level: {self.loss.level}` has one ratio for a whole completion, and `gae.unit: token` a value "
+                "after each of its tokens, which depends on what is being judged: set `gae.unit: turn`, or leave "
+                "`loss.level: token`"
+            )
+        return self
+
 
 class PPO(ActorCritic):
     """Settings of PPO."""

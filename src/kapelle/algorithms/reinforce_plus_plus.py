@@ -44,6 +44,11 @@ class ReinforcePlusPlus(MonteCarlo):
     def _consistent(self) -> ReinforcePlusPlus:
         if self.baseline == "group" and self.group_size < 2:
             raise ValueError("`baseline: group` compares attempts; set `group_size: 2` or more")
+        if self.loss.level != "token" and (self.kl_in_reward or self.gamma != 1.0):
+            raise ValueError(
+                f"`loss.level: {self.loss.level}` has one ratio for a whole completion, while `gamma` and `kl_in_reward` "
+                "give each of its tokens another return: leave `loss.level: token`, or leave them out"
+            )
         if self.whiten == "tokens" and self.baseline != "group":
             raise ValueError(
                 "`whiten` is about `baseline: group`; without it, tokens are whitened in any case"
