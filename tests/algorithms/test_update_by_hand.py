@@ -1,0 +1,106 @@
+"""One whole update by hand, from recorded episodes to the direction in which the weights go.
+
+Two attempts or three at one task, with advantages that were worked out on paper from the algorithm's paper. The update
+must be Σ_turns A · ∇ log π(turn) over the number of tokens, for these A and no others: another estimator gives others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+import torch
+from tests.expected import Game, Tables
+from tests.tiny import group, team_of
+
+from kapelle.algorithm import Estimates, algorithm_class
+from kapelle.collate import policy_samples
+from kapelle.engines.train import Objective, TrainEngine
+from kapelle.types import Episode, Task
+from kapelle.updates import update_in_order
+
+TASK = Task("t", "")
+SHORT, LONG = 0, 1
+"""Places of a completion of one token and of one of two, in `LONG_AND_SHORT`."""
+
+
+def attempts(order: str, *played: tuple[Sequence[int], float]) -> tuple[Game, list[Episode]]:
+    """Episodes of agents that speak in the order given, each with what was said and what its last speaker earned."""
+    rewards = iter([reward for _, reward in played])
+    game = Game(tuple(order), lambda said: {order[-1]: next(rewards)})
+    return game, [game.episode(outcome, TASK) for outcome, _ in played]
+
+
+SOLO = (((SHORT,), 4.0), ((LONG,), 1.0), ((LONG,), 0.0))
+S2 = 1 / math.sqrt(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "order", "played", "by_hand"),
+    [
+        # Mean 5/3; unbiased variance ((7/3)² + (2/3)² + (5/3)²)/2 = 13/3.
+        ("grpo", {"group_size": 3}, "a", SOLO, [x / math.sqrt(13 / 3) for x in (7 / 3, -2 / 3, -5 / 3)]),
+        # Each less the mean of the other two: 4 − ½, 1 − 2, 0 − 5/2.
+        ("rloo", {"group_size": 3}, "a", SOLO, [3.5, -1.0, -2.5]),
+        # Lengths 1, 2, 2: baseline (1·4 + 2·1 + 2·0)/5 = 6/5.
+        ("opo", {"group_size": 3}, "a", SOLO, [2.8, -0.2, -1.2]),
+        # The greedy attempt earned 1.
+        ("remax", {"group_size": 3}, "a", SOLO, [3.0, 0.0, -1.0]),
+        # a speaks twice in the first attempt and each turn holds its trajectory's return: 6, 6 and 0. Mean 4,
+        # variance (4 + 4 + 16)/2 = 12. GRPO would compare 6 with 0 alone.
+        (
+            "dr_mas",
+            {"group_size": 2},
+            "aa|a",
+            (((SHORT, LONG), 6.0), ((SHORT,), 0.0)),
+            [2 / math.sqrt(12), 2 / math.sqrt(12), -4 / math.sqrt(12)],
+        ),
+        # Return-to-go of a's turns, 6 and 6 and 0, over all turns of the player in the step: the same numbers here.
+        (
+            "mars",
+            {},
+            "aa|a",
+            (((SHORT, LONG), 6.0), ((SHORT,), 0.0)),
+            [2 / math.sqrt(12), 2 / math.sqrt(12), -4 / math.sqrt(12)],
+        ),
+        # By turn number: first turns 6 and 0, the second one alone keeps its raw 6.
+        (
+            "at_grpo",
+            {"group_size": 2},
+            "aa|a",
+            (((SHORT, LONG), 6.0), ((SHORT,), 0.0)),
+            [S2, 6.0, -S2],
+        ),
+    ],
+)
+def test_the_update_is_that_of_these_advantages(
+    name: str,
+    settings: dict[str, Any],
+    order: str,
+    played: Sequence[tuple[Sequence[int], float]],
+    by_hand: Sequence[float],
+) -> None:
+    orders = order.split("|") if "|" in order else [order] * len(played)
+    games = [attempts(one, each) for one, each in zip(orders, played, strict=True)]
+    episodes = [episodes[0] for _, episodes in games]
+    tables = Tables(games[0][0], seed=None)
+    kind: Any = algorithm_class(name)
+    algorithm = kind.model_validate({"name": name, **settings}).build()
+    greedy = attempts(order[0], ((SHORT,), 1.0))[1][0]
+    estimates = Estimates(greedy={0: greedy})
+    groups = [group(*episodes)]
+    samples = policy_samples(groups, team_of("a"), algorithm.credit(groups, estimates), estimates)
+    engine = cast("TrainEngine", tables)
+    update_in_order(engine, Objective(algorithm.policy_loss), algorithm.order, ("a",), samples, [], groups)
+
+    turns = [turn for one in episodes for turn in one.turns]
+    expected = torch.zeros((), dtype=torch.float64)
+    for turn, advantage in zip(turns, by_hand, strict=True):
+        places = range(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids))
+        logp_T = tables.log_probs("a", turn.prompt_ids + turn.completion_ids, places)
+        expected = expected + advantage * logp_T.sum()
+    tokens = sum(len(turn.completion_ids) for turn in turns)
+    (direction,) = torch.autograd.grad(expected / tokens, tables.logits["a"])
+    torch.testing.assert_close(tables.ascent["a"], direction, rtol=1e-5, atol=1e-7)
