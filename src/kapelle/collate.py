@@ -111,6 +111,16 @@ def reference_samples(groups: Sequence[Group], team: Team, name: Mapping[str, st
     return {key: policy_sample(turn, team, name[turn.policy], {}) for key, turn in turns_of(groups)}
 
 
+def fresh_samples(groups: Sequence[Group], team: Team, most: int) -> list[Sample]:
+    """Return up to `most` trained turns of each policy with the log-probs that they were sampled with."""
+    chosen: dict[str, list[Sample]] = {name: [] for name in team.trained}
+    for _, turn in turns_of(groups):
+        if len(chosen[turn.policy]) < most:
+            columns = {"behaviour": torch.tensor(turn.logprobs)}
+            chosen[turn.policy].append(policy_sample(turn, team, turn.policy, columns))
+    return [sample for own in chosen.values() for sample in own]
+
+
 def value_samples(
     groups: Sequence[Group], team: Team, need: CriticNeed, readers: Readers | None = None
 ) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:

@@ -20,6 +20,7 @@ from kapelle.collate import (
     critic_samples,
     demonstrated_samples,
     embedding_samples,
+    fresh_samples,
     policy_samples,
     reference_samples,
     value_samples,
@@ -37,7 +38,10 @@ from kapelle.seeds import derive_seed
 from kapelle.team import VERIFIER
 from kapelle.timeline import Timeline
 from kapelle.types import Episode, Group, Task
-from kapelle.updates import update_in_order
+from kapelle.updates import merge_rows, update_in_order
+
+COMPARED = 16
+"""Turns of each policy that are compared with the trainer when a step is played ahead of its update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Loop:
         self._play = play
         self._engine = engine
         self._ahead = Ahead(config.training.max_staleness)
+        self._parity: dict[str, float] = {}
+        """Of what was played in this step, where the step learns from what older weights said."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
         critic = algorithm.critic
         self._objective = Objective(
@@ -75,12 +81,13 @@ class Loop:
     def step(self, number: int) -> Step:
         """Take step `number` (from 1) and return what happened; its result depends on the weights alone."""
         clock = Timeline()
+        self._parity = {}
         play = replace(self._play, timeline=clock)
         groups = self._taken(replace(play, branches=self._algorithm.branches), number)
         self._halt_on_failures(groups)
         metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
         if self._config.training.max_staleness:
-            metrics["staleness"] = self._ahead.staleness(groups)
+            metrics |= {"staleness": self._ahead.staleness(groups), **self._parity}
         clock.enter("score")
         estimates = self._estimates(play, groups, number)
         clock.leave()
@@ -100,7 +107,15 @@ class Loop:
         """Return what step `number` learns from; ParityError when other weights spoke than may have."""
         if self._algorithm.source != "rollout":
             return self._played(play, number)
-        return self._ahead.take(number, self._engine.versions, lambda k: self._played(play, k))
+        return self._ahead.take(number, self._engine.versions, lambda k: self._compared(play, k))
+
+    def _compared(self, play: Play, number: int) -> list[Group]:
+        """Play a step; where the update will come too late to compare trainer and sampler, compare some turns now."""
+        groups = self._played(play, number)
+        if self._config.training.max_staleness:
+            found = self._engine.check_parity(fresh_samples(groups, play.team, COMPARED))
+            self._parity = merge_rows([self._parity, found])
+        return groups
 
     def _played(self, play: Play, number: int) -> list[Group]:
         """Play the step's tasks; with `redraw`, groups without variance make way for further tasks."""

@@ -16,7 +16,8 @@ from tests.expected import Game, Tables
 from tests.tiny import group, team_of
 
 from kapelle.algorithm import Estimates, algorithm_class
-from kapelle.collate import policy_samples
+from kapelle.algorithms.sft import SFT
+from kapelle.collate import demonstrated_samples, policy_samples
 from kapelle.engines.train import Objective, TrainEngine
 from kapelle.types import Episode, Task
 from kapelle.updates import update_in_order
@@ -104,3 +105,16 @@ def test_the_update_is_that_of_these_advantages(
     tokens = sum(len(turn.completion_ids) for turn in turns)
     (direction,) = torch.autograd.grad(expected / tokens, tables.logits["a"])
     torch.testing.assert_close(tables.ascent["a"], direction, rtol=1e-5, atol=1e-7)
+
+
+def test_a_supervised_update() -> None:
+    game, episodes = attempts("a", ((SHORT,), 0.0), ((LONG,), 0.0))
+    groups = [group(*episodes)]
+    tables = Tables(game, seed=0)
+    samples = demonstrated_samples(groups, team_of("a"), 0.0)
+    tables.update(samples, Objective(SFT().build().policy_loss))
+    # Three tokens were shown, of two completions: the mean of their log-probs rises.
+    logp_K = torch.cat([tables.log_probs("a", one.tokens, one.targets) for one in samples])
+    assert len(logp_K) == 3
+    (direction,) = torch.autograd.grad(logp_K.mean(), tables.logits["a"])
+    torch.testing.assert_close(tables.ascent["a"], direction)

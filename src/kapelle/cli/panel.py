@@ -20,6 +20,7 @@ from kapelle.cli.progress import SHOWN, Conversation, Point, Progress
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HINT = "Ctrl-C stops; nothing is lost"
+WARMUP_HINT = "Ctrl-C stops; a warm-up that is not finished begins anew"
 REFRESHES = 4
 """Drawings per second."""
 
@@ -81,7 +82,8 @@ class Panel:
             border_style="cyan",
         )
         # The terminal echoes ^C at the cursor: on a full last line it would push the frame up.
-        return frame if self._over else Group(frame, Text(HINT, style="dim", no_wrap=True))
+        hint = WARMUP_HINT if self._progress.phase == "warm-up" else HINT
+        return frame if self._over else Group(frame, Text(hint, style="dim", no_wrap=True))
 
 
 def _now(progress: Progress) -> RenderableType:

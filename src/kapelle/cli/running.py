@@ -54,8 +54,18 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
         for line in report.lines(next_commands(str(run_dir))):
             say(line)
     if stopped_by:
-        _say_how_to_go_on(run_dir, source.whole or run_dir, stream)
+        lost = None if summary is not None else _lost(watch.now.phase, run_dir)
+        _say_how_to_go_on(run_dir, source.whole or run_dir, lost, stream)
     return stopped_by
+
+
+def _lost(phase: str, run_dir: Path) -> str | None:
+    """Return what has to be done again after a stop that training did not end by itself; None for nothing."""
+    if phase == "warm-up":
+        return "the warm-up begins anew"
+    if phase in ("training", "stopping"):
+        return f"what came after step {_saved_steps(run_dir)} is done again"
+    return None
 
 
 def _trainer(source: Source, run_dir: Path, watch: Watch) -> Trainer:
@@ -96,9 +106,10 @@ def _saved_steps(run_dir: Path) -> int:
     return 0 if latest is None else int(latest.name.partition("-")[0])
 
 
-def _say_how_to_go_on(run_dir: Path, whole: Path, stream: TextIO) -> None:
+def _say_how_to_go_on(run_dir: Path, whole: Path, lost: str | None, stream: TextIO) -> None:
     if is_run(run_dir) or whole != run_dir:
-        say(f"stopped; nothing is lost. Go on with: {command('train', '--resume', str(whole))}", stream)
+        how = command("train", "--resume", str(whole))
+        say(f"stopped; {lost or 'nothing is lost'}. Go on with: {how}", stream)
     else:
         say("stopped before the run began.", stream)
 

@@ -217,6 +217,12 @@ class TorchTrainEngine:
         scored = self.score(policy)
         return [(s - sample.columns["behaviour"]).abs() for s, sample in zip(scored, policy, strict=True)]
 
+    def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Compare the samples' `behaviour` with what the weights of this moment say; see the protocol."""
+        totals: dict[str, list[float]] = {}
+        check_parity(self.parity(samples), self._parity_bound(), totals)
+        return means(totals)
+
     def _step(
         self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], fresh: bool
     ) -> None:

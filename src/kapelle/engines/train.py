@@ -60,6 +60,13 @@ class TrainEngine(Protocol):
         """Take the optimiser steps of one update, every learner on its own samples; return metrics."""
         ...
 
+    def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Compare the samples' `behaviour` with what the weights of this moment say; return the gaps as metrics.
+
+        Raises ParityError when other weights, or another distribution, have sampled them.
+        """
+        ...
+
     def publish(self) -> Mapping[str, Published]:
         """Return the weights of the policies that changed since the last call."""
         ...
