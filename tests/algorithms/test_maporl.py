@@ -216,6 +216,9 @@ class TestRuns:
         with pytest.raises(ConfigError, match=r"workflow\.score_rounds: true"):
             run_of(workflow={"name": "debate"})
 
+    def test_a_setting_of_gae_leaves_the_others_at_this_algorithm_s(self) -> None:
+        assert MAPoRL.model_validate({"gae": {"lam": 0.9}}).gae.gamma_turn == 0.0
+
     def test_sharing_is_said_once(self) -> None:
         with pytest.raises(ConfigError, match=r"algorithm\.sharing"):
             resolve(sections(algorithm={"name": "maporl", "team_reward": "sum"}))

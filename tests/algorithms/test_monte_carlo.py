@@ -177,6 +177,8 @@ class TestMAGRPO:
         columns = {"behaviour": logp_K.detach(), "advantage": torch.tensor([1.0, 1.0, -2.0])}
         targets = Targets(torch.tensor([0, 0, 1]), 2, torch.ones(3), columns)
         loss = MAGRPO().build().policy_loss(Outputs(logp_K), targets)
+        assert MAGRPO.model_validate({"loss": {"clip_high": 0.3}}).loss.aggregation == "sequence_sum"
+        assert MAGRPO.model_validate({"loss": {"level": "turn"}}).loss.aggregation is None
         # −½·∇[1·(log π_1 + log π_2) − 2·log π_3]
         (gradient,) = torch.autograd.grad(loss.total / loss.weight, logp_K)
         assert gradient.tolist() == pytest.approx([-0.5, -0.5, 1.0])

@@ -44,6 +44,12 @@ NO_INFLUENCE = (0.0, 0.0, 0.0, 0.0)
 _Value = Callable[[Turn], float]
 
 
+class TurnwiseGAE(GAEConfig):
+    """GAE that passes nothing on from turn to turn unless told so: R_t holds the future already."""
+
+    gamma_turn: float = Field(0.0, ge=0.0, le=1.0)
+
+
 class MAPoRL(ActorCritic):
     """Settings of MAPoRL."""
 
@@ -58,7 +64,7 @@ class MAPoRL(ActorCritic):
     """α0, α1, α2, α3."""
     correctness: Literal["score", "label"] = "score"
     """What says who was right: v, or the environment's score (`workflow.score_rounds: true`)."""
-    gae: GAEConfig = GAEConfig(gamma_turn=0.0)
+    gae: TurnwiseGAE = TurnwiseGAE()
 
     @model_validator(mode="after")
     def _shared_once(self) -> MAPoRL:
