@@ -38,6 +38,7 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "textarena": "kapelle.environments.textarena:TextArena",
     "reasoning_gym": "kapelle.environments.reasoning_gym:ReasoningGym",
     "plain": "kapelle.environments.plain:Plain",
+    "siirl_env": "kapelle.environments.siirl_env:SiirlEnv",
 }
 
 
@@ -139,6 +140,18 @@ class Scorable(Protocol):
 
 
 @runtime_checkable
+class Retriable(Protocol):
+    """A world of a question that can take another answer after one that was not right."""
+
+    def allow_answers(self, most: int) -> None:
+        """Stay open after a `final` text that is not right until `most` have come; called before the first step.
+
+        `observe` then says that the answer was wrong, and never what is right. The last answer counts, alone.
+        """
+        ...
+
+
+@runtime_checkable
 class Opposed(Protocol):
     """An environment that knows whether its agents' rewards always add up to the same number."""
 
@@ -171,5 +184,5 @@ class Recorded(Protocol):
 
 
 def environment_class(name: str) -> type:
-    """Return the class of an environment by name, `module:Class` or entry point."""
+    """Return the class of an environment by name, `module:Class`, `path/file.py:Class` or entry point."""
     return find_class("environment", name, BUILTIN_ENVIRONMENTS)

@@ -25,6 +25,7 @@ from kapelle.environment import environment_class
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.workflow import workflow_class
 from kapelle.workflows.dag_file import is_workflow_file, read_workflow
+from kapelle.workflows.dag_paths import fitted
 from kapelle.wrong_setting import explain
 
 M = TypeVar("M", bound=Configured)
@@ -36,6 +37,10 @@ SECTIONS = {
     "engine": engine_class,
 }
 """Sections whose settings are those of a class found by `name`."""
+
+
+NAMED = (*SECTIONS, "algorithm.order", "algorithm.base.order")
+"""Where another `name` means other settings, so that those of the old one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ def _layered(
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source, values in layers:
-        _merge(merged, values, source, origin)
+        _merge(merged, fitted(values, merged), source, origin)
     for setting in settings:
         _merge(merged, _parse_setting(setting), "command line", origin)
     return merged, origin
@@ -231,7 +236,7 @@ def _parse_setting(setting: str) -> dict[str, Any]:
 def _merge(
     into: dict[str, Any], over: Mapping[str, Any], source: str, origin: dict[str, str], at: str = ""
 ) -> None:
-    if at[:-1] in SECTIONS and over.get("name", into.get("name")) != into.get("name"):
+    if at[:-1] in NAMED and over.get("name", into.get("name")) != into.get("name"):
         # Another class: the old one's settings mean nothing to it.
         for key in [k for k in origin if k.startswith(at)]:
             del origin[key]

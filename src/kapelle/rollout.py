@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
-from kapelle.environment import Answerable, Environment, Outcome, Scorable, World
+from kapelle.environment import Answerable, Environment, Outcome, Retriable, Scorable, World
 from kapelle.errors import ContextError, EngineError, EpisodeError
 from kapelle.seeds import derive_seed
 from kapelle.team import Agent, Team
@@ -204,6 +204,11 @@ class LiveScene:
             *(self._seats[name].draft(heard, fresh) for name, heard in words.items())
         )
         return {turn.agent: turn for turn in self.commit(drafts)}
+
+    def allow_answers(self, most: int) -> None:
+        """Let the world of a question stay open after a wrong answer; see `workflow.Scene`."""
+        if isinstance(self._world, Retriable):
+            self._world.allow_answers(most)
 
     def observe(self, agent: str) -> str:
         """Return what the world shows this agent now."""

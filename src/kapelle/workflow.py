@@ -84,6 +84,13 @@ class Scene(Protocol):
         """Let several agents speak at the same moment; none sees what another says. See `Seat.say`."""
         ...
 
+    def allow_answers(self, most: int) -> None:
+        """Let the world of a question stay open after a final text that is not right, for `most` in all.
+
+        Other worlds say themselves, by `movers`, whether they go on.
+        """
+        ...
+
     def observe(self, agent: str) -> str:
         """Return what the world shows this agent now."""
         ...

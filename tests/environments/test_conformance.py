@@ -51,6 +51,7 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 ELSEWHERE = {
     "code": "each check runs programs in a sandbox; `kapelle validate code environment.path=…` holds it to all",
     "plain": "it is as deterministic as the class that it wraps",
+    "siirl_env": "it is as deterministic as the class that it is answered by",
     "trajectories": "records are read, not played",
     "preferences": "records are read, not played",
     "labelled": "records are read, not played",

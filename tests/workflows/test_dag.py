@@ -107,7 +107,8 @@ def post_process(prompt, response, **rest):
 
 SIIRLS = """
 def pre_process(tokenizer, prompt_id, obs, **kwargs):
-    return tokenizer.encode(kwargs["before"]) + prompt_id + tokenizer.encode("|") + obs
+    answered = tokenizer.encode(f"|{obs}") if obs else []
+    return tokenizer.encode(kwargs["before"]) + prompt_id + answered
 
 def post_process(tokenizer, prompt_id, response_id, **kwargs):
     return prompt_id + tokenizer.encode(" then ") + response_id
@@ -118,7 +119,7 @@ def post_process(tokenizer, prompt_id, response_id, **kwargs):
     ("source", "kwargs", "first", "second"),
     [
         (OURS, {"word": "Do"}, "Do 47+85", "[47+85/ü]!"),
-        (SIIRLS, {"before": "Do "}, "Do 47+85|47+85", "47+85 then ü!"),
+        (SIIRLS, {"before": "Do "}, "Do 47+85", "47+85 then ü!"),
     ],
 )
 async def test_functions_of_ones_own_before_and_after_a_node(
@@ -136,7 +137,7 @@ async def test_functions_of_ones_own_before_and_after_a_node(
 
 
 async def test_a_function_that_returns_something_else_makes_a_failed_episode(tmp_path: Path) -> None:
-    (tmp_path / "process.py").write_text("def pre_process(prompt): return 3")
+    (tmp_path / "process.py").write_text("def pre_process(prompt): return 3 if '47' in prompt else prompt")
     workflow = dag({"id": "x", "agent": "a", "process_path": str(tmp_path / "process.py")})
     [episode] = await play(Arithmetic(), workflow, ["a"], {"a": lines("132")}, TASK)
     assert episode.error is not None

@@ -95,9 +95,9 @@ async def test_it_lies_over_a_recipe_and_plays() -> None:
     [episode] = await play(
         Arithmetic(), config.workflow, list(team.names), scripts, Task("t", "47+85", {"answer": 132})
     )
-    assert [turn.heard[0].content for turn in episode.turns] == [
-        "Reason about 47+85:",
-        "Act on 47+85 reasoner: carry:",
+    assert [[(m.role, m.content) for m in turn.heard] for turn in episode.turns] == [
+        [("system", ""), ("user", "Reason about 47+85:")],
+        [("system", ""), ("user", "Act on 47+85 reasoner: carry:")],
     ]
     assert episode.rewards == {"actor": 1.0}
 
@@ -214,7 +214,7 @@ def changed(node: str, **keys: Any) -> dict[str, Any]:
         ),
         (
             changed("rollout_actor", options={"env_path": ["e.py:MyEnv"]}),
-            r"`env_path: e.py:MyEnv` in it is a class",
+            r"it: `env_path: e.py`: there is no such file beside it",
         ),
         (
             changed("rollout_reasoner", options={"env_path": ["mine:Env"]}),
@@ -222,7 +222,7 @@ def changed(node: str, **keys: Any) -> dict[str, Any]:
         ),
         ({**siirl(), "use_all_traj": False, "max_assistant_turns": 2}, "`use_all_traj: false`"),
         ({**siirl(), "share_reward_in_agent": 1}, "Write true or false"),
-        ({**siirl(), "rewards_with_env": False}, "leaves nobody to be paid"),
+        ({**siirl(), "rewards_with_env": 0}, "Write true or false"),
         ({"nodes": [{"id": "a", "agent": "x", "agent_group": 0}]}, "one of both"),
         ({"nodes": [{"agent": "x"}]}, "has no `id`"),
         ({"nodes": [{"id": "a", "agent": "x", "promt": ""}]}, "Did you mean 'prompt'"),

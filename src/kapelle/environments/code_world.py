@@ -56,11 +56,18 @@ class CodeWorld:
         self._limits = limits
         self._max_attempts = max_attempts
         self._partial_credit = partial_credit
-        self._final: float | None = None
+        self._finals: list[CodeGrade] = []
+        self._most = 1
         self._over = False
 
+    def allow_answers(self, most: int) -> None:
+        """Take so many programs of the team, one after another, until one passes all tests."""
+        self._most = self._max_attempts = most
+
     def observe(self, agent: str) -> str:
-        """Return the problem, or what became of the agent's last attempt."""
+        """Return the problem, or what became of the agent's last attempt, or of the team's where it had some."""
+        if self._most > 1 and self._finals:
+            return feedback(self._finals[-1], self._problem.shown, len(self._finals), self._most)
         grades = self._attempts[agent].grades
         if not grades:
             return self._problem.prompt
@@ -70,6 +77,8 @@ class CodeWorld:
         """Return the agents that have not solved it and have attempts left."""
         if self._over:
             return ()
+        if self._most > 1 and self._finals:  # the team has another go, whoever had a right program of its own
+            return tuple(self._attempts)
         return tuple(
             agent
             for agent, tried in self._attempts.items()
@@ -79,7 +88,7 @@ class CodeWorld:
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Run the programs of these texts; EpisodeError for a stranger, or tests that could not be run.
 
-        A `final` text is the team's answer and ends the episode.
+        A `final` text is the team's answer and ends the episode, unless it fails and more are allowed.
         """
         if not actions:
             raise EpisodeError("Nobody acted. Hand the world the text of one agent at least.")
@@ -95,7 +104,8 @@ class CodeWorld:
         for agent, text in actions.items():
             self._attempts[agent].grades.append(grades[text])
         if final is not None:
-            self._final, self._over = self._worth(grades[final]), True
+            self._finals.append(grades[final])
+            self._over = grades[final].solved or len(self._finals) >= self._most
         return {}
 
     async def score(self, agent: str, text: str) -> float:
@@ -119,8 +129,9 @@ class CodeWorld:
         """Return what the last attempts are worth; truncated when nobody acted."""
         acted = {agent: tried for agent, tried in self._attempts.items() if tried.grades}
         rewards = {agent: self._worth(tried.last) for agent, tried in acted.items()}
-        success = self._final
-        if success is None:
+        if self._finals:
+            success = self._worth(self._finals[-1])
+        else:
             success = sum(rewards.values()) / len(rewards) if rewards else 0.0
         info: dict[str, Json] = {
             "attempts": {agent: len(tried.grades) for agent, tried in acted.items()},

@@ -13,7 +13,16 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 
 from kapelle.configured import Configured
-from kapelle.environment import Answerable, Environment, Outcome, Scorable, Scripted, World, environment_class
+from kapelle.environment import (
+    Answerable,
+    Environment,
+    Outcome,
+    Retriable,
+    Scorable,
+    Scripted,
+    World,
+    environment_class,
+)
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Message, Split, Task
 
@@ -146,6 +155,11 @@ class MixtureWorld:
     def __init__(self, name: str, world: World) -> None:
         self._name = name
         self._world = world
+
+    def allow_answers(self, most: int) -> None:
+        """Let the part's world stay open after a wrong answer, where it is one that can."""
+        if isinstance(self._world, Retriable):
+            self._world.allow_answers(most)
 
     def observe(self, agent: str) -> str:
         """Return what the part shows."""

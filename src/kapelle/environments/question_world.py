@@ -9,9 +9,15 @@ from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.grading.verdict import Grade
 from kapelle.types import Json, Task
 
+RIGHT, WRONG = "This answer is right.", "This answer is wrong."
+"""All that an agent reads about an answer: a grader's explanation may name the gold answer."""
+
 
 class QuestionWorld:
     """One attempt at a question. The first step answers it and ends the episode.
+
+    Where more answers are allowed it stays open after a `final` text that is not right: all agents read that it
+    was wrong, and what the last answers earn counts.
 
     Each agent that acts earns the score of its own text. The team's success is the score of `final`,
     or the mean over the agents that acted where no text counts as the team's.
@@ -31,19 +37,30 @@ class QuestionWorld:
         self._info = info
         """What the outcome says about the task itself."""
         self._outcome: Outcome | None = None
+        self._most = 1
+        self._given = 0
+        self._over = False
+
+    def allow_answers(self, most: int) -> None:
+        """Take so many answers, one after another, until one is right."""
+        self._most = most
 
     def observe(self, agent: str) -> str:
-        """Return the question."""
-        return self._task.question
+        """Return the question; after an answer, where more are allowed, whether it was right."""
+        if self._most == 1 or self._outcome is None:
+            return self._task.question
+        return RIGHT if self._outcome.success == 1.0 else WRONG
 
     def movers(self) -> tuple[str, ...]:
         """Return every agent until the question is answered, then none."""
-        return () if self._outcome else self._agents
+        return () if self._over else self._agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Grade the answers; EpisodeError for a second step, a stranger, or a grader that gave up."""
-        if self._outcome is not None:
-            raise EpisodeError("The question has been answered already; its world takes one step.")
+        """Grade the answers; EpisodeError for one answer too many, a stranger, or a grader that gave up."""
+        if self._over:
+            raise EpisodeError(
+                "The question has been answered already; its world takes one step, or as many as `allow_answers` said."
+            )
         if not actions:
             raise EpisodeError("Nobody answered. Hand the world the text of one agent at least.")
         for name in actions:
@@ -60,6 +77,10 @@ class QuestionWorld:
         if final is not None:
             verdict = await self._graded(final)
             success, info["final"] = verdict.score, verdict.answer
+        self._given += 1
+        if self._most > 1:
+            info["answers_given"] = self._given
+        self._over = final is None or success == 1.0 or self._given >= self._most
         self._outcome = Outcome(rewards, success, info)
         return {}
 

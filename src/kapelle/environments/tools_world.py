@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kapelle.environment import Outcome, World
+from kapelle.environment import Outcome, Retriable, World
 from kapelle.environments.tool_arguments import fit_arguments
 from kapelle.environments.tool_contract import Box, Tool, ToolFault
 from kapelle.errors import EpisodeError, did_you_mean
@@ -59,6 +59,14 @@ class ToolsWorld:
         }
         self._rules = rules
         self._over = False
+        self._most = 1
+        self._given = 0
+
+    def allow_answers(self, most: int) -> None:
+        """Answer so many texts of the team, one after another: calls with results, a wrong answer by saying so."""
+        self._most = most
+        if isinstance(self._question, Retriable):
+            self._question.allow_answers(most)
 
     def observe(self, agent: str) -> str:
         """Return the tools and the question, later the results of the agent's last calls."""
@@ -71,12 +79,15 @@ class ToolsWorld:
         )
 
     def _at_work(self, desk: Desk) -> bool:
+        if self._most > 1:
+            return True
         return desk.answer is None and desk.turns < self._rules.max_turns
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Carry out the calls of these texts; EpisodeError for a stranger or an agent that is done.
 
-        With a `final` text the texts are answers, calls or not, and the episode ends.
+        With a `final` text the texts are answers, calls or not, and the episode ends. Where more than one is
+        allowed, a `final` text that calls is answered with results like any other, as long as another may follow.
         """
         if not actions:
             raise EpisodeError("Nobody acted. Hand the world the text of one agent at least.")
@@ -85,17 +96,38 @@ class ToolsWorld:
                 raise EpisodeError(f"'{agent}' acted and has no seat.{did_you_mean(agent, self._desks)}")
             if agent not in self.movers():
                 raise EpisodeError(f"'{agent}' has answered, or has no turn left of {self._rules.max_turns}.")
+        self._given += 1
+        if final is not None and self._given < self._most and self._calls(final):
+            await asyncio.gather(*(self._act(self._desks[agent], text) for agent, text in actions.items()))
+            self._tell_others(actions)
+            return {}
         if final is not None:
             for agent, text in actions.items():
                 self._desks[agent].answer = text
         else:
             await asyncio.gather(*(self._act(self._desks[agent], text) for agent, text in actions.items()))
         if final is not None or not self.movers():
-            self._over = True
             answers = {name: desk.answer for name, desk in self._desks.items() if desk.answer is not None}
-            if answers:
-                return await self._question.step(answers, final)
+            paid = await self._question.step(answers, final) if answers else {}
+            self._over = self._given >= self._most or not self._question.movers()
+            if not self._over:
+                for agent, desk in self._desks.items():
+                    desk.answer, desk.heard = None, self._question.observe(agent)
+            return paid
         return {}
+
+    def _calls(self, text: str) -> bool:
+        try:
+            return bool(parse_calls(text, (self._rules.form,)))
+        except NotCalls:
+            return True
+
+    def _tell_others(self, acted: Collection[str]) -> None:
+        """Show what came of the calls to those too who made none: one of them may speak next."""
+        told = "\n\n".join(self._desks[agent].heard for agent in acted)
+        for agent, desk in self._desks.items():
+            if agent not in acted:
+                desk.heard = told
 
     async def _act(self, desk: Desk, text: str) -> None:
         desk.turns += 1

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from kapelle.configured import Configured
-from kapelle.environment import Environment
+from kapelle.environment import Environment, Recorded
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.team import Agent
+from kapelle.types import Message
 from kapelle.workflow import Scene, need_answers, told
 from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, mermaid, sinks
 from kapelle.workflows.processing import load_processing
@@ -34,14 +36,16 @@ class Node(Configured):
     """Nodes that have to have spoken before."""
     prompt: str = "${prompt}"
     """Template of what the agent reads. `${prompt}` is what the node was handed: the question, then every
-    earlier text that it depends on, unless `post_process` says otherwise. `${question}` is the question,
-    `${ID.output}` the text of a node that it depends on, directly or not."""
+    earlier text that it depends on, unless `post_process` says otherwise. `${question}` is the question and,
+    from the second turn on, what the world answered last; `${ID.output}` the text of a node that it depends on,
+    directly or not."""
     process_path: str | None = None
     """Python file or module with `pre_process` and `post_process`; see `workflows.processing`."""
     pre_process_kwargs: Mapping[str, Any] = Field(default={})
     post_process_kwargs: Mapping[str, Any] = Field(default={})
     obs_with_env: bool = True
-    """True: the question is what the world shows this agent now. False: it is the task's text."""
+    """True: this agent reads what the world shows it, its answers to earlier turns too. False: the task's text, and
+    no answers."""
     rewards_with_env: bool | None = None
     """True: the world takes this node's text and pays for it. Null: where no node says true, the answer's."""
 
@@ -54,8 +58,14 @@ class Dag(Configured):
     answer: str | None = None
     """The node whose text counts as the team's; null takes the one that no other waits for."""
     max_assistant_turns: int = Field(1, ge=1)
-    """How often the graph is played while the world has not ended. From the second time on, nodes without
-    dependencies are handed what the answer handed on, and then what the world shows."""
+    """How often the graph is played while the world has not ended. Worlds of questions stay open after an answer
+    that is not right. From the second time on, nodes without dependencies are handed what the answer handed on,
+    and then what the world shows."""
+    whole_texts: bool = False
+    """True: the world takes what nodes hand on in place of what they said, and the next turn begins with what it
+    shows to the answering agent, alone: siiRL's environments, which write the history themselves."""
+    score_rounds: bool = False
+    """Have the world say what every node's text would earn as an answer, on `Turn.score`."""
 
     @property
     def graph(self) -> Graph:
@@ -70,7 +80,16 @@ class Dag(Configured):
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a circle, an unknown name, two answers, a silent agent, or a game."""
         need_answers("dag", "ends in one answer", environment)
+        if self.max_assistant_turns > 1 and isinstance(environment, Recorded):
+            raise ConfigError(
+                f"`{environment.name}` holds recorded words, and no world answers another turn of them. Set "
+                "`workflow.max_assistant_turns: 1`."
+            )
         self._check_nodes()
+        for node in self.nodes:
+            if node.process_path is not None:
+                processing = load_processing(node.process_path)
+                processing.try_out(node.id, node.pre_process_kwargs, node.post_process_kwargs)
         names = [agent.name for agent in agents]
         speakers = {node.id: self._speaker(node, names) for node in self.nodes}
         silent = [name for name in names if name not in speakers.values()]
@@ -140,14 +159,18 @@ class Dag(Configured):
 
     async def run(self, scene: Scene) -> None:
         """Play one episode."""
+        if self.max_assistant_turns > 1:
+            scene.allow_answers(self.max_assistant_turns)
+        speakers = {node.id: self._speaker(node, scene.names) for node in self.nodes}
         before: str | None = None
         for _ in range(self.max_assistant_turns):
             said, handed = await self._play_once(scene, before)
-            speakers = {node.id: self._speaker(node, scene.names) for node in self.nodes}
-            await scene.step({speakers[k]: said[k] for k in self._acting()}, final=said[self.answering])
+            texts = handed if self.whole_texts else said
+            await scene.step({speakers[k]: texts[k] for k in self._acting()}, final=said[self.answering])
             if not scene.movers():
                 return
-            before = handed[self.answering]
+            answering = speakers[self.answering]
+            before = scene.observe(answering) if self.whole_texts else handed[self.answering]
 
     async def _play_once(self, scene: Scene, before: str | None) -> tuple[dict[str, str], dict[str, str]]:
         """Return what every node said and what it handed on."""
@@ -157,9 +180,14 @@ class Dag(Configured):
         for level in levels(self.graph):
             for batch in _one_turn_each([(k, self._speaker(nodes[k], scene.names)) for k in level]):
                 given = {k: self._handed_to(scene, nodes[k], who, said, handed, before) for k, who in batch}
-                words = {who: [self._prompt(scene, nodes[k], who, given[k], said)] for k, who in batch}
+                words = {
+                    who: self._prompt(scene, nodes[k], who, given[k], said, before is not None)
+                    for k, who in batch
+                }
                 turns = await scene.together(words, fresh=True)
                 for k, who in batch:
+                    if self.score_rounds:
+                        await scene.score(turns[who])
                     said[k] = turns[who].text
                     handed[k] = _hand_on(nodes[k], given[k], said[k])
         return said, handed
@@ -175,20 +203,30 @@ class Dag(Configured):
     ) -> str:
         if any(_has_post(n) for n in self.nodes if n.id in node.dependencies):
             return "\n\n".join(handed[name] for name in node.dependencies)
-        question = self._question(scene, node, agent)
+        question = scene.observe(agent) if node.obs_with_env else scene.task.question
         if before is not None:
-            question = f"{before}\n\n{question}" if node.obs_with_env else before
+            answered = node.obs_with_env and not self.whole_texts
+            question = f"{before}\n\n{question}" if answered else before
         return told(question, {name: said[name] for name in ancestors(self.graph, node.id)})
 
-    def _question(self, scene: Scene, node: Node, agent: str) -> str:
-        return scene.observe(agent) if node.obs_with_env else scene.task.question
-
-    def _prompt(self, scene: Scene, node: Node, agent: str, given: str, said: Mapping[str, str]) -> str:
-        question = self._question(scene, node, agent)
+    def _prompt(
+        self, scene: Scene, node: Node, agent: str, given: str, said: Mapping[str, str], again: bool
+    ) -> list[Message]:
+        """Return what the node reads; `again` from the second turn on, when the world has answered."""
+        shown = scene.observe(agent) if node.obs_with_env else None
+        question = scene.task.question if again or shown is None else shown
+        if again and shown is not None:
+            question = f"{question}\n\n{shown}"
+        messages = [Message("user", given)]
         if node.process_path is not None:
-            given = load_processing(node.process_path).before(given, question, node.pre_process_kwargs)
-        values = {"prompt": given, "question": question, **{f"{k}.output": text for k, text in said.items()}}
-        return _FIELD.sub(lambda match: values[match[1]], node.prompt)
+            processing = load_processing(node.process_path)
+            messages = processing.before(given, shown if again else None, node.pre_process_kwargs)
+        values = {"prompt": messages[-1].content, "question": question}
+        values |= {f"{k}.output": text for k, text in said.items()}
+        text = _FIELD.sub(lambda match: values[match[1]], node.prompt)
+        if scene[agent].agent.system:  # it has words of its own where a template writes none
+            messages = [each for each in messages if each.role != "system" or each.content]
+        return [*messages[:-1], replace(messages[-1], content=text)]
 
     def mermaid(self, names: Sequence[str]) -> str:
         """Return the graph as a Mermaid flowchart; the answer has a double edge. Raises as `check`."""

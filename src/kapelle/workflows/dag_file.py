@@ -21,13 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.workflows.graph import check_graph
-
-SIIRL_PROCESS = "examples/experimental/marft/config/process.py"
-"""siiRL's own processing: two templates. It is built in, as the file is part of siiRL and not of a workflow."""
-
-ENVIRONMENTS = {"MathEnv": "math", "CodeEnv": "code"}
-"""siiRL's environment classes → the environment here that asks and pays the same."""
+from kapelle.workflows.dag_paths import SIIRL_ENV, answered_by, environment_of, with_processing
+from kapelle.workflows.graph import check_graph, sinks
 
 _TOP = {"dag_id", "description", "nodes", "answer", "max_assistant_turns", "use_all_traj"}
 _TOP |= {"share_reward_in_agent", "rewards_with_env"}
@@ -109,7 +104,7 @@ class _Group:
 def _read_own(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], where: str) -> Read:
     groups: dict[int | str, _Group] = {}
     spoken = []
-    environments: list[str] = []
+    environments: list[tuple[str, str]] = []
     for node in nodes:
         name = str(node.get("id", ""))
         if not name:
@@ -124,9 +119,9 @@ def _read_own(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], whe
         _training_keys(group, node, where, name)
         if node.get("only_forward_compute"):
             group.trains = False
-        environments += _as_list(node.get("env_path"))
+        environments += [(name, path) for path in _as_list(node.get("env_path"))]
         speech = {k: v for k, v in node.items() if k not in _TRAINING | {"agent", "agent_group"}}
-        spoken.append({**speech, "agent": group.name})
+        spoken.append({**with_processing(speech, where), "agent": group.name})
     _check_consecutive([who for who in groups if isinstance(who, int)], where)
     return _assemble(values, groups, spoken, environments, where, {})
 
@@ -137,7 +132,7 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
     aside: dict[str, str] = {}
     samples: set[int] = set()
     said: dict[str, Any] = {}
-    environments: list[str] = []
+    environments: list[tuple[str, str]] = []
     roles = {str(node.get("node_id")): node.get("node_role") for node in nodes}
     check_graph({str(n.get("node_id")): _as_list(n.get("dependencies")) for n in nodes}, where)
     learning: set[int] = set()
@@ -149,14 +144,16 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
         config = node.get("config") or {}
         said |= {short: config[long] for long, short in _SCRIPT.items() if long in config}
         aside |= _engine_keys(group, samples, config, where, name)
-        environments += _as_list(options.get("env_path"))
+        environments += [(name, path) for path in _as_list(options.get("env_path"))]
         if node["node_role"] == "ACTOR" and not node.get("only_forward_compute"):
             learning.add(number)
         if node["node_role"] == "ROLLOUT":
             group.name = _agent_name(name)
-            speech = {k: v for k, v in options.items() if k in _SPEECH}
+            # siiRL's default is false, kapelle's is true.
+            speech = {"obs_with_env": False, **{k: v for k, v in options.items() if k in _SPEECH}}
             before = [b for b in _as_list(node.get("dependencies")) if roles.get(b) == "ROLLOUT"]
-            spoken.append({"id": name, "group": number, "dependencies": before, **_as_templates(speech)})
+            speech = with_processing(speech, where)
+            spoken.append({"id": name, "group": number, "dependencies": before, **speech})
     _check_consecutive([who for who in groups if isinstance(who, int)], where)
     for key, group in groups.items():
         group.trains = key in learning
@@ -232,29 +229,16 @@ def _engine_keys(
     return aside
 
 
-def _as_templates(speech: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node whose processing is siiRL's own two templates as a node with a prompt."""
-    if not str(speech.get("process_path", "")).endswith(SIIRL_PROCESS):
-        return dict(speech)
-    pre, post = speech.get("pre_process_kwargs") or {}, speech.get("post_process_kwargs") or {}
-    left = {k: v for k, v in speech.items() if k not in {"process_path", "pre_process_kwargs"}}
-    left["process_path"] = "kapelle.workflows.templates"
-    left["post_process_kwargs"] = {"post_chat_template": post.get("post_chat_template", "")}
-    return {**left, "prompt": pre.get("pre_chat_template", "${prompt}")}
-
-
 def _assemble(
     values: Mapping[str, Any],
     groups: Mapping[int | str, _Group],
     nodes: Sequence[Mapping[str, Any]],
-    environments: Sequence[str],
+    environments: Sequence[tuple[str, str]],
     where: str,
     aside: Mapping[str, str],
 ) -> Read:
     workflow: dict[str, Any] = {"name": "dag", "nodes": [dict(node) for node in nodes]}
     workflow |= {key: values[key] for key in ("answer", "max_assistant_turns") if key in values}
-    if values.get("rewards_with_env") is False:
-        raise ConfigError(f"{where}: `rewards_with_env: false` leaves nobody to be paid. Remove it.")
     ordered = [
         groups[key]
         for key in sorted(groups, key=lambda k: (isinstance(k, str), k if isinstance(k, int) else 0))
@@ -271,13 +255,34 @@ def _assemble(
         algorithm["team_reward"] = "mean" if values["share_reward_in_agent"] else "last"
     if algorithm:
         sections["algorithm"] = algorithm
-    if found := sorted({_environment(path, where) for path in environments}):
-        if len(found) > 1:
-            raise ConfigError(
-                f"{where} names two environments, {found[0]} and {found[1]}. An episode has one world."
-            )
-        sections["environment"] = {"name": found[0]}
+    environment = _environment(environments, where)
+    if environment.get("name") == SIIRL_ENV:
+        graph = {str(node["id"]): _as_list(node.get("dependencies")) for node in nodes}
+        answer = values.get("answer") or sinks(graph)[-1]
+        workflow["nodes"] = list(answered_by(environment, nodes, answer, environments[0][0], where))
+        workflow["whole_texts"] = True
+        if "rewards_with_env" in values:
+            environment["rewards_with_env"] = values["rewards_with_env"]
+    elif values.get("rewards_with_env") is False:
+        aside = {
+            **aside,
+            "rewards_with_env": "the environment's grader is the reward function, and pays the last answer",
+        }
+    if environment:
+        sections["environment"] = environment
     return Read(sections, aside)
+
+
+def _environment(named: Sequence[tuple[str, str]], where: str) -> dict[str, Any]:
+    """Return the section of the one environment that nodes name, empty where none does."""
+    found: dict[str, dict[str, Any]] = {}
+    for _, path in named:
+        section = environment_of(path, where)
+        found[str(section.get("env_path", section["name"]))] = section
+    if len(found) > 1:
+        one, other = sorted(found)[:2]
+        raise ConfigError(f"{where} names two environments, {one} and {other}. An episode has one world.")
+    return next(iter(found.values()), {})
 
 
 def _agent(group: _Group, groups: Mapping[int | str, _Group], where: str) -> dict[str, Any]:
@@ -308,18 +313,6 @@ def _order(groups: Sequence[_Group], where: str) -> dict[str, Any]:
             "all take turns of one length: give every training agent the same."
         )
     return {"order": {"name": "alternate", "interval": cycles.pop()}}
-
-
-def _environment(path: str, where: str) -> str:
-    file, _, name = path.partition(":")
-    if file.endswith(".py"):
-        if name in ENVIRONMENTS:
-            return ENVIRONMENTS[name]
-        raise ConfigError(
-            f"`env_path: {path}` in {where} is a class of siiRL's, with `reset` and `step`. Write it as an environment "
-            "(docs/make_your_own.md) and name that: `env_path: module:Class`."
-        )
-    return path
 
 
 def _agent_name(node: str) -> str:

@@ -1,0 +1,353 @@
+"""Files of the user's own beside a workflow file: classes that answer turns, and functions around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.workflows.stage import play
+from tests.workflows.test_dag_turns import FILE, in_turn, sums, written
+
+from kapelle import Trainer
+from kapelle.checks import check_run
+from kapelle.config import RunConfig
+from kapelle.environment import environment_class
+from kapelle.errors import ConfigError
+from kapelle.recipe import load_recipe, resolve
+from kapelle.types import Episode
+
+SIIRLS = '''
+class Judge:
+    """Pays a tenth for each turn, and asks for a longer answer."""
+
+    def __init__(self):
+        self.turns = 0
+
+    def reset(self):
+        pass
+
+    async def step(self, actions, ground_truth):
+        self.turns += 1
+        last = actions[-1]
+        return [f"{text} [turn {self.turns}, {ground_truth}]" for text in actions], 0.1 * len(actions), "long" in last
+'''
+
+OURS = """
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from kapelle import Configured, Outcome, Task
+
+
+class CountWorld:
+    def __init__(self, agents):
+        self.agents, self.said = tuple(agents), []
+
+    def observe(self, agent):
+        return f"{agent} sees {len(self.said)}"
+
+    def movers(self):
+        return () if len(self.said) == 2 else self.agents
+
+    async def step(self, actions, final=None):
+        self.said.append(final)
+        return {agent: 0.25 for agent in actions}
+
+    def outcome(self):
+        return Outcome({}, 1.0, {"said": self.said})
+
+    async def close(self):
+        pass
+
+
+class Count(Configured):
+    name: Literal["count:Count"] = "count:Count"
+    size_: int = 3
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        return {"train": "numbers", "test": "others"}
+
+    def check(self, agents: Sequence[str]) -> None: ...
+
+    def size(self, split) -> int:
+        return self.size_
+
+    def task(self, split, index) -> Task:
+        return Task(f"{split}-{index}", f"{split} {index}")
+
+    def start(self, task, agents, seed) -> CountWorld:
+        return CountWorld(agents)
+
+    def extract(self, text):
+        return text or None
+
+
+NUMBER = 3
+
+
+class Nothing:
+    pass
+
+
+class Static:
+    def step(self, text):
+        return text, 0.0, True
+
+
+class Dear:
+    def __init__(self, price):
+        pass
+
+    def step(self, actions, ground_truth):
+        return [], 0.0, True
+"""
+
+CHAT = """
+from string import Template
+
+
+def pre_process(tokenizer, prompt_id, obs, **kwargs):
+    words = Template(kwargs.get("pre_chat_template", "")).substitute(prompt=tokenizer.decode(prompt_id))
+    said = [{"role": "system", "content": ""}, {"role": "user", "content": words}]
+    return tokenizer.apply_chat_template(said, tokenize=True, add_generation_prompt=True, add_special_tokens=False)
+
+
+def post_process(tokenizer, prompt_id, response_id, **kwargs):
+    return prompt_id + tokenizer.encode(kwargs.get("post_chat_template", None)) + response_id
+"""
+"""What siiRL's public `process.py` does, with the same calls of the tokeniser."""
+
+
+def laid(tmp_path: Path, file: dict[str, Any], **recipe: Any) -> RunConfig:
+    recipe = {"environment": sums(tmp_path), "algorithm": {"name": "marft"}, **recipe}
+    name, over = written(tmp_path, file, recipe)
+    return load_recipe(name, [over]).config
+
+
+def with_class(name: str, **top: Any) -> dict[str, Any]:
+    file: dict[str, Any] = yaml.safe_load(FILE.replace("config/math_env.py:MathEnv", name))
+    return {**file, **top}
+
+
+async def episode_of(config: RunConfig, *answers: str) -> Episode:
+    environment, workflow = config.environment, config.workflow
+    agents = ("reasoner", "actor")
+    environment.check(agents)  # type: ignore[attr-defined]
+    scripts: dict[str, Any] = {"reasoner": in_turn("p", "q", "r"), "actor": in_turn(*answers)}
+    task = environment.task("train", 0)  # type: ignore[attr-defined]
+    [episode] = await play(environment, workflow, agents, scripts, task)  # type: ignore[arg-type]
+    return episode
+
+
+async def test_a_class_in_siirls_form_beside_the_file_answers_every_turn(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(SIIRLS)
+    config = laid(tmp_path, with_class("judge.py:Judge"))
+    episode = await episode_of(config, "#### 1", "long #### 132", "never")
+    assert episode.error is None
+    asked = "What is 47 + 85?"
+    first = f"{asked}\n\nrollout_reasoner: p"
+    answer = f"{first}\n\nrollout_actor: #### 1"
+    assert [turn.heard[-1].content for turn in episode.turns] == [
+        asked,
+        first,
+        f"{answer} [turn 1, 132]",
+        f"{answer} [turn 1, 132]\n\nrollout_reasoner: q",
+    ], "what the class shows begins the next turn, alone: it was handed the whole history"
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.2, 0.0, 0.2], (
+        "paid turn by turn, to who acts last"
+    )
+    assert (episode.rewards, episode.success, episode.info["turns_answered"]) == ({}, 1.0, 2)
+    assert resolve(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+
+
+async def test_rewards_without_the_class_are_those_of_the_questions(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(SIIRLS)
+    config = laid(tmp_path, with_class("judge.py:Judge", rewards_with_env=False))
+    episode = await episode_of(config, "#### 132", "long #### 132", "never")
+    assert [turn.reward for turn in episode.turns] == [0.0] * 4
+    assert episode.rewards == {"actor": 1.0}
+    assert "[turn 1, -1]" in episode.turns[2].heard[-1].content, "siiRL tells its classes no answer then"
+
+
+async def test_rewards_with_env_false_pays_the_last_answer_of_a_built_in_world(tmp_path: Path) -> None:
+    file = with_class("config/math_env.py:MathEnv", rewards_with_env=False)
+    episode = await episode_of(laid(tmp_path, file), "#### 1", "#### 132", "never")
+    assert (len(episode.turns), episode.rewards) == (4, {"actor": 1.0})
+
+
+async def test_an_environment_of_kapelles_own_form_from_a_file_for_two_agents(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "count.py").write_text(OURS)
+    config = laid(tmp_path, with_class("env/count.py:Count"))
+    assert config.environment.name == f"{tmp_path}/env/count.py:Count"  # type: ignore[attr-defined]
+    episode = await episode_of(config, "one", "two", "never")
+    assert episode.error is None
+    assert (len(episode.turns), episode.info["said"]) == (4, ["one", "two"])
+    assert [turn.reward for turn in episode.by("actor")] == [0.25, 0.25]
+    assert resolve(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+
+
+async def test_turns_that_pay_beyond_the_declared_range_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(SIIRLS.replace("0.1", "0.3"))
+    episode = await episode_of(laid(tmp_path, with_class("judge.py:Judge")), "a", "b", "c")
+    assert "outside the declared range" in str(episode.error)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return actions, 1.0", "not `next_obs, reward, should_stop`"),
+        ("return actions[:1], 1.0, False", "a list of as many texts"),
+        ("return actions, float('nan'), False", "no finite number"),
+        ("return actions, None, False", "no finite number"),
+    ],
+)
+async def test_what_a_class_answers_wrongly_fails_the_episode_and_says_why(
+    tmp_path: Path, body: str, says: str
+) -> None:
+    (tmp_path / "bad.py").write_text(
+        f"class Bad:\n    def step(self, actions, ground_truth):\n        {body}\n"
+    )
+    episode = await episode_of(laid(tmp_path, with_class("bad.py:Bad")), "a", "b", "c")
+    assert says in str(episode.error)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("gone.py:Judge", "`env_path: gone.py`: there is no such file beside it"),
+        ("ours.py:Jude", "has no 'Jude'"),
+        ("ours.py:NUMBER", "is int, not a class"),
+        ("ours.py:Nothing", r"has neither `step\(self, actions, ground_truth\)`"),
+        ("broken.py:Judge", "cannot be imported: NameError"),
+    ],
+)
+def test_a_class_that_cannot_answer_is_refused_by_name(tmp_path: Path, path: str, says: str) -> None:
+    (tmp_path / "ours.py").write_text(OURS)
+    (tmp_path / "broken.py").write_text("class Judge(Missing): ...")
+    with pytest.raises(ConfigError, match=says):
+        laid(tmp_path, with_class(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("Static", "cannot be called with `actions` and `ground_truth`"), ("Dear", "cannot be made: TypeError")],
+)
+def test_a_class_of_another_form_is_refused_before_a_model_loads(
+    tmp_path: Path, name: str, says: str
+) -> None:
+    (tmp_path / "ours.py").write_text(OURS)
+    with pytest.raises(ConfigError, match=says):
+        laid(tmp_path, with_class(f"ours.py:{name}")).environment.check(["a"])  # type: ignore[attr-defined]
+
+
+def test_a_class_that_is_not_asked_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(SIIRLS)
+    file = with_class("judge.py:Judge")
+    file["nodes"][1]["agent_options"]["obs_with_env"] = False
+    with pytest.raises(ConfigError, match="without `obs_with_env: true`, so that siiRL would never ask"):
+        laid(tmp_path, file)
+    file = with_class("judge.py:Judge")
+    file["nodes"][0]["agent_options"]["env_path"] = file["nodes"][1]["agent_options"].pop("env_path")
+    with pytest.raises(ConfigError, match="Write it on 'rollout_actor'"):
+        laid(tmp_path, file)
+
+
+def test_any_class_by_its_file_and_an_unknown_name_in_it(tmp_path: Path) -> None:
+    (tmp_path / "ours.py").write_text(OURS)
+    found = environment_class(f"{tmp_path}/ours.py:Count")
+    assert found is environment_class(f"{tmp_path}/ours.py:Count")
+    assert found().name == f"{tmp_path}/ours.py:Count"
+    with pytest.raises(ConfigError, match=r"has no 'Coun', named as environment\. Did you mean 'Count'"):
+        environment_class(f"{tmp_path}/ours.py:Coun")
+
+
+def chat(
+    tmp_path: Path, process: str = CHAT, where: str = "config/process.py", **post: Any
+) -> dict[str, Any]:
+    """Return the file with siiRL's processing on both nodes, in a folder beside it."""
+    (tmp_path / where).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / where).write_text(process)
+    file: dict[str, Any] = yaml.safe_load(FILE)
+    for number, role in enumerate(("reasoner", "actor")):
+        file["nodes"][number]["agent_options"] |= {
+            "process_path": where,
+            "pre_process_kwargs": {"pre_chat_template": f"<|im_start|>{role}, read: ${{prompt}}"},
+            "post_process_kwargs": {"post_chat_template": f" <|im_start|>{role}: ", **post},
+        }
+    return file
+
+
+@pytest.mark.parametrize("where", ["process.py", "examples/experimental/marft/config/process.py"])
+async def test_the_public_process_file_runs_as_it_is(tmp_path: Path, where: str) -> None:
+    config = laid(tmp_path, chat(tmp_path, where=where))
+    episode = await episode_of(config, "#### 1", "#### 132", "never")
+    assert episode.error is None
+    start, one = "What is 47 + 85?", "What is 47 + 85? <|im_start|>reasoner: p"
+    two = f"{one} <|im_start|>actor: #### 1\n\nThis answer is wrong."
+    assert [[(m.role, m.content) for m in turn.heard] for turn in episode.turns] == [
+        [("system", ""), ("user", f"<|im_start|>reasoner, read: {start}")],
+        [("system", ""), ("user", f"<|im_start|>actor, read: {one}")],
+        [("system", ""), ("user", f"<|im_start|>reasoner, read: {two}")],
+        [("system", ""), ("user", f"<|im_start|>actor, read: {two} <|im_start|>reasoner: q")],
+    ]
+    assert episode.rewards == {"actor": 1.0}
+
+
+async def test_without_the_file_what_is_built_in_does_the_same(tmp_path: Path) -> None:
+    where = "examples/experimental/marft/config/process.py"
+    file = chat(tmp_path, where=where)
+    with_it = await episode_of(laid(tmp_path, file), "#### 1", "#### 132", "never")
+    (tmp_path / where).unlink()
+    without = await episode_of(laid(tmp_path, file), "#### 1", "#### 132", "never")
+    assert [turn.heard for turn in without.turns] == [turn.heard for turn in with_it.turns]
+
+
+@pytest.mark.parametrize(
+    ("change", "post", "says"),
+    [
+        (("tokenize=True", "tokenize=False"), {}, "gives ids here; leave `tokenize=True`"),
+        (("tokenizer.decode(prompt_id)", "tokenizer.eos_token"), {}, "has no attribute 'eos_token'"),
+        (("prompt=tokenizer", "promt=tokenizer"), {}, "KeyError: 'prompt'"),
+        (("", ""), {"post_chat_template": None}, "takes a text and was given NoneType"),
+        (
+            ("(said, tokenize", "(said + [3], tokenize"),
+            {},
+            "`pre_process` of .* fails with the `pre_process_kwargs`",
+        ),
+    ],
+)
+def test_a_process_file_that_would_fail_is_refused_before_a_model_loads(
+    tmp_path: Path, change: tuple[str, str], post: dict[str, Any], says: str
+) -> None:
+    config = laid(
+        tmp_path, chat(tmp_path, CHAT.replace(*change), **post), model={"path": str(tmp_path / "no_model")}
+    )
+    with pytest.raises(ConfigError, match=says):
+        Trainer(config)
+
+
+def test_a_process_file_that_is_missing_is_refused_by_name(tmp_path: Path) -> None:
+    file = chat(tmp_path)
+    (tmp_path / "config" / "process.py").unlink()
+    with pytest.raises(
+        ConfigError, match=r"`process_path: config/process\.py`: there is no such file beside it"
+    ):
+        laid(tmp_path, file)
+
+
+def test_all_is_looked_at_without_a_model(tmp_path: Path) -> None:
+    from kapelle.assembly import build_team
+
+    (tmp_path / "judge.py").write_text(SIIRLS)
+    config = laid(tmp_path, with_class("judge.py:Judge"))
+    algorithm: Any = config.algorithm
+    row = algorithm.build()
+    check_run(config, row, build_team(config, row))

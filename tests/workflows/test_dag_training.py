@@ -1,0 +1,199 @@
+"""Workflow files of siiRL's, trained: whose turn it is to learn moves, and nobody else, in every combination."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tests.tiny import frozen_copy, same_bits
+from tests.workflows.stage import play
+from tests.workflows.test_dag_turns import in_turn
+
+from kapelle import Trainer
+from kapelle.algorithm import BUILTIN_ALGORITHMS, Estimates, TurnKey
+from kapelle.algorithms.marft import MARFT
+from kapelle.config import RunConfig
+from kapelle.recipe import lay_over, load_recipe
+from kapelle.run_files import read_metrics
+from kapelle.types import Group
+from kapelle.workflows.dag_file import read_workflow
+
+NEED: dict[str, dict[str, Any]] = {
+    "cory": {"swap_every": 0, "base": {"name": "rloo", "group_size": 4}},
+    "grpo": {"group_size": 4, "order": {"name": "probability", "probability": 0.3}},
+    "qmix": {"group_size": 4, "credit_warmup_steps": 0, "fit": {"min_fill": 2, "updates": 2}},
+    "vdn": {"group_size": 4, "credit_warmup_steps": 0, "fit": {"min_fill": 2, "updates": 2}},
+}
+"""What an algorithm needs said beside its name; the others play groups of four."""
+PLAYING = [name for name in BUILTIN_ALGORITHMS if name not in {"sft", "dpo", "verifier"}]
+
+
+BASE: dict[str, Any] = {
+    "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
+    "optimizer": {"lr": 1e-2},
+    "evaluation": {"before_and_after": False},
+    "checkpoint": {"every": 10},
+    "training": {"steps": 3, "tasks_per_step": 4},
+}
+
+
+def siirl(agents: int = 2, cycle: int | None = 1, shared: int | None = None, **top: Any) -> dict[str, Any]:
+    """A file in siiRL's form: a chain of agents, each with a node that trains it."""
+    nodes: list[dict[str, Any]] = []
+    obs = top.pop("obs", True)
+    for k in range(agents):
+        options: dict[str, Any] = {"obs_with_env": obs, "pre_process_kwargs": {}}
+        node: dict[str, Any] = {"node_id": f"rollout_{'abc'[k]}", "node_type": "MODEL_INFERENCE"}
+        node |= {"node_role": "ROLLOUT", "agent_group": k, "agent_options": options}
+        node["dependencies"] = [f"rollout_{'abc'[k - 1]}"] if k else []
+        nodes.append(node)
+    for k in range(agents):
+        critic: dict[str, Any] = {} if shared is None else {"share_instance": shared}
+        nodes.append(
+            {"node_id": f"value_{k}", "node_role": "CRITIC", "agent_group": k, "agent_options": critic}
+        )
+        options = {} if cycle is None else {"train_cycle": cycle}
+        nodes.append(
+            {"node_id": f"train_{k}", "node_role": "ACTOR", "agent_group": k, "agent_options": options}
+        )
+    return {"nodes": nodes, **top}
+
+
+def config(algorithm: str, file: Mapping[str, Any]) -> RunConfig:
+    """Lay a file over a recipe of noise that is paid for."""
+    recipe = {
+        **BASE,
+        "environment": {"name": "tests.plugins:Digest"},
+        "workflow": {"name": "debate", "score_rounds": True} if algorithm == "maporl" else {"name": "chain"},
+        "team": {"sharing": "shared" if algorithm == "ppo" else "lora", "sampling": {"max_tokens": 3}},
+        "algorithm": {"name": algorithm, **NEED.get(algorithm, {"group_size": 4})},
+    }
+    return lay_over([("recipe", recipe), ("file.yaml", read_workflow(file, "file.yaml").sections)]).config
+
+
+def moved(trainer: Trainer, steps: int) -> list[list[str]]:
+    """Return which agents' weights changed at each step; all others' are the same bit for bit."""
+    found = []
+    learners = {name: trainer.engine.learners[name] for name in trainer.team.trained}
+    before = {name: frozen_copy(learner.parameters) for name, learner in learners.items()}
+    for _ in trainer.steps(steps):
+        after = {name: frozen_copy(learner.parameters) for name, learner in learners.items()}
+        found.append([name for name in after if not same_bits(before[name], after[name])])
+        before = after
+    return found
+
+
+@pytest.mark.parametrize("name", PLAYING)
+def test_every_algorithm_that_plays_takes_train_cycle(name: str) -> None:
+    assert len(PLAYING) == 20
+    with Trainer(config(name, siirl(cycle=1, share_reward_in_agent=True))) as trainer:
+        # PPO trains one policy, whose turn it always is.
+        assert moved(trainer, 3) == ([["shared"]] * 3 if name == "ppo" else [["a"], ["b"], ["a"]])
+
+
+@pytest.mark.parametrize(
+    ("agents", "shared", "obs", "mean", "turns"),
+    list(itertools.product((1, 2, 3), (None, 0), (True, False), (True, False), (1, 2))),
+)
+def test_train_cycle_goes_with_every_other_key(
+    agents: int, shared: int | None, obs: bool, mean: bool, turns: int
+) -> None:
+    file = siirl(
+        agents,
+        cycle=2,
+        shared=shared,
+        obs=obs,
+        share_reward_in_agent=mean,
+        max_assistant_turns=turns,
+        rewards_with_env=False,
+    )
+    names = ["a", "b", "c"][:agents]
+    with Trainer(config("marft", file)) as trainer:
+        steps = moved(trainer, 3)
+    expected = [[names[k // 2 % agents]] for k in range(3)]
+    if mean or agents == 1:
+        assert steps == expected
+    else:  # `last` pays the one who closes: the others may have nothing to learn
+        assert all(step in ([], who) for step, who in zip(steps, expected, strict=True))
+
+
+NOISE = """
+class Noise:
+    async def step(self, actions, ground_truth):
+        paid = sum(map(len, actions)) + sum(actions[-1].encode())
+        return [f"{text} ..." for text in actions], (paid % 5) / 12, paid % 7 == 0
+"""
+"""Pays every turn of noise something or other, a third at most, and ends some episodes early."""
+
+
+def three_turns(tmp_path: Path, env_path: str) -> RunConfig:
+    """Lay a file of three turns over a recipe of MARFT on `math`."""
+    (tmp_path / "noise.py").write_text(NOISE)
+    file = siirl(cycle=None, shared=0, max_assistant_turns=3)
+    file["nodes"][1]["agent_options"]["env_path"] = env_path
+    for name in ("train", "test"):
+        rows = [{"question": f"{name} {k}", "answer": f"#### {k}"} for k in range(6)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "workflow.yaml").write_text(yaml.safe_dump(file))
+    recipe = {
+        **BASE,
+        "environment": {"name": "math", "path": str(tmp_path)},
+        "workflow": {"name": "chain"},
+        "team": {"sharing": "lora", "sampling": {"max_tokens": 3}},
+        "algorithm": {"name": "marft", "group_size": 4},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return load_recipe(str(tmp_path / "recipe.yaml"), [str(tmp_path / "workflow.yaml")]).config
+
+
+def test_a_whole_step_of_three_turns_on_mathematics(tmp_path: Path) -> None:
+    with Trainer(three_turns(tmp_path, "config/math_env.py:MathEnv")) as trainer:
+        [step] = trainer.steps(1)
+        episodes = [episode for group in step.groups for episode in group.episodes]
+    assert {len(episode.turns) for episode in episodes} == {6}, "noise is never right"
+    assert {episode.info["answers_given"] for episode in episodes} == {3}
+    assert step.metrics["parity/max"] < 1e-4
+    heard = [turn.heard[-1].content for turn in episodes[0].turns]
+    assert [text.count("This answer is wrong.") for text in heard] == [0, 0, 1, 1, 2, 2]
+
+
+def test_three_turns_are_learned_from_and_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    settings = three_turns(tmp_path, "noise.py:Noise")
+    with Trainer(settings) as whole:
+        assert all(moved(whole, 3))
+        expected = {name: frozen_copy(learner.parameters) for name, learner in whole.engine.learners.items()}
+    with Trainer(settings, run_dir=tmp_path / "run") as first:
+        first.train(2)
+    with Trainer(settings, run_dir=tmp_path / "run", resume=True) as second:
+        second.train()
+        reached = {name: frozen_copy(learner.parameters) for name, learner in second.engine.learners.items()}
+    assert same_bits(reached, expected)
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+async def test_what_a_turn_is_paid_is_discounted_over_the_turns_after_it(tmp_path: Path) -> None:
+    paid = NOISE.replace("(paid % 5) / 12, paid % 7 == 0", "0.2, 'end' in actions[-1]")
+    settings = three_turns(tmp_path, "noise.py:Noise")
+    (tmp_path / "noise.py").write_text(paid)
+    world: Any = settings.environment
+    workflow: Any = settings.workflow
+    scripts: dict[str, Any] = {"a": lambda _: "?", "b": in_turn("more", "end")}
+    [episode] = await play(world, workflow, ["a", "b"], scripts, world.task("train", 0))
+    learned_from = tuple(replace(turn, trained=True) for turn in episode.turns)
+    group = Group(episode.task, (replace(episode, turns=learned_from),))
+    row = MARFT.model_validate(
+        {"name": "marft", "gae": {"gamma_turn": 0.5, "lam": 1.0, "normalise": "none"}, "team_reward": "sum"}
+    ).build()
+    keys = [TurnKey(0, 0, k) for k in range(4)]
+    assert row.credit is not None
+    credit = row.credit([group], Estimates(values={key: torch.zeros(1) for key in keys}))
+    # b is paid 0.2 in each of its turns: 0.2; 0.5 x 0.2; 0.2 + 0.5 x 0.1; 0.5 x 0.25.
+    found = [float(credit[key].advantage_T[0]) for key in keys]
+    assert found == pytest.approx([0.125, 0.25, 0.1, 0.2])

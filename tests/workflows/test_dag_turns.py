@@ -1,0 +1,252 @@
+"""Graphs of several turns: the world answers each, and the team goes on until it is right or its turns are used up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.environments.test_code import DOUBLE, OTHER, fenced, folder
+from tests.workflows.stage import lines, play, transcript
+
+from kapelle.engines.rollout import Request
+from kapelle.environment import Environment, environment_class
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.code import Code
+from kapelle.environments.matrix import Matrix
+from kapelle.errors import ConfigError
+from kapelle.recipe import load_recipe
+from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.team import Agent
+from kapelle.types import Episode, Task
+from kapelle.workflows.dag import Dag, Node
+
+FILE = """
+nodes:
+  - node_id: rollout_reasoner
+    node_role: ROLLOUT
+    agent_group: 0
+    agent_options: {obs_with_env: true, pre_process_kwargs: {}}
+  - node_id: rollout_actor
+    node_role: ROLLOUT
+    agent_group: 1
+    dependencies: [rollout_reasoner]
+    agent_options: {obs_with_env: true, env_path: [config/math_env.py:MathEnv]}
+  - {node_id: train_0, node_role: ACTOR, agent_group: 0, agent_options: {train_cycle: 1}}
+  - {node_id: train_1, node_role: ACTOR, agent_group: 1, agent_options: {train_cycle: 1}}
+max_assistant_turns: 3
+"""
+
+
+def in_turn(*texts: str) -> Any:
+    """Say these texts one after another, whatever is read."""
+    left = list(texts)
+
+    def say(request: Request) -> str:
+        return left.pop(0)
+
+    return say
+
+
+def written(tmp_path: Path, file: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[str]:
+    """Write a recipe and a workflow file and return their paths."""
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"workflow": {"name": "chain"}, **recipe}))
+    (tmp_path / "workflow.yaml").write_text(yaml.safe_dump(file))
+    return [str(tmp_path / "recipe.yaml"), str(tmp_path / "workflow.yaml")]
+
+
+def sums(tmp_path: Path) -> dict[str, Any]:
+    """Settings of `math` over two questions."""
+    for name, question, answer in (("train", "What is 47 + 85?", "132"), ("test", "What is 1 + 1?", "2")):
+        (tmp_path / f"{name}.jsonl").write_text(
+            json.dumps({"question": question, "answer": f"#### {answer}"})
+        )
+    return {"name": "math", "path": str(tmp_path)}
+
+
+async def played(
+    tmp_path: Path, file: Mapping[str, Any], environment: Mapping[str, Any], scripts: Mapping[str, Any]
+) -> Episode:
+    """Lay a file over a recipe and play the first training task."""
+    recipe = {"environment": environment, "algorithm": {"name": "marft"}}
+    name, over = written(tmp_path, file, recipe)
+    config = load_recipe(name, [over]).config
+    world: Any = config.environment
+    workflow: Any = config.workflow
+    world.check(tuple(scripts))
+    [episode] = await play(world, workflow, list(scripts), scripts, world.task("train", 0))
+    return episode
+
+
+async def test_three_turns_of_mathematics_in_siirls_form(tmp_path: Path) -> None:
+    scripts = {
+        "reasoner": in_turn("add", "carry", "never"),
+        "actor": in_turn("#### 122", "#### 132", "#### 0"),
+    }
+    episode = await played(tmp_path, yaml.safe_load(FILE), sums(tmp_path), scripts)
+    asked = "What is 47 + 85?"
+    first = f"{asked}\n\nrollout_reasoner: add"
+    second = f"{first}\n\nrollout_actor: #### 122\n\nThis answer is wrong."
+    assert transcript(episode) == [
+        f"0 seen=0 {asked} -> reasoner: add",
+        f"1 seen=1 {first} -> actor: #### 122",
+        f"2 seen=2 {second} -> reasoner: carry",
+        f"3 seen=3 {second}\n\nrollout_reasoner: carry -> actor: #### 132",
+    ]
+    assert episode.rewards == {"actor": 1.0}, "the last answer is paid, once"
+    assert [turn.reward for turn in episode.turns] == [0.0] * 4
+    assert (episode.success, episode.truncated, episode.info["answers_given"]) == (1.0, False, 2)
+
+
+async def test_a_team_that_is_never_right_stops_after_its_turns(tmp_path: Path) -> None:
+    scripts = {"reasoner": lambda _: "?", "actor": lambda _: "#### 7"}
+    episode = await played(tmp_path, yaml.safe_load(FILE), sums(tmp_path), scripts)
+    assert episode.error is None
+    assert len(episode.turns) == 6
+    assert (episode.rewards, episode.success, episode.info["answers_given"]) == ({"actor": 0.0}, 0.0, 3)
+    assert not any("132" in message.content for turn in episode.turns for message in turn.heard)
+
+
+async def test_a_node_that_does_not_observe_reads_no_answer_of_the_worlds(tmp_path: Path) -> None:
+    file = yaml.safe_load(FILE)
+    file["nodes"][0]["agent_options"] = {}  # siiRL's default is false
+    scripts = {"reasoner": lambda _: "?", "actor": lambda _: "#### 7"}
+    episode = await played(tmp_path, file, sums(tmp_path), scripts)
+    assert len(episode.turns) == 6
+    told = [turn.heard[-1].content.count("This answer is wrong.") for turn in episode.turns]
+    assert told == [0, 0, 0, 1, 1, 2], "it reads of it only what the actor, who does observe, hands on"
+
+
+async def test_three_turns_of_code_show_the_shown_test_and_one_bit_of_the_others(
+    sandbox: Bubblewrap, tmp_path: Path
+) -> None:
+    file = yaml.safe_load(FILE.replace("math_env.py:MathEnv", "code_env.py:CodeEnv"))
+    rows = folder(tmp_path, DOUBLE, OTHER)
+    programs = (
+        "def double(x):\n    return 0",
+        "def double(x):\n    return x * x",
+        "def double(x):\n    return 2 * x",
+    )
+    scripts = {"reasoner": lambda _: "plan", "actor": in_turn(*map(fenced, programs))}
+    recipe = {"name": "code", "path": rows, "published_split": False}
+    episode = await played(tmp_path, file, recipe, scripts)
+    assert episode.error is None
+    assert len(episode.turns) == 6
+    assert (episode.rewards, episode.success) == ({"actor": 1.0}, 1.0)
+    second, third = (episode.turns[k].heard[-1].content for k in (2, 4))
+    assert "Attempt 1 of 3 failed.\n\nassert double(2) == 4\n# failed" in second
+    assert "Attempt 2 of 3 failed.\n\nassert double(2) == 4\n# passed" in third
+    assert third.endswith("closes with ```.")
+    assert "Tests that are not shown to you: not all passed." in third
+    assert not any(hidden in third for hidden in ("double(3)", "double(-7)", "-14"))
+
+
+TWO = Dag(
+    nodes=(
+        Node(id="x", agent="a"),
+        Node(id="y", agent="b", dependencies=("x",), prompt="${question}|${x.output}"),
+    ),
+    max_assistant_turns=3,
+)
+SUMS: dict[str, Any] = {"name": "arithmetic"}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("arithmetic", {}),
+        ("algebra", {}),
+        ("word_problems", {}),
+        ("multi_step", {}),
+        (
+            "mixture",
+            {"parts": {"sums": {"environment": SUMS}, "chains": {"environment": {"name": "multi_step"}}}},
+        ),
+        ("tools", {"questions": SUMS}),
+        ("tools", {"questions": {"name": "algebra"}}),
+    ],
+)
+async def test_every_world_of_questions_goes_on_after_a_wrong_answer(
+    name: str, settings: dict[str, Any]
+) -> None:
+    environment: Any = environment_class(name)(**settings)
+    task = environment.task("train", 3)
+    gold = environment.script("solver", task, (), 0)
+    scripts = {"a": lambda _: "?", "b": in_turn("no idea at all", gold, "too late")}
+    [episode] = await play(environment, TWO, ["a", "b"], scripts, task)
+    assert episode.error is None
+    assert [turn.agent for turn in episode.turns] == ["a", "b", "a", "b"]
+    assert (episode.rewards, episode.success) == ({"b": 1.0}, 1.0)
+    asked = task.question
+    assert episode.turns[2].heard[0].content.endswith("y: no idea at all\n\nThis answer is wrong.")
+    assert episode.turns[3].heard[0].content == f"{asked}\n\nThis answer is wrong.|?"
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "settings", "wrong"),
+    [
+        ("nli", "anli", {"train": "r1_dev", "test": "r2_dev"}, "no idea"),
+        ("gsm8k_steps", "gsm8k", {}, "no idea"),
+        ("bfcl", "bfcl", {}, '<tool_call>{"name": "no", "arguments": {}}</tool_call>'),
+    ],
+)
+async def test_so_do_the_worlds_over_real_data(
+    name: str, where: str, settings: dict[str, Any], wrong: str, data_folder: Path
+) -> None:
+    if not (data_folder / where).is_dir():
+        pytest.skip(f"the folder {data_folder} holds no {where}")
+    environment: Any = environment_class(name)(path=str(data_folder / where), **settings)
+    task = environment.task("train", 0)
+    scripts = {"a": lambda _: "?", "b": in_turn(wrong, environment.script("solver", task, (), 0))}
+    [episode] = await play(environment, TWO, ["a", "b"], scripts, task)
+    assert len(episode.turns) == 4
+    assert (episode.rewards, episode.success) == ({"b": 1.0}, 1.0)
+
+
+async def test_a_call_is_answered_with_its_result_and_then_the_answer_counts() -> None:
+    environment: Any = environment_class("tools")(questions=SUMS)
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "47+85"}}</tool_call>'
+    scripts = {"a": lambda _: "?", "b": in_turn(call, "132")}
+    [episode] = await play(
+        environment, TWO, ["a", "b"], scripts, Task("train-0", "47+85", {"answer": 132, "difficulty": 2})
+    )
+    assert episode.error is None
+    assert episode.turns[2].heard[0].content.endswith(f"y: {call}\n\n132")
+    assert episode.turns[3].heard[0].content == "47+85\n\n132|?"
+    assert (episode.rewards, episode.info["calls"]) == ({"b": 1.0}, {"b": ["calculator"]})
+
+
+async def test_partial_marks_of_several_turns_never_add_up_to_more_than_one_answer(
+    sandbox: Bubblewrap, tmp_path: Path
+) -> None:
+    environment = Code(path=folder(tmp_path, DOUBLE, OTHER), partial_credit=True)
+    half = fenced("def double(x):\n    return 4 if x == 2 else 0")
+    [episode] = await play(
+        environment, TWO, ["a", "b"], {"a": lambda _: "", "b": lambda _: half}, environment.task("train", 0)
+    )
+    assert episode.error is None
+    assert len(episode.turns) == 6
+    assert episode.rewards["b"] == pytest.approx(1 / 3)
+
+
+def test_worlds_that_answer_no_turns_are_refused_by_name(tmp_path: Path) -> None:
+    agents = [Agent("a"), Agent("b")]
+    (tmp_path / "rows.jsonl").write_text("")
+    for name in ("labelled", "preferences", "trajectories"):
+        environment: Environment = environment_class(name)(path=str(tmp_path / "rows.jsonl"))
+        with pytest.raises(ConfigError, match=rf"`{name}` |{name}"):
+            TWO.check(agents, environment)
+    with pytest.raises(ConfigError, match="`matrix` is a game of moves"):
+        TWO.check(agents, Matrix())
+
+
+async def test_a_transcript_of_one_turn_is_what_it_was() -> None:
+    one = TWO.model_copy(update={"max_assistant_turns": 1})
+    task = Task("train-0", "47+85", {"answer": 132, "difficulty": 2})
+    scripts: Mapping[str, Any] = {"a": lines("?"), "b": lines("132")}
+    [episode] = await play(Arithmetic(), one, ["a", "b"], scripts, task)
+    assert "answers_given" not in episode.info
+    assert transcript(episode) == ["0 seen=0 47+85 -> a: ?", "1 seen=1 47+85|? -> b: 132"]
