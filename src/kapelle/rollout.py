@@ -233,6 +233,11 @@ class LiveScene:
         environment = self.play.environment
         return environment.extract(text) if isinstance(environment, Answerable) else None
 
+    def leave_out(self) -> None:
+        """Train on none of the turns recorded so far, nor on candidates beside them."""
+        self._turns = [replace(turn, trained=False) for turn in self._turns]
+        self._branches = [replace(turn, trained=False) for turn in self._branches]
+
     async def score(self, turn: Turn) -> float:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
         score = await self._worth(turn.agent, turn.text)

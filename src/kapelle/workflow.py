@@ -107,6 +107,10 @@ class Scene(Protocol):
         """Return the final answer of a text where the environment knows answers, else None."""
         ...
 
+    def leave_out(self) -> None:
+        """Train on none of the turns that were recorded so far; they stay in the episode."""
+        ...
+
     async def score(self, turn: Turn) -> float:
         """Score a turn's text as its agent's answer, write it on `Turn.score` and return it.
 

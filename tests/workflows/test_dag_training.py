@@ -178,6 +178,17 @@ def test_three_turns_are_learned_from_and_a_resumed_run_goes_on_bit_for_bit(tmp_
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3]
 
 
+def test_use_all_traj_says_whether_earlier_turns_are_trained_on(tmp_path: Path) -> None:
+    settings = three_turns(tmp_path, "config/math_env.py:MathEnv")
+    last = settings.workflow.model_copy(update={"use_all_traj": False})
+    for workflow, trained in ((settings.workflow, [True] * 6), (last, [False] * 4 + [True] * 2)):
+        with Trainer(settings.model_copy(update={"workflow": workflow})) as trainer:
+            [step] = trainer.steps(1)
+        episodes = [episode for group in step.groups for episode in group.episodes]
+        assert [[turn.trained for turn in episode.turns] for episode in episodes] == [trained] * len(episodes)
+        assert all(episode.error is None for episode in episodes)
+
+
 async def test_what_a_turn_is_paid_is_discounted_over_the_turns_after_it(tmp_path: Path) -> None:
     paid = NOISE.replace("(paid % 5) / 12, paid % 7 == 0", "0.2, 'end' in actions[-1]")
     settings = three_turns(tmp_path, "noise.py:Noise")

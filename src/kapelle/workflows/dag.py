@@ -61,6 +61,8 @@ class Dag(Configured):
     """How often the graph is played while the world has not ended. Worlds of questions stay open after an answer
     that is not right. From the second time on, nodes without dependencies are handed what the answer handed on,
     and then what the world shows."""
+    use_all_traj: bool = True
+    """Whether every turn is trained on, or each time only the last play of the graph, as siiRL's scripts set it."""
     whole_texts: bool = False
     """True: the world takes what nodes hand on in place of what they said, and the next turn begins with what it
     shows to the answering agent, alone: siiRL's environments, which write the history themselves."""
@@ -164,6 +166,8 @@ class Dag(Configured):
         speakers = {node.id: self._speaker(node, scene.names) for node in self.nodes}
         before: str | None = None
         for _ in range(self.max_assistant_turns):
+            if not self.use_all_traj:
+                scene.leave_out()
             said, handed = await self._play_once(scene, before)
             texts = handed if self.whole_texts else said
             await scene.step({speakers[k]: texts[k] for k in self._acting()}, final=said[self.answering])

@@ -3,7 +3,7 @@
 Such a file says more than a workflow: who trains and how often, whose critic is shared, how the reward is
 shared, and which environment. `sections` turns it into the sections of a recipe, to be laid over one:
 
-    workflow   nodes with role ROLLOUT (all nodes, in kapelle's own form), `max_assistant_turns`
+    workflow   nodes with role ROLLOUT (all nodes, in kapelle's own form), `max_assistant_turns`, `use_all_traj`
     team       one agent for each group; frozen without a training ACTOR node; `share_critic_with`
     model      `config.model.path`, if all agents have one; else each gets its own
     algorithm  `group_size` from `rollout.n`, `order` from `train_cycle`, `team_reward` from `share_reward_in_agent`
@@ -73,11 +73,6 @@ def read_workflow(values: Mapping[str, Any], where: str) -> Read:
 
 
 def _check_top(values: Mapping[str, Any], where: str) -> None:
-    if values.get("use_all_traj") is False and values.get("max_assistant_turns", 1) != 1:
-        raise ConfigError(
-            f"{where}: `use_all_traj: false` would train on the last round's turns alone, and kapelle trains on every "
-            "turn. Remove it, or set `max_assistant_turns: 1`."
-        )
     for key in ("use_all_traj", "share_reward_in_agent", "rewards_with_env"):
         if not isinstance(values.get(key, True), bool):
             raise ConfigError(f"{where}: `{key}` is {values[key]!r}. Write true or false.")
@@ -238,7 +233,9 @@ def _assemble(
     aside: Mapping[str, str],
 ) -> Read:
     workflow: dict[str, Any] = {"name": "dag", "nodes": [dict(node) for node in nodes]}
-    workflow |= {key: values[key] for key in ("answer", "max_assistant_turns") if key in values}
+    workflow |= {
+        key: values[key] for key in ("answer", "max_assistant_turns", "use_all_traj") if key in values
+    }
     ordered = [
         groups[key]
         for key in sorted(groups, key=lambda k: (isinstance(k, str), k if isinstance(k, int) else 0))
