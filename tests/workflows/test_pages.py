@@ -31,6 +31,12 @@ ARITHMETIC = Arithmetic()
 SUM = Task("train-0", "47+85", {"answer": 132})
 
 
+def once_each(*texts: str) -> Say:
+    """Say these texts one after another, in conversations that begin anew."""
+    left = iter(texts)
+    return lambda request: next(left)
+
+
 @dataclass(frozen=True)
 class Shown:
     workflow: Workflow
@@ -82,6 +88,17 @@ SCENES: Mapping[str, Shown] = {
         ["reasoner", "critic", "actor"],
         {"reasoner": lines("2,12"), "critic": lines("carry 1"), "actor": lines("132")},
     ),
+    "dag: several turns": Shown(
+        Dag(
+            nodes=(
+                Node(id="plan", agent="reasoner"),
+                Node(id="solve", agent="actor", dependencies=("plan",)),
+            ),
+            max_assistant_turns=3,
+        ),
+        ["reasoner", "actor"],
+        {"reasoner": once_each("add", "carry"), "actor": once_each("122", "132")},
+    ),
     "router": Shown(
         Router(), ["desk", "adder", "poet"], {"desk": lines("@adder, mind the carry."), "adder": lines("132")}
     ),
@@ -104,5 +121,5 @@ async def test_a_page_shows_what_happens(name: str) -> None:
     scene = SCENES[name]
     [episode] = await play(scene.environment, scene.workflow, scene.agents, scene.scripts, scene.task)
     assert episode.error is None
-    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    page = (PAGES / f"{name.partition(':')[0]}.md").read_text(encoding="utf-8")
     assert shown(episode) in re.findall(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
