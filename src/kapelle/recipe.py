@@ -157,7 +157,7 @@ def _layered(
     for source, values in layers:
         _merge(merged, fitted(values, merged), source, origin)
     for setting in settings:
-        _merge(merged, _parse_setting(setting), "command line", origin)
+        _merge(merged, fitted(_parse_setting(setting), merged), "command line", origin)
     return merged, origin
 
 

@@ -180,9 +180,12 @@ def told(question: str, said: Mapping[str, str]) -> str:
 def need_answers(workflow: str, does: str, environment: Environment) -> None:
     """Raise ConfigError for a game: `does` says what the workflow needs an answer for."""
     if not isinstance(environment, Answerable):
+        own = (
+            " Or give the class a method `extract`, if it asks questions." if ":" in environment.name else ""
+        )
         raise ConfigError(
             f"`workflow.name: {workflow}` {does}, and `{environment.name}` is a game of moves. "
-            "Set `workflow.name: parallel`."
+            f"Set `workflow.name: parallel`.{own}"
         )
 
 

@@ -16,6 +16,7 @@ from kapelle.config import RunConfig
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError
 from kapelle.recipe import load_recipe, resolve
+from kapelle.team import Agent
 from kapelle.types import Episode
 
 SIIRLS = '''
@@ -165,6 +166,20 @@ async def test_a_class_in_siirls_form_beside_the_file_answers_every_turn(tmp_pat
     )
     assert (episode.rewards, episode.success, episode.info["turns_answered"]) == ({}, 1.0, 2)
     assert resolve(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+
+
+def test_what_is_set_of_the_environment_is_set_of_its_questions(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(SIIRLS)
+    files = written(
+        tmp_path,
+        with_class("judge.py:Judge"),
+        {"environment": {"name": "math"}, "algorithm": {"name": "cory", "base": {"name": "grpo"}}},
+    )
+    settings = ["environment.path=here", "environment.reward_range=[0, 3]", "algorithm.group_size=5"]
+    config: Any = load_recipe(files[0], [files[1]], settings).config
+    assert (config.environment.questions.path, config.environment.reward_range) == ("here", (0.0, 3.0))
+    assert config.algorithm.base.group_size == 5
+    assert config.algorithm.base.order.interval == 1
 
 
 async def test_rewards_without_the_class_are_those_of_the_questions(tmp_path: Path) -> None:
@@ -341,6 +356,13 @@ def test_a_process_file_that_is_missing_is_refused_by_name(tmp_path: Path) -> No
         ConfigError, match=r"`process_path: config/process\.py`: there is no such file beside it"
     ):
         laid(tmp_path, file)
+
+
+def test_a_class_of_kapelles_form_that_asks_no_questions_is_told_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text(OURS.replace("def extract", "def other"))
+    config: Any = laid(tmp_path, with_class("count.py:Count"))
+    with pytest.raises(ConfigError, match=r"is a game of moves.* Or give the class a method `extract`"):
+        config.workflow.check([Agent("reasoner"), Agent("actor")], config.environment)
 
 
 def test_all_is_looked_at_without_a_model(tmp_path: Path) -> None:

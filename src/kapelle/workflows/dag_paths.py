@@ -115,41 +115,48 @@ def answered_by(
 
 
 def fitted(values: Mapping[str, Any], under: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sections of a layer as they fit over those of a recipe, `under`.
+    """Return the sections of a layer, or settings, as they fit over those of a recipe, `under`.
 
-    A class in siiRL's form asks what the recipe's environment asks. What is said of the order, the group or the reward
-    is said of CORY's `base`. A recipe that has every turn scored goes on doing so.
+    A class in siiRL's form asks what the recipe's environment asks, and what is said of that is said of its `questions`.
+    What is said of the order, the group or the reward is said of CORY's `base`. A recipe that has every turn scored goes
+    on doing so.
     """
     made = dict(values)
-    workflow, plays = made.get("workflow"), under.get("workflow")
-    if isinstance(workflow, Mapping) and isinstance(plays, Mapping) and workflow.get("name") == "dag":
-        made["workflow"] = {**{key: plays[key] for key in ("score_rounds",) if key in plays}, **workflow}
-    environment, below = made.get("environment"), under.get("environment")
-    if (
-        isinstance(environment, Mapping)
-        and environment.get("name") == SIIRL_ENV
-        and "questions" not in environment
-    ):
-        if isinstance(below, Mapping) and below.get("name") == SIIRL_ENV:
-            below = below.get("questions")
-        if below is not None:
-            made["environment"] = {**environment, "questions": deepcopy(below)}
-    algorithm, learns = made.get("algorithm"), under.get("algorithm")
-    if (
-        isinstance(algorithm, Mapping)
-        and isinstance(learns, Mapping)
-        and "base" in learns
-        and "name" not in algorithm
-    ):
-        inner = {
-            key: value for key, value in algorithm.items() if key in {"order", "group_size", "team_reward"}
-        }
-        if inner.get("team_reward") == "mean":  # both are paid the sum: the reward is shared
-            del inner["team_reward"]
-        rest = {
-            key: value
-            for key, value in algorithm.items()
-            if key not in {"order", "group_size", "team_reward"}
-        }
-        made["algorithm"] = {**rest, **({"base": inner} if inner else {})}
+    pairs = {key: (made.get(key), under.get(key)) for key in ("workflow", "environment", "algorithm")}
+    for section, (over, below) in pairs.items():
+        if isinstance(over, Mapping) and isinstance(below, Mapping):
+            made[section] = _FITTING[section](over, below)
     return made
+
+
+def _workflow(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapping[str, Any]:
+    if over.get("name") != "dag" or "score_rounds" not in below:
+        return over
+    return {"score_rounds": below["score_rounds"], **over}
+
+
+def _environment(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapping[str, Any]:
+    answered = below.get("name") == SIIRL_ENV
+    if over.get("name") == SIIRL_ENV and "questions" not in over:
+        return {**over, "questions": deepcopy(below.get("questions") if answered else below)}
+    if not answered or "name" in over:
+        return over
+    own = {key: value for key, value in over.items() if key in _SIIRL_ENV_KEYS}
+    asked = {key: value for key, value in over.items() if key not in own}
+    return {**own, "questions": {**own.get("questions", {}), **asked}} if asked else over
+
+
+_SIIRL_ENV_KEYS = {"env_path", "questions", "rewards_with_env", "reward_range"}
+
+
+def _algorithm(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "base" not in below or "name" in over:
+        return over
+    inner = {key: value for key, value in over.items() if key in {"order", "group_size", "team_reward"}}
+    rest = {key: value for key, value in over.items() if key not in inner}
+    if inner.get("team_reward") == "mean":  # both are paid the sum: the reward is shared
+        del inner["team_reward"]
+    return {**rest, "base": {**rest.get("base", {}), **inner}} if inner else rest
+
+
+_FITTING = {"workflow": _workflow, "environment": _environment, "algorithm": _algorithm}
