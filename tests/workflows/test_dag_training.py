@@ -98,32 +98,6 @@ def test_every_algorithm_that_plays_takes_train_cycle(name: str) -> None:
         assert moved(trainer, 3) == ([["shared"]] * 3 if name == "ppo" else [["a"], ["b"], ["a"]])
 
 
-@pytest.mark.parametrize(
-    ("agents", "shared", "obs", "mean", "turns"),
-    list(itertools.product((1, 2, 3), (None, 0), (True, False), (True, False), (1, 2))),
-)
-def test_train_cycle_goes_with_every_other_key(
-    agents: int, shared: int | None, obs: bool, mean: bool, turns: int
-) -> None:
-    file = siirl(
-        agents,
-        cycle=2,
-        shared=shared,
-        obs=obs,
-        share_reward_in_agent=mean,
-        max_assistant_turns=turns,
-        rewards_with_env=False,
-    )
-    names = ["a", "b", "c"][:agents]
-    with Trainer(config("marft", file)) as trainer:
-        steps = moved(trainer, 3)
-    expected = [[names[k // 2 % agents]] for k in range(3)]
-    if mean or agents == 1:
-        assert steps == expected
-    else:  # `last` pays the one who closes: the others may have nothing to learn
-        assert all(step in ([], who) for step, who in zip(steps, expected, strict=True))
-
-
 NOISE = """
 class Noise:
     async def step(self, actions, ground_truth):
@@ -133,11 +107,13 @@ class Noise:
 """Pays every turn of noise something or other, a third at most, and ends some episodes early."""
 
 
-def three_turns(tmp_path: Path, env_path: str) -> RunConfig:
-    """Lay a file of three turns over a recipe of MARFT on `math`."""
+def three_turns(tmp_path: Path, env_path: str, file: dict[str, Any] | None = None) -> RunConfig:
+    """Lay a file of three turns over a recipe of MARFT on `math`; its last agent answers and is answered."""
     (tmp_path / "noise.py").write_text(NOISE)
-    file = siirl(cycle=None, shared=0, max_assistant_turns=3)
-    file["nodes"][1]["agent_options"]["env_path"] = env_path
+    file = siirl(cycle=None, shared=0) if file is None else file
+    file["max_assistant_turns"] = 3
+    speaking = [node for node in file["nodes"] if node["node_role"] == "ROLLOUT"]
+    speaking[-1]["agent_options"] |= {"env_path": env_path, "obs_with_env": True}
     for name in ("train", "test"):
         rows = [{"question": f"{name} {k}", "answer": f"#### {k}"} for k in range(6)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -151,6 +127,20 @@ def three_turns(tmp_path: Path, env_path: str) -> RunConfig:
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return load_recipe(str(tmp_path / "recipe.yaml"), [str(tmp_path / "workflow.yaml")]).config
+
+
+@pytest.mark.parametrize(
+    ("agents", "shared", "obs", "mean"),
+    list(itertools.product((1, 2, 3), (None, 0), (True, False), (True, False))),
+)
+def test_train_cycle_goes_with_every_other_key(
+    agents: int, shared: int | None, obs: bool, mean: bool, tmp_path: Path
+) -> None:
+    file = siirl(agents, cycle=2, shared=shared, obs=obs, share_reward_in_agent=mean)
+    names = ["a", "b", "c"][:agents]
+    with Trainer(three_turns(tmp_path, "noise.py:Noise", file)) as trainer:
+        steps = moved(trainer, 3)
+    assert steps == [[names[k // 2 % agents]] for k in range(3)]
 
 
 def test_a_whole_step_of_three_turns_on_mathematics(tmp_path: Path) -> None:
