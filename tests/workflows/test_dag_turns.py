@@ -219,6 +219,15 @@ async def test_a_call_is_answered_with_its_result_and_then_the_answer_counts() -
     assert (episode.rewards, episode.info["calls"]) == ({"b": 1.0}, {"b": ["calculator"]})
 
 
+async def test_a_team_that_only_calls_is_graded_by_its_last_text() -> None:
+    environment: Any = environment_class("tools")(questions=SUMS)
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "47+85"}}</tool_call>'
+    task = Task("train-0", "47+85", {"answer": 132, "difficulty": 2})
+    [episode] = await play(environment, TWO, ["a", "b"], {"a": lambda _: "?", "b": lambda _: call}, task)
+    assert (len(episode.turns), episode.truncated, episode.rewards) == (6, False, {"b": 0.0})
+    assert episode.info["calls"] == {"b": ["calculator", "calculator"]}, "the third text is the answer"
+
+
 async def test_partial_marks_of_several_turns_never_add_up_to_more_than_one_answer(
     sandbox: Bubblewrap, tmp_path: Path
 ) -> None:
