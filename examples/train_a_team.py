@@ -10,12 +10,15 @@ from kapelle.algorithms.grpo import GRPO
 from kapelle.environments.matrix import Matrix
 from kapelle.workflows.parallel import Parallel
 
+PAYOFFS = {"AA": 1.0, "AB": 0.0, "BA": 0.0, "BB": 0.4}
+"""What a pair of moves pays; agents find it out, as `rules: none` tells them nothing."""
+
 
 def main(steps: int = 20) -> float:
     """Let two agents with an adapter each find the best pair of moves in a one-shot game."""
     trainer = kapelle.Trainer(
         team={"agents": 2, "sharing": "lora", "sampling": {"max_tokens": 2}},
-        environment=Matrix(game="custom", payoffs={"AA": 1.0, "AB": 0.0, "BA": 0.0, "BB": 0.4}),
+        environment=Matrix(game="custom", payoffs=PAYOFFS, rules="none"),
         workflow=Parallel(),
         algorithm=GRPO(group_size=16),
         warmup={"steps": 30, "demonstrations": 200, "lr": 1e-2},

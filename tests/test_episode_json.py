@@ -22,7 +22,9 @@ json_values = st.recursive(
     max_leaves=6,
 )
 messages = st.builds(Message, role=text, content=text, speaker=st.none() | names)
-tasks = st.builds(Task, id=text, question=text, data=st.dictionaries(text, json_values, max_size=3))
+tasks = st.builds(
+    Task, id=text, question=text, data=st.dictionaries(text, json_values, max_size=3), part=text
+)
 
 
 @st.composite
@@ -58,6 +60,7 @@ episodes = st.builds(
     info=st.dictionaries(text, json_values, max_size=3),
     truncated=st.booleans(),
     error=st.none() | text,
+    roles=st.dictionaries(names, text, max_size=2),
 )
 
 
@@ -98,7 +101,7 @@ def test_a_row_is_one_line_of_plain_json_with_the_names_of_the_fields() -> None:
     assert line.endswith(b"\n")
     row = json.loads(line)
     assert list(row)[:2] == ["step", "group"]
-    assert row["task"] == {"id": "add-1", "question": "12+30", "data": {"gold": "42"}}
+    assert row["task"] == {"id": "add-1", "question": "12+30", "data": {"gold": "42"}, "part": ""}
     assert row["turns"][0]["heard"] == [{"role": "user", "content": "12+30", "speaker": None}]
     assert row["turns"][0]["logprobs"] == [-0.1, -0.25]
 

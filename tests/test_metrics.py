@@ -111,9 +111,10 @@ def test_a_group_is_dead_when_the_learners_cannot_tell_its_episodes_apart() -> N
 def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> None:
     members = (episode(1.0, turn("reasoner", 4), turn("actor", 2), success=1.0), episode(0.0, success=0.0))
     scored = tuple(
-        replace(member, rewards={"reasoner": 1.0, "actor": 0.0}, info={"part": "sums"}) for member in members
+        replace(member, rewards={"reasoner": 1.0, "actor": 0.0}, task=replace(TASK, part="sums"))
+        for member in members
     )
-    described = {name: describe(name) for name in rollout_metrics([Group(TASK, scored)])}
+    described = {name: describe(name) for name in rollout_metrics([Group(scored[0].task, scored)])}
     assert None not in described.values()
     assert set(described.values()) == set(METRICS)
     assert all(metric.unit and metric.meaning and metric.warning for metric in METRICS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kapelle.environment import Answerable
+from kapelle.environment import Answerable, asks_questions
 from kapelle.evaluation import Evaluation, summarise
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
@@ -37,7 +37,7 @@ def soloists(play: Play) -> list[tuple[str, ...]]:
 
     Agents behind endpoints are left out: the tokens of their servers are not ours to count.
     """
-    if not isinstance(play.environment, Answerable):
+    if not asks_questions(play.environment):
         return []
     alike: dict[tuple[object, ...], list[str]] = {}
     for agent in play.team.agents:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from kapelle.algorithm import Algorithm
 from kapelle.blocking import run_async
 from kapelle.config import RunConfig
-from kapelle.environment import Environment, Opposed, Recorded, Scorable, Scripted
+from kapelle.environment import Environment, Mixed, Opposed, Recorded, Scorable, Scripted
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.paths import check_model_path
 from kapelle.team import Team
@@ -110,6 +110,10 @@ def _check_staleness(config: RunConfig, algorithm: Algorithm) -> None:
 def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) -> None:
     """Refuse to share rewards that always add up to the same: every advantage would be 0."""
     how = config.algorithm.model_dump().get("team_reward")
+    if isinstance(environment, Mixed):
+        for member in environment.members.values():
+            _check_own_rewards(config, member, team)
+        return
     opposed = isinstance(environment, Opposed) and environment.constant_sum
     if opposed and how in {"mean", "sum"} and len(team.names) > 1:
         raise ConfigError(

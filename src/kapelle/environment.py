@@ -52,6 +52,8 @@ class Outcome:
     """The team's score in [0, 1], or None where there is no such thing."""
     info: Mapping[str, Json] = field(default_factory=dict)
     truncated: bool = False
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """See `Episode.roles`."""
 
 
 class World(Protocol):
@@ -128,6 +130,22 @@ class Answerable(Protocol):
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text in a normal form, None when it has none."""
         ...
+
+
+@runtime_checkable
+class Mixed(Protocol):
+    """An environment whose tasks belong to several environments; `Task.part` says which."""
+
+    @property
+    def members(self) -> Mapping[str, Environment]:
+        """Return the environments by the name of their part."""
+        ...
+
+
+def asks_questions(environment: Environment) -> bool:
+    """Return whether all tasks are questions whose answers can be compared; a mixture is what its members are."""
+    members = environment.members.values() if isinstance(environment, Mixed) else ()
+    return isinstance(environment, Answerable) and all(asks_questions(member) for member in members)
 
 
 @runtime_checkable

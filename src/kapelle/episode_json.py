@@ -54,6 +54,7 @@ def dump_episode(episode: Episode, **labels: int) -> bytes:
 def load_episode(row: Mapping[str, Json]) -> Episode:
     """Return the episode of a row; raises DataError for a row of another form."""
     try:
+        row = {"roles": {}, **row}  # rows of before there were roles have none
         values = {field.name: row[field.name] for field in fields(Episode)}
         values["task"] = Task(**{**values["task"], "data": decode(values["task"]["data"])})
         values["agents"] = tuple(values["agents"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from kapelle.algorithm import TurnKey, label_of, turns_of
 from kapelle.environment import Environment
-from kapelle.metrics import own_returns, rollout_metrics
+from kapelle.metrics import by_part, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
 from kapelle.statistics import area_under_curve, mean_interval, wilson_interval
@@ -35,12 +35,14 @@ class Evaluation:
     """Episodes that ended in an error; they count as unsolved."""
     parts: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """`seen` and `not seen` → (success, problems), for every yes or no that the environment says in `info`."""
+    part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
     groups: tuple[Group, ...] = ()
     """The episodes themselves."""
 
     def row(self) -> dict[str, Any]:
         """Return the numbers as plain JSON."""
-        return {
+        row: dict[str, Any] = {
             "problems": self.problems,
             "success": self.success,
             "interval": None if self.interval is None else list(self.interval),
@@ -51,6 +53,9 @@ class Evaluation:
                 name: {"success": value, "problems": count} for name, (value, count) in self.parts.items()
             },
         }
+        if self.part_reward:
+            row["part_reward"] = {part: dict(earned) for part, earned in self.part_reward.items()}
+        return row
 
 
 def choose_tasks(environment: Environment, split: Split, count: int, seed: int = 0) -> list[Task]:
@@ -104,6 +109,10 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         tokens=sum(len(t.completion_ids) for e in episodes for t in e.turns) / max(1, len(episodes)),
         failed=sum(episode.error is not None for episode in episodes),
         parts=_parts(episodes),
+        part_reward={
+            part: {agent: metrics[f"return/{part}/{agent}"] for agent in agents}
+            for part in by_part([episode for episode in episodes if episode.error is None])
+        },
         groups=tuple(groups),
     )
 
@@ -113,12 +122,26 @@ def own_scores(groups: Sequence[Group]) -> dict[str, tuple[float, tuple[float, f
 
     Agents that were never paid have no score of their own and are absent; a failed episode pays 0.
     """
+    return _own(groups, lambda episode, agent: episode.rewards[agent])
+
+
+def own_totals(groups: Sequence[Group]) -> dict[str, tuple[float, tuple[float, float] | None]]:
+    """Return the same of all that an episode paid, which is what counts in games that pay during play."""
+    return _own(groups, lambda episode, agent: episode.total(agent))
+
+
+def _own(
+    groups: Sequence[Group], earned: Callable[[Episode, str], float]
+) -> dict[str, tuple[float, tuple[float, float] | None]]:
     episodes = [episode for group in groups for episode in group.episodes]
     paid = dict.fromkeys(agent for episode in episodes for agent in episode.rewards)
     scores: dict[str, tuple[float, tuple[float, float] | None]] = {}
     for agent in paid:
-        own = [0.0 if e.error is not None else e.rewards.get(agent) for e in episodes]
-        known = [score for score in own if score is not None]
+        known = [
+            0.0 if episode.error is not None else earned(episode, agent)
+            for episode in episodes
+            if episode.error is not None or agent in episode.rewards
+        ]
         scores[agent] = sum(known) / len(known), _interval(known)
     return scores
 

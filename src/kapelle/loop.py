@@ -281,9 +281,10 @@ def _credit_metrics(groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -
     import torch
 
     by_agent: dict[str, list[Tensor]] = {}
+    row: dict[str, float] = {}
     for key, turn in turns_of(groups):
         by_agent.setdefault(turn.agent, []).append(credit[key].advantage_T)
-    row: dict[str, float] = {}
+        row[f"samples/{turn.agent}"] = row.get(f"samples/{turn.agent}", 0.0) + float(credit[key].weight > 0)
     for agent, pieces in by_agent.items():
         all_K = torch.cat(pieces).double()
         row[f"advantage/{agent}"] = float(all_K.mean())

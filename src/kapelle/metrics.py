@@ -39,6 +39,12 @@ METRICS: tuple[Metric, ...] = (
         "No higher than reward/<agent>: sampling explores nothing that RL could prefer.",
     ),
     Metric(
+        "return/<part>/<agent>",
+        "reward",
+        "return/<agent> over the episodes of one part of a mixture of environments.",
+        "One part's spread is ten times another's: without a baseline per part it alone moves the weights.",
+    ),
+    Metric(
         "return/<agent>",
         "reward",
         "Mean undiscounted return of an episode that the agent is trained on: terminal and turn rewards, "
@@ -111,6 +117,13 @@ METRICS: tuple[Metric, ...] = (
 
 STEP_METRICS: tuple[Metric, ...] = (
     Metric(
+        "samples/<agent>",
+        "turns",
+        "Turns of the agent that the update learns from: those of a trained policy, branches among them, in episodes "
+        "that did not fail, whose credit has a weight above 0.",
+        "Far from another agent's: one moves much more often, and with shared weights dominates the gradient.",
+    ),
+    Metric(
         "staleness",
         "steps",
         "By how many steps the weights that spoke are older than those that learn; with `training.max_staleness` only.",
@@ -153,9 +166,11 @@ def rollout_metrics(
     row = {"samples": float(len(played))}
     _put_mean(row, "failed_episodes", [float(episode.error is not None) for episode in played])
     _put_mean(row, "success", [episode.success for episode in valid if episode.success is not None])
-    for part in _names([str(episode.info["part"])] for episode in valid if "part" in episode.info):
-        scores = [e.success for e in valid if e.info.get("part") == part and e.success is not None]
-        _put_mean(row, f"success/{part}", scores)
+    for part, own in by_part(valid).items():
+        _put_mean(row, f"success/{part}", [e.success for e in own if e.success is not None])
+        for agent in _names(episode.agents for episode in own):
+            seated = [episode for episode in own if agent in episode.agents]
+            _put_mean(row, f"return/{part}/{agent}", [returns(e).get(agent, 0.0) for e in seated])
     _put_mean(row, "truncated", [float(episode.truncated) for episode in valid])
     _put_mean(
         row, "dead_groups", [float(is_dead(group, returns)) for group in groups if len(group.episodes) > 1]
@@ -170,6 +185,15 @@ def rollout_metrics(
         sampled = [len(turn.completion_ids) for turn in turns if turn.policy == policy]
         row[f"tokens/{policy}"] = float(sum(sampled))
     return row
+
+
+def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+    """Return the episodes of each part of a mixture; empty outside of one."""
+    parts: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if episode.task.part:
+            parts.setdefault(episode.task.part, []).append(episode)
+    return parts
 
 
 def _agent_metrics(

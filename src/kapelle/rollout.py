@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
-from kapelle.environment import Answerable, Environment, Outcome, Retriable, Scorable, World
+from kapelle.environment import Answerable, Environment, Outcome, Retriable, Scorable, World, asks_questions
 from kapelle.errors import ContextError, EngineError, EpisodeError
 from kapelle.seeds import derive_seed
 from kapelle.team import Agent, Team
@@ -143,6 +143,8 @@ class LiveScene:
         self._open: dict[str, list[Turn]] = {}
         """Agent → candidates beside its draft, until that is recorded."""
         self._branches: list[Turn] = []
+        self._owed: dict[str, float] = {}
+        """Agent → what it earned before it first spoke."""
 
     @property
     def task(self) -> Task:
@@ -174,7 +176,10 @@ class LiveScene:
 
     def commit(self, drafts: Sequence[Turn]) -> list[Turn]:
         """Record turns in the order given and return them with their place in time."""
-        turns = [replace(turn, index=len(self._turns) + k) for k, turn in enumerate(drafts)]
+        turns = [
+            replace(turn, index=len(self._turns) + k, reward=turn.reward + self._owed.pop(turn.agent, 0.0))
+            for k, turn in enumerate(drafts)
+        ]
         self._turns.extend(turns)
         for turn in turns:
             siblings = self._open.pop(turn.agent, [])
@@ -219,19 +224,36 @@ class LiveScene:
         return self._world.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Move in the world and book what it pays on the agents' last turns."""
+        """Move in the world and book what it pays on the agents' last turns.
+
+        Who has not spoken yet gets it on its first turn; EpisodeError for one who is not in the team.
+        """
         paid = await self.play.timeline.during("environment", self._world.step(actions, final))
         for agent, reward in paid.items():
+            if agent not in self._seats:
+                raise EpisodeError(f"The environment paid '{agent}', who is not in the team.")
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
             if last is None:
-                raise EpisodeError(f"The environment paid agent '{agent}', who has not spoken yet.")
+                self._owed[agent] = self._owed.get(agent, 0.0) + reward
+                continue
             self._turns[last] = replace(self._turns[last], reward=self._turns[last].reward + reward)
         return paid
+
+    def settle(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with what agents that never spoke earned in passing, added to their terminal reward."""
+        if not self._owed:
+            return outcome
+        rewards = dict(outcome.rewards)
+        for agent, reward in self._owed.items():
+            rewards[agent] = rewards.get(agent, 0.0) + reward
+        return replace(outcome, rewards=rewards)
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text where the environment knows answers, else None."""
         environment = self.play.environment
-        return environment.extract(text) if isinstance(environment, Answerable) else None
+        if isinstance(environment, Answerable) and asks_questions(environment):
+            return environment.extract(text)
+        return None
 
     def leave_out(self) -> None:
         """Train on none of the turns recorded so far, nor on candidates beside them."""
@@ -270,7 +292,7 @@ async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Ep
             await play.workflow.run(scene)
             play.timeline.enter("grade")
             try:
-                outcome = world.outcome()
+                outcome = scene.settle(world.outcome())
             finally:
                 play.timeline.leave()
         finally:
@@ -291,6 +313,7 @@ async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Ep
         outcome.info,
         outcome.truncated,
         branches=scene.branches,
+        roles=outcome.roles,
     )
 
 

@@ -179,6 +179,11 @@ def _game_of(play: Play) -> OpenSpiel:
             "A policy is a table only where a move depends on what the player sees alone. Set "
             "`workflow: {name: play, memory: observation}`."
         )
+    if environment.thinking:
+        raise ConfigError(
+            "What a policy plays after thinking has no exact probability: it is a sum over all thoughts. Set "
+            "`environment.thinking: false`."
+        )
     return environment
 
 
@@ -208,7 +213,7 @@ def _sampling(play: Play, agent: Agent) -> Sampling:
 
 def _decisions(environment: OpenSpiel) -> Iterator[_Decision]:
     """Yield every information state once, as the adapter shows it."""
-    rules, seen = environment.rules, set()
+    rules, seen = environment.conduct, set()
     for state in walk(environment.loaded):
         seat = state.current_player()
         key = state.information_state_string(seat)

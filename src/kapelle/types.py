@@ -51,6 +51,9 @@ class Task:
     """What every agent may read; empty for games, where `World.observe` speaks."""
     data: Mapping[str, Json] = field(default_factory=dict)
     """What only the environment reads, such as the gold answer. Never shown to an agent."""
+    part: str = ""
+    """Which environment of a mixture it belongs to; empty outside of one. Returns of different parts are not
+    comparable, so credit may ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,9 @@ class Episode:
     branches: tuple[Turn, ...] = ()
     """Candidates of tree sampling that were not gone on with; `parent` names the turn that was, and their indices
     go on after those of `turns`."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Agent → the seat that it was given, where seats are drawn anew for each episode; an agent that is absent has
+    one role only, its name."""
 
     def by(self, agent: str) -> tuple[Turn, ...]:
         """Return the turns of one agent in time order: its trajectory, as a view."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from kapelle.configured import find_class
-from kapelle.environment import Answerable, Environment
+from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.team import Agent
 from kapelle.types import Message, Task, Turn
@@ -179,7 +179,7 @@ def told(question: str, said: Mapping[str, str]) -> str:
 
 def need_answers(workflow: str, does: str, environment: Environment) -> None:
     """Raise ConfigError for a game: `does` says what the workflow needs an answer for."""
-    if not isinstance(environment, Answerable):
+    if not asks_questions(environment):
         own = (
             " Or give the class a method `extract`, if it asks questions." if ":" in environment.name else ""
         )

@@ -111,7 +111,7 @@ def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> 
     typed("Pass", "Pass")
     other = kapelle("play", "kuhn_poker", "--against", "run")
     assert other.code == 0, other.err
-    assert "You are player 1 of 2" in other.out, "the environment is the one that was named"
+    assert "\n1/2 1 <Pass | Bet>\n" in other.out, "in the words that the team has learned to read"
     exact = kapelle("play", "run", "--exact")
     assert exact.code == 0, exact.err
     lines = [line.split() for line in exact.out.splitlines()]

@@ -255,7 +255,7 @@ async def test_seats_that_are_said_to_be_alike_are_held_to_it() -> None:
 
 
 async def test_a_world_can_be_driven_by_hand() -> None:
-    environment: Environment = Matrix(game="prisoners_dilemma", rounds=2)
+    environment: Environment = Matrix(game="prisoners_dilemma", rounds=2, rules="none")
     played = await drive(environment, environment.task("train", 0), ["a", "b"], lambda a, view, k: "CD"[k])
     assert played.seen == (("a", "1/2 CD"), ("b", "2/2 CD"), ("a", "1/2 CD CC"), ("b", "2/2 CD CC"))
     assert played.paid == {"a": 4.0, "b": 4.0}

@@ -53,7 +53,7 @@ THREE = {a + b + c: float(a == b == c == "B") for a in "AB" for b in "AB" for c 
 
 
 async def test_a_custom_game_of_three_players() -> None:
-    environment = Matrix(game="custom", payoffs=THREE)
+    environment = Matrix(game="custom", payoffs=THREE, rules="none")
     agents = ["x", "y", "z"]
     world = environment.start(environment.task("train", 0), agents, seed=0)
     assert [world.observe(agent) for agent in agents] == ["1/3 AB", "2/3 AB", "3/3 AB"]
@@ -63,7 +63,8 @@ async def test_a_custom_game_of_three_players() -> None:
 
 
 async def test_players_may_have_moves_of_their_own_and_payoffs_of_their_own() -> None:
-    environment = Matrix(game="custom", payoffs={"UL": (1, 2), "UR": (3, 4), "DL": (5, 6), "DR": (7, 0)})
+    payoffs = {"UL": (1, 2), "UR": (3, 4), "DL": (5, 6), "DR": (7, 0)}
+    environment = Matrix(game="custom", payoffs=payoffs, rules="none")
     assert environment.table.moves == ("UD", "LR")
     world = environment.start(environment.task("test", 0), ["row", "column"], seed=0)
     assert world.observe("column") == "2/2 LR"
@@ -71,7 +72,7 @@ async def test_players_may_have_moves_of_their_own_and_payoffs_of_their_own() ->
 
 
 async def test_rounds_are_remembered_and_paid_one_by_one() -> None:
-    environment = Matrix(game="prisoners_dilemma", rounds=3, memory=2)
+    environment = Matrix(game="prisoners_dilemma", rounds=3, memory=2, rules="none")
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
     assert world.observe("a") == "1/2 CD"
     assert await world.step({"a": "C", "b": "D"}) == {"a": 0.0, "b": 5.0}

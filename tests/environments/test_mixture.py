@@ -12,7 +12,6 @@ from tests.workflows.stage import expert, lines, team_of
 from kapelle.conformance import conform
 from kapelle.engines.scripted import ScriptedEngine
 from kapelle.environments.mixture import Mixture
-from kapelle.errors import ConfigError
 from kapelle.evaluation import choose_tasks, evaluate_tasks, summarise
 from kapelle.metrics import describe, rollout_metrics
 from kapelle.recipe import lay_over
@@ -126,8 +125,3 @@ def test_wrong_parts_are_refused(parts: dict[str, Any], says: str) -> None:
         mixture(**parts)
     with pytest.raises(ValidationError, match="`parts` is empty"):
         Mixture(parts={})
-
-
-def test_a_game_among_them_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`matrix`, the part 'game' of the mixture, is a game of moves"):
-        mixture(game={"environment": {"name": "matrix"}}).check(["a", "b"])

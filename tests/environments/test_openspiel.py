@@ -72,7 +72,7 @@ def test_what_only_another_player_knows_changes_nothing_that_a_player_sees(
     wording: str,
 ) -> None:
     environment = game(name, parameters=parameters, wording=wording)
-    rules = environment.rules
+    rules = environment.conduct
     first, second = state_after(environment, one), state_after(environment, other)
     assert show(first, outsider, rules) == show(second, outsider, rules)
     assert show(first, insider, rules) != show(second, insider, rules), "the secret is one"
@@ -95,7 +95,7 @@ def test_each_information_state_has_one_text_of_its_own(name: str, states: int, 
     for state in walk(environment.loaded):
         seat = state.current_player()
         texts.setdefault(state.information_state_string(seat), set()).add(
-            show(state, seat, environment.rules)
+            show(state, seat, environment.conduct)
         )
     assert len(texts) == states
     assert all(len(shown) == 1 for shown in texts.values())
@@ -105,6 +105,9 @@ def test_each_information_state_has_one_text_of_its_own(name: str, states: int, 
 async def test_a_hand_of_kuhn_poker_in_both_wordings() -> None:
     full, short = start(game(), "a", "b", seed=2), start(game(wording="short"), "a", "b", seed=2)
     assert full.observe("a") == (
+        "Kuhn poker: each of the 2 players puts 1 chip into the pot and gets one card of 3, numbered 0 to 2. In turn players "
+        "pass or bet 1 chip. After a bet each other player acts once more at most: Bet calls it, Pass folds. The highest "
+        "card among those who bet, or among all if nobody did, wins the pot.\n"
         "You are player 1 of 2 in Kuhn Poker.\nYour card: 2\nMoves so far: none\nLegal moves: <Pass | Bet>"
     )
     assert short.observe("a") == "1/2 2 <Pass | Bet>"

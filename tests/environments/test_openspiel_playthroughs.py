@@ -92,8 +92,9 @@ async def test_a_recorded_game_is_played_again_state_by_state(name: str) -> None
     game = environment.loaded
     agents = {f"p{seat}": (seat,) for seat in range(game.num_players())}
     drawn = Recorded(chance_draws(environment.loaded, json.loads(recorded[-1]["History()"])))
-    world = GameWorld(game, Players(agents, {}), environment.rules, drawn, seed=0)
+    world = GameWorld(game, Players(agents, {}), environment.conduct, drawn, seed=0)
     place = compared = 0
+    paid = dict.fromkeys(agents, 0.0)
     for fields in recorded:
         state, here = world.state, place
         place += len(json.loads(fields["actions"])) if "actions" in fields else 1
@@ -105,16 +106,17 @@ async def test_a_recorded_game_is_played_again_state_by_state(name: str) -> None
         if not state.is_terminal():
             moves = recorded_moves(fields, state)
             assert world.movers() == tuple(f"p{seat}" for seat in moves)
-            await world.step(
-                {
-                    f"p{seat}": plain_move(state.action_to_string(seat, action))
-                    for seat, action in moves.items()
-                }
-            )
+            said = {
+                f"p{seat}": plain_move(state.action_to_string(seat, action)) for seat, action in moves.items()
+            }
+            for agent, reward in (await world.step(said)).items():
+                paid[agent] += reward
     assert compared >= 2
     assert world.state.is_terminal()
     returns = json.loads(recorded[-1]["Returns()"])
-    assert list(world.outcome().rewards.values()) == pytest.approx(returns)
+    for agent, reward in world.outcome().rewards.items():
+        paid[agent] += reward
+    assert list(paid.values()) == pytest.approx(returns)
     assert not world.outcome().truncated
 
 

@@ -17,7 +17,7 @@ PATH = "tests.environments.zoo_games"
 
 
 def start(seed: int = 0, **settings: Any) -> ZooWorld:
-    environment = PettingZoo.model_validate({"path": PATH, **settings})
+    environment = PettingZoo.model_validate({"path": PATH, "rules": "none", **settings})
     environment.check(["a", "b"])
     return environment.start(environment.task("train", 0), ["a", "b"], seed)
 
@@ -46,7 +46,7 @@ async def test_whoever_lost_before_speaking_is_paid_at_the_end() -> None:
 
 @pytest.mark.parametrize("text", ["3", "0", "one", "", "1 2", "2.0"])
 async def test_an_illegal_action_costs_the_penalty_and_a_random_one_is_taken(text: str) -> None:
-    environment = PettingZoo(path=PATH, penalty=-0.5, max_rounds=10)
+    environment = PettingZoo(path=PATH, penalty=-0.5, max_rounds=10, rules="none")
     assert environment.reward_range == (-6.0, 1.0)
     left = set()
     for seed in range(20):
@@ -58,7 +58,7 @@ async def test_an_illegal_action_costs_the_penalty_and_a_random_one_is_taken(tex
 
 
 async def test_agents_move_at_once_in_a_parallel_game() -> None:
-    environment = PettingZoo(path=PATH, turns="parallel")
+    environment = PettingZoo(path=PATH, turns="parallel", rules="none")
     scripts = {"a": lines("1", "0"), "b": lines("1", "1")}
     workflow = Play(memory="conversation")
     [episode] = await play(environment, workflow, ["a", "b"], scripts, environment.task("train", 0))

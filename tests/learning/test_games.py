@@ -72,7 +72,7 @@ def differ(said: Mapping[str, Mapping[str, float]]) -> float:
 
 def xor(sharing: str, lr: float, algorithm: Mapping[str, Any]) -> Trainer:
     return trained(
-        environment={"name": "matrix", "game": "xor"},
+        environment={"name": "matrix", "game": "xor", "rules": "none"},
         team={"sharing": sharing, "lora": LORA, "sampling": {"max_tokens": 2}, "agents": TWINS},
         algorithm={"group_size": 16, **algorithm},
         optimizer={"lr": lr},
@@ -113,7 +113,7 @@ class TestXor:
 def test_one_agent_finds_the_letter_that_pays(algorithm: Mapping[str, Any]) -> None:
     payoffs = {"A": 0.0, "B": 0.3, "C": 1.0}
     with trained(
-        environment={"name": "matrix", "game": "custom", "payoffs": payoffs},
+        environment={"name": "matrix", "game": "custom", "payoffs": payoffs, "rules": "none"},
         team={"lora": LORA, "sampling": {"max_tokens": 2}, "agents": [{"name": "solver"}]},
         algorithm=algorithm,
         optimizer={"lr": 3e-3},

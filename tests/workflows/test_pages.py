@@ -52,7 +52,7 @@ SCENES: Mapping[str, Shown] = {
         Parallel(),
         ["a", "b"],
         {"a": lines("C", "C"), "b": lines("C", "D")},
-        Matrix(game="prisoners_dilemma", rounds=2),
+        Matrix(game="prisoners_dilemma", rounds=2, rules="none"),
         Task("train-0", ""),
     ),
     "chain": Shown(

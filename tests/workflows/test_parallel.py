@@ -18,7 +18,7 @@ MATCH = Task("train-0", "")
 
 
 async def test_a_repeated_game_is_played_to_its_end() -> None:
-    environment = Matrix(game="prisoners_dilemma", rounds=2)
+    environment = Matrix(game="prisoners_dilemma", rounds=2, rules="none")
     scripts = {"b": lines("C", "D"), "a": lines("C", "C")}
     [episode] = await play(environment, Parallel(), ["a", "b"], scripts, MATCH)
     assert transcript(episode) == [
@@ -33,7 +33,7 @@ async def test_a_repeated_game_is_played_to_its_end() -> None:
 
 
 async def test_an_agent_goes_on_from_its_own_words() -> None:
-    environment = Matrix(game="xor", rounds=2)
+    environment = Matrix(game="xor", rounds=2, rules="none")
     scripts = {"a": lines("A", "A"), "b": lines("B", "B")}
     [episode] = await play(environment, Parallel(), ["a", "b"], scripts, MATCH)
     first, second = episode.by("a")

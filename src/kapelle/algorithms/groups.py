@@ -33,6 +33,15 @@ class Member(NamedTuple):
     keys: tuple[TurnKey, ...]
 
 
+Place = tuple[str, str, str]
+"""Game (empty outside of a mixture), agent, and role (empty where the agent's name is its role)."""
+
+
+def place_of(episode: Episode, agent: str) -> Place:
+    """Return what an agent plays in an episode: returns of different places have different odds and stakes."""
+    return episode.task.part, agent, episode.roles.get(agent, "")
+
+
 class Sets(Protocol):
     """Makes the members of all comparison sets of a step; pure."""
 

@@ -5,8 +5,9 @@ return-to-go (γ = 1, over the player's own turns) is normalised over all turns 
 seat is better than another on average. `sum_then_normalise` is the paper's order; `normalise_then_sum` that of its
 public code: rewards normalised per player, then summed, then centred on the mean of each player's distinct sums.
 
-No global whitening follows: it would undo the centring. A player is an agent; with one policy in all seats the
-normalisation is still per seat.
+No global whitening follows: it would undo the centring. A player is an agent in one game of a mixture (`Task.part`),
+and in one seat where seats are drawn (`Episode.roles`); with one policy in all seats the normalisation is still per
+seat. The authors' settings for several games group by the game's tag and by player too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, turns_of
+from kapelle.algorithms.groups import Place, place_of
 from kapelle.algorithms.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.rewards import TeamReward
 from kapelle.functional.advantages import normalise_then_sum, sum_then_normalise
@@ -49,9 +51,10 @@ class MARS(MonteCarlo):
             for e, episode in enumerate(group.episodes)
             if episode.error is None
         }
-        players: dict[str, int] = {}
+        players: dict[Place, int] = {}
         paths: dict[tuple[int, int, str], int] = {}
-        player_B = torch.tensor([players.setdefault(turn.agent, len(players)) for _, turn in turns])
+        places = [place_of(groups[key.group].episodes[key.episode], turn.agent) for key, turn in turns]
+        player_B = torch.tensor([players.setdefault(place, len(players)) for place in places])
         path_B = torch.tensor(
             [paths.setdefault((key.group, key.episode, turn.agent), len(paths)) for key, turn in turns]
         )

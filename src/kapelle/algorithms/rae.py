@@ -1,7 +1,9 @@
 """RAE: role-conditioned advantage estimation for self-play (SPIRAL, 2506.24119).
 
-Each agent, which is a role in the game, keeps a running mean of its returns: b ← 0.95·b + 0.05·R, A = R − b. With
-shared weights it takes the advantage of one seat over another out of the gradient. The means are in the checkpoint.
+Each agent keeps a running mean of its returns in each role of each game: b ← 0.95·b + 0.05·R, A = R − b. With shared
+weights it takes the advantage of one seat over another, and of one game's stakes over another's, out of the gradient.
+The game is the part of a mixture (`Task.part`); the role is the agent's name, and the seat beside it where seats are
+drawn (`Episode.roles`). The means are in the checkpoint.
 
 Returns are taken in the order of the step's tasks. As b holds R already, A is 0.95·(R − the b before); the public
 code subtracts the b before.
@@ -10,13 +12,13 @@ code subtracts the b before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
-from kapelle.algorithms.groups import by_agent
+from kapelle.algorithms.groups import Member, Place, by_agent, place_of
 from kapelle.algorithms.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.rewards import TeamReward
 from kapelle.functional.advantages import running_baseline
@@ -42,34 +44,52 @@ class RAE(MonteCarlo):
 
 
 class RunningBaselines:
-    """A running mean of returns for each agent; a `CreditMemory`."""
+    """A running mean of returns for each game, agent and role; a `CreditMemory`."""
 
     def __init__(self, settings: RAE) -> None:
         self._settings = settings
-        self._baseline: dict[str, float] = {}
+        self._baseline: dict[Place, float] = {}
+        self._start: dict[str, float] = {}
+        """Agent → where its means start: 0, or its one mean in a checkpoint of before there were games."""
 
     def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage over its agent's mean so far, and move the means."""
-        members = by_agent(groups, self._settings.paying(estimates))
+        """Return each turn's advantage over its agent's mean so far in this game and role, and move the means."""
+        places: dict[Place, list[Member]] = {}
+        for member in by_agent(groups, self._settings.paying(estimates)):
+            places.setdefault(_place(groups, member), []).append(member)
         advantage: dict[TurnKey, float] = {}
-        for agent in dict.fromkeys(str(member.place[1]) for member in members):
-            own = [member for member in members if member.place[1] == agent]
+        for place, own in places.items():
             returns_B = torch.tensor([member.value for member in own], dtype=torch.float64)
-            before = torch.tensor(self._baseline.get(agent, 0.0), dtype=torch.float64)
+            start = self._baseline.get(place, self._start.get(place[1], 0.0))
+            before = torch.tensor(start, dtype=torch.float64)
             moved = running_baseline(returns_B, before, decay=self._settings.decay)
-            self._baseline[agent] = float(moved.baseline)
+            self._baseline[place] = float(moved.baseline)
             for member, value in zip(own, moved.advantage_B.tolist(), strict=True):
                 advantage |= dict.fromkeys(member.keys, value)
         return self._settings.umad.gain(groups, spread(self._settings, groups, advantage))
 
     def metrics(self) -> Mapping[str, float]:
-        """Return each agent's baseline."""
-        return {f"baseline/{agent}": value for agent, value in self._baseline.items()}
+        """Return every baseline by game (in a mixture), agent and role (where seats are drawn)."""
+        return {
+            "/".join(["baseline", *filter(None, place)]): value for place, value in self._baseline.items()
+        }
 
     def state(self) -> dict[str, object]:
         """Return the baselines."""
-        return {"baseline": dict(self._baseline)}
+        rows = [[*place, value] for place, value in self._baseline.items()]
+        return {"baselines": rows, "start": dict(self._start)}
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Take what `state` returned."""
-        self._baseline = dict(cast("Mapping[str, Any]", state["baseline"]))
+        """Take what `state` returned, or the one baseline per agent of an older checkpoint, from which all start."""
+        if "baselines" not in state:
+            self._start = dict(cast("Mapping[str, float]", state["baseline"]))
+            self._baseline = {}
+            return
+        rows = cast("Sequence[tuple[str, str, str, float]]", state["baselines"])
+        self._baseline = {(part, agent, role): value for part, agent, role, value in rows}
+        self._start = dict(cast("Mapping[str, float]", state["start"]))
+
+
+def _place(groups: Sequence[Group], member: Member) -> Place:
+    key = member.keys[0]
+    return place_of(groups[key.group].episodes[key.episode], str(member.place[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.output import say, score
@@ -48,9 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> dict[str, Any]:
-    from kapelle.evaluation import own_scores
+    from kapelle.environment import asks_questions
+    from kapelle.evaluation import own_scores, own_totals
 
-    own = own_scores(result.groups)
+    own = (own_scores if asks_questions(player.play.environment) else own_totals)(result.groups)
     return {
         "player": player.name,
         "steps": player.steps,
@@ -76,6 +77,7 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
         "",
         _line("team", score(result.success, result.interval), f"{result.tokens:.1f} tokens a problem"),
         *(_line(f"  {tag}", *_part(*part)) for tag, part in result.parts.items()),
+        *(_line(f"  {part}", _earned(earned)) for part, earned in result.part_reward.items()),
         *_agents(player, result),
     ]
     if result.failed:
@@ -91,21 +93,27 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
 
 
 def _agents(player: Player, result: Evaluation) -> list[str]:
-    from kapelle.environment import Answerable
-    from kapelle.evaluation import own_scores
+    from kapelle.environment import asks_questions
+    from kapelle.evaluation import own_scores, own_totals
 
-    own = own_scores(result.groups)
+    questions = asks_questions(player.play.environment)
+    own = (own_scores if questions else own_totals)(result.groups)
     lines = []
     for agent in player.play.team.names:
         if agent not in own:
             lines.append(_line(f"  {agent}", "gives no answer of its own"))
-        elif isinstance(player.play.environment, Answerable):
+        elif questions:
             lines.append(_line(f"  {agent}", score(*own[agent])))
         else:
             mean, interval = own[agent]
             ends = f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
             lines.append(_line(f"  {agent}", f"reward {mean:.3f}{ends}"))
     return lines
+
+
+def _earned(earned: Mapping[str, float]) -> str:
+    """Return what each agent earned on average in a part of a mixture."""
+    return "reward " + ", ".join(f"{agent} {value:+.3f}" for agent, value in earned.items())
 
 
 def _part(success: float, problems: int) -> tuple[str, str]:

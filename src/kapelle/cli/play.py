@@ -13,7 +13,7 @@ from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
 from kapelle.engines.scripted import ByteRenderer
-from kapelle.environment import BUILTIN_ENVIRONMENTS, Answerable, Scripted, environment_class
+from kapelle.environment import BUILTIN_ENVIRONMENTS, Answerable, Scripted, asks_questions, environment_class
 from kapelle.errors import ConfigError, EngineError, KapelleError, did_you_mean
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def _open(arguments: argparse.Namespace) -> Table:
             f"--against '{against}' is neither a run directory nor a known opponent.{did_you_mean(against, known)}"
         )
     elif against != "random":
-        return replace(_from_run(Path(against), (), None), environment=environment)
+        table = _from_run(Path(against), (), None)
+        return replace(table, environment=_worded_like(environment, table.environment))
     return Table(environment, _workflow(environment), None)
 
 
@@ -140,7 +141,7 @@ def _workflow(environment: Environment) -> Workflow:
     from kapelle.workflows.parallel import Parallel
     from kapelle.workflows.play import Play as PlayWorkflow
 
-    return Parallel() if isinstance(environment, Answerable) else PlayWorkflow()
+    return Parallel() if asks_questions(environment) else PlayWorkflow()
 
 
 def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -> Environment:
@@ -149,6 +150,16 @@ def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -
     if not isinstance(environment, OpenSpiel):
         return environment
     return OpenSpiel.model_validate({**environment.model_dump(), "opponents": opponents})
+
+
+def _worded_like(environment: Environment, learned: Environment) -> Environment:
+    """Return a game put in the words that a trained team has learned to read, where settings do not say others."""
+    from kapelle.environments.openspiel import OpenSpiel
+
+    if not (isinstance(environment, OpenSpiel) and isinstance(learned, OpenSpiel)):
+        return environment
+    words = {"wording", "view", "rules", "thinking", "list_moves"} - environment.model_fields_set
+    return OpenSpiel.model_validate({**environment.model_dump(), **learned.model_dump(include=words)})
 
 
 def _against_solver(environment: Environment, solver: str, seat: int) -> Environment:
@@ -203,7 +214,7 @@ def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
     """Return the agents' names: a run's own, or as many players as the environment takes."""
     from kapelle.environments.openspiel import OpenSpiel
 
-    counts = [1] if isinstance(environment, Answerable) else [*range(2, MOST_PLAYERS + 1), 1]
+    counts = [1] if asks_questions(environment) else [*range(2, MOST_PLAYERS + 1), 1]
     if isinstance(environment, OpenSpiel):
         counts = [environment.loaded.num_players() - len(environment.opponents)]
     if known:

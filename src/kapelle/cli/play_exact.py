@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kapelle.cli.output import say
+from kapelle.environment import Mixed
 from kapelle.errors import ConfigError
 
+if TYPE_CHECKING:
+    from kapelle.rollout import Play
+    from kapelle.tabular import Exact
+    from kapelle.trainer import Trainer
+
+TITLES = ("policy", "NashConv", "exploitability", "legal moves", "expected returns by seat")
 COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {}"
 
 
 def report(path: Path, settings: Sequence[str]) -> None:
     """Print NashConv, exploitability, least share of legal moves and returns of every checkpoint and their averages.
 
-    Raises ConfigError for a game that cannot be enumerated; see `tabular.language_table`.
+    Of a mixture, for each of its games that can be enumerated; the others are named with the reason. Raises ConfigError
+    when there is no such game; see `tabular.language_table`.
     """
-    from kapelle.tabular import Exact, average, checkpoint_tables, evaluate_table, uniform_table
     from kapelle.trainer import Trainer
 
-    def row(name: str, exact: Exact) -> str:
-        returns = ", ".join(f"{value:+.3f}" for value in exact.returns)
-        return COLUMNS.format(
-            name, f"{exact.nash_conv:.3f}", f"{exact.exploitability:.3f}", f"{exact.legal:.3f}", returns
-        )
-
     trainer = Trainer.from_run(path, *settings)
-    game = trainer.play.environment
-    say(COLUMNS.format("policy", "NashConv", "exploitability", "legal moves", "expected returns by seat"))
-    say(row("uniform", evaluate_table(game, uniform_table(game))))
+    environment = trainer.play.environment
+    if not isinstance(environment, Mixed):
+        _report(path, trainer, trainer.play)
+        return
+    reasons = []
+    for part, game in environment.members.items():
+        try:
+            rows = list(_rows(path, trainer, replace(trainer.play, environment=game)))
+        except ConfigError as error:
+            reasons.append(f"{part}: {error}")
+            continue
+        say(f"{part}\n{COLUMNS.format(*TITLES)}")
+        for row in rows:
+            say(row)
+    for reason in reasons:
+        say(reason)
+    if len(reasons) == len(environment.members):
+        raise ConfigError(f"No game of the mixture in {path} has exact values.")
+
+
+def _report(path: Path, trainer: Trainer, play: Play) -> None:
+    rows = _rows(path, trainer, play)
+    say(COLUMNS.format(*TITLES))
+    for row in rows:
+        say(row)
+
+
+def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[str]:
+    """Yield the lines of one game; ConfigError when it cannot be enumerated or nothing is saved yet."""
+    from kapelle.tabular import average, checkpoint_tables, evaluate_table, uniform_table
+
+    game = play.environment
+    yield _row("uniform", evaluate_table(game, uniform_table(game)))
     tables = []
-    for name, table in checkpoint_tables(trainer.play, trainer.engine, path / "checkpoints"):
+    for name, table in checkpoint_tables(play, trainer.engine, path / "checkpoints"):
         tables.append(table)
-        say(row(name.lstrip("0") or "0", evaluate_table(game, table)))
+        yield _row(name.lstrip("0") or "0", evaluate_table(game, table))
     if not tables:
         raise ConfigError(f"{path} has no checkpoint yet. Train on, or set `checkpoint.every` lower.")
     if len(tables) > 1:
-        say(row("average", evaluate_table(game, average(game, tables))))
+        yield _row("average", evaluate_table(game, average(game, tables)))
     if len(tables) > 3:  # the first ones played worst, and an average forgets them slowly
-        say(row("later half", evaluate_table(game, average(game, tables[len(tables) // 2 :]))))
+        yield _row("later half", evaluate_table(game, average(game, tables[len(tables) // 2 :])))
+
+
+def _row(name: str, exact: Exact) -> str:
+    returns = ", ".join(f"{value:+.3f}" for value in exact.returns)
+    return COLUMNS.format(
+        name, f"{exact.nash_conv:.3f}", f"{exact.exploitability:.3f}", f"{exact.legal:.3f}", returns
+    )

@@ -103,7 +103,7 @@ class Watch:
         rewards = {
             name.removeprefix(RETURN): value
             for name, value in step.metrics.items()
-            if name.startswith(RETURN)
+            if name.startswith(RETURN) and "/" not in name.removeprefix(RETURN)  # parts have theirs beside
         }
         mean = sum(rewards.values()) / len(rewards) if rewards else 0.0
         self._show(

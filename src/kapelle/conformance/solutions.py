@@ -7,14 +7,14 @@ from typing import cast
 
 from kapelle.conformance.driving import NOTHING, accepts, always, attempt, in_words, scripted
 from kapelle.conformance.finding import Finding
-from kapelle.environment import Answerable, Environment, Scripted
+from kapelle.environment import Answerable, Environment, Scripted, asks_questions
 from kapelle.types import Split, Task
 
 
 async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
     """Return whether the script's solution is paid everything and nothing else is."""
     names = ("solver",)
-    solvable = isinstance(environment, Answerable) and isinstance(environment, Scripted)
+    solvable = asks_questions(environment) and isinstance(environment, Scripted)
     if not solvable or not accepts(environment, names):
         why = "it has no script that solves a question alone"
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from kapelle.conformance.driving import NOTHING, accepts, always, attempt, said_by, scripted
 from kapelle.conformance.finding import Finding
-from kapelle.environment import Answerable, Environment
+from kapelle.environment import Environment, asks_questions
 from kapelle.episode_json import dump_episode, load_episode
 from kapelle.errors import DataError
 from kapelle.types import Episode, Task
@@ -121,13 +121,11 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
 async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether exchanging what two seats say exchanges what they earn, where seats are alike."""
     name = "seats"
-    if len(agents) < 2 and isinstance(environment, Answerable):
+    if len(agents) < 2 and asks_questions(environment):
         agents = ("agent_0", "agent_1")
         if not accepts(environment, agents):
             return Finding(name, "not checked", "it is played alone")
-    alike = (
-        environment.symmetric if isinstance(environment, Symmetric) else isinstance(environment, Answerable)
-    )
+    alike = environment.symmetric if isinstance(environment, Symmetric) else asks_questions(environment)
     if not alike or len(agents) < 2:
         return Finding(name, "not checked", "it does not say that its seats are alike (`symmetric`)")
     for task in tasks[:4]:

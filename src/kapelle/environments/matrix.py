@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from kapelle.configured import Configured
 from kapelle.environment import Outcome
 from kapelle.environments import matrix_games
 from kapelle.environments.matrix_games import Game
+from kapelle.environments.told import Told
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message, Split, Task
 
@@ -21,12 +21,16 @@ GameName = Literal[
 ]
 
 
-class Matrix(Configured):
+MOST_LISTED = 64
+"""Most joint moves whose payoffs the rules list."""
+
+
+class Matrix(Told):
     """A matrix game; every agent of the team is one player, in seat order, and says one letter.
 
-    An observation is `2/3 AB CAA`: second player of three, may say A or B, the last round went CAA
-    (`-` stands for an invalid move). Nothing else is told; what a letter means an agent learns or reads in
-    its prompt.
+    An observation is the rules and `2/3 AB CAA`: second player of three, may say A or B, the last round went CAA
+    (`-` stands for an invalid move). With `rules: none` nothing else is told; what a letter means an agent then learns,
+    or reads in its prompt.
     """
 
     name: Literal["matrix"] = "matrix"
@@ -133,34 +137,54 @@ class Matrix(Configured):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MatrixWorld:
         """Open one match."""
         self.check(agents)
-        return MatrixWorld(self.table, agents, self.rounds, self.memory, self.invalid_payoff)
+        told = self.head(self._rules(), "All say one letter at once.")
+        return MatrixWorld(self, agents, told)
+
+    def _rules(self) -> str:
+        """Return how the game is played, and what it pays unless the table is too long to be read."""
+        game = self.table
+        rounds = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
+        paid = {
+            joint: f"{joint} {', '.join(f'{p:g}' for p in (pays[:1] if game.common else pays))}"
+            for joint, pays in game.payoffs.items()
+        }
+        who = "all players" if game.common else "each player, in order"
+        listed = (
+            f" What a joint move (a letter of each player, in order) pays {who}: {'; '.join(paid.values())}."
+        )
+        return (
+            f"A game of {game.players} players, played for {rounds}. In a round all say one letter at once, and are paid by "
+            f"what all said. Anything but one of the letters shown is paid {self.invalid_payoff:g}."
+            f"{listed if len(paid) <= MOST_LISTED else ''}"
+        )
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         """Return a legal move drawn evenly: it shows the form of a move and none of the skill."""
-        seat = re.search(r"\b([0-9]+)/[0-9]+ ", heard[-1].content if heard else "")
-        moves = self.table.moves[int(seat[1]) - 1 if seat else 0]
+        seats = re.findall(r"\b([0-9]+)/[0-9]+ ", heard[-1].content if heard else "")
+        moves = self.table.moves[int(seats[-1]) - 1 if seats else 0]
         return random.Random(f"{seed}/{agent}").choice(moves)
 
 
 class MatrixWorld:
     """One match: every player moves at once in each round."""
 
-    def __init__(
-        self, game: Game, agents: Sequence[str], rounds: int, memory: int | None, invalid: float
-    ) -> None:
-        self._game = game
+    def __init__(self, settings: Matrix, agents: Sequence[str], told: str) -> None:
+        self._game = settings.table
         self._agents = tuple(agents)
-        self._moves = dict(zip(agents, game.moves, strict=True))
-        self._rounds = rounds
-        self._memory = memory
-        self._invalid = invalid
+        self._moves = dict(zip(agents, self._game.moves, strict=True))
+        self._rounds = settings.rounds
+        self._memory = settings.memory
+        self._invalid = settings.invalid_payoff
+        self._move_in = settings.move_in
+        self._told = told
         self._history: list[str] = []
 
     def observe(self, agent: str) -> str:
-        """Return the seat, the legal letters and the last rounds' joint moves."""
+        """Return the rules, the seat, the legal letters and the last rounds' joint moves."""
         shown = self._history if self._memory is None else self._history[len(self._history) - self._memory :]
         seat = f"{self._agents.index(agent) + 1}/{len(self._agents)}"
-        return " ".join([seat, self._moves[agent], *shown])
+        line = " ".join([seat, self._moves[agent], *shown])
+        return f"{self._told}\n{line}" if self._told else line
 
     def movers(self) -> tuple[str, ...]:
         """Return all players until the last round is over."""
@@ -186,7 +210,7 @@ class MatrixWorld:
         }
 
     def _legal(self, agent: str, text: str) -> str | None:
-        move = text.strip()
+        move = (self._move_in(text) or "").strip()
         return move if len(move) == 1 and move in self._moves[agent] else None
 
     def outcome(self) -> Outcome:

@@ -1,7 +1,7 @@
-"""Several environments of questions in one run: each task belongs to one of them, drawn by weight.
+"""Several environments in one run, of questions or of games: each task belongs to one of them, drawn by weight.
 
-Whatever an outcome says of itself, `info` names the part that it came from, so that success can be told apart
-by part: in evaluation under `parts`, while training as `success/<part>`.
+`Task.part` names the part, so that credit compares each game with itself (2506.24119, 2510.15414). Whatever an
+outcome says of itself, `info` names the part too, so that success and returns can be told apart by part.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from kapelle.configured import Configured
 from kapelle.environment import (
     Answerable,
     Environment,
+    Opposed,
     Outcome,
     Retriable,
     Scorable,
     Scripted,
     World,
+    asks_questions,
     environment_class,
 )
 from kapelle.errors import ConfigError, EpisodeError
@@ -55,10 +57,11 @@ def _some(parts: Mapping[str, Part]) -> Mapping[str, Part]:
 
 
 class Mixture(Configured):
-    """Tasks of all parts, whole and unchanged; an agent cannot see which part a task is of.
+    """Tasks of all parts, whole and unchanged; an agent sees of a task's part what the part itself shows.
 
     Training draws a part for every index and then a task of it; a test split of parts that all end holds
-    every test task once. An answer is read in the way of every part.
+    every test task once. Parts are questions, whose answers are read in the way of every part, or games of moves,
+    each of which must fit the team as it is.
     """
 
     name: Literal["mixture"] = "mixture"
@@ -69,6 +72,16 @@ class Mixture(Configured):
 
     def _part(self, name: str) -> Environment:
         return cast("Environment", self.parts[name].environment)
+
+    @property
+    def members(self) -> Mapping[str, Environment]:
+        """Every part's environment."""
+        return {name: self._part(name) for name in self.parts}
+
+    @property
+    def constant_sum(self) -> bool:
+        """Whether what one agent wins the others lose in every part."""
+        return all(isinstance(part, Opposed) and part.constant_sum for part in self.members.values())
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -85,15 +98,20 @@ class Mixture(Configured):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check every part; ConfigError for a game among them."""
-        for name in self.parts:
-            part = self._part(name)
-            if not isinstance(part, Answerable):
-                raise ConfigError(
-                    f"`{part.name}`, the part '{name}' of the mixture, is a game of moves; a mixture takes "
-                    "environments of questions. Train on the game in a run of its own."
-                )
-            part.check(agents)
+        """Check every part; ConfigError names the part that these agents do not fit, or questions beside games."""
+        kinds = {name: asks_questions(part) for name, part in self.members.items()}
+        if len(set(kinds.values())) > 1:
+            question = next(name for name, asks in kinds.items() if asks)
+            game = next(name for name, asks in kinds.items() if not asks)
+            raise ConfigError(
+                f"Part '{question}' of the mixture (`{self._part(question).name}`) asks questions, and part '{game}' "
+                f"(`{self._part(game).name}`) is a game of moves: no workflow plays both. Put them into runs of their own."
+            )
+        for name, part in self.members.items():
+            try:
+                part.check(agents)
+            except ConfigError as error:
+                raise ConfigError(f"Part '{name}' of the mixture does not fit: {error}") from error
 
     def _sizes(self, split: Split) -> dict[str, int | None]:
         return {name: self._part(name).size(split) for name in self.parts}
@@ -108,7 +126,9 @@ class Mixture(Configured):
         """Return the task at an index: a part by weight and one of its tasks, or the test tasks in a row."""
         name, inner = self._place(split, index)
         task = self._part(name).task(split, inner)
-        return Task(f"{name}/{task.id}", task.question, {"part": name, "id": task.id, "data": task.data})
+        data = {"part": name, "id": task.id, "data": task.data}
+        part = f"{name}/{task.part}" if task.part else name
+        return Task(f"{name}/{task.id}", task.question, data, part)
 
     def _place(self, split: Split, index: int) -> tuple[str, int]:
         sizes = self._sizes(split)
@@ -126,7 +146,7 @@ class Mixture(Configured):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MixtureWorld:
         """Open the world of the part that the task is of."""
         name = str(task.data["part"])
-        return MixtureWorld(name, self._part(name).start(_inner(task), agents, seed))
+        return MixtureWorld(task.part, self._part(name).start(_inner(task), agents, seed))
 
     def extract(self, text: str) -> str | None:
         """Return the answer as every part reads it, so that equal answers are equal texts."""
@@ -146,7 +166,8 @@ class Mixture(Configured):
 
 
 def _inner(task: Task) -> Task:
-    return Task(str(task.data["id"]), task.question, task.data["data"])
+    part = task.part.removeprefix(str(task.data["part"])).removeprefix("/")
+    return Task(str(task.data["id"]), task.question, task.data["data"], part)
 
 
 class MixtureWorld:
@@ -183,7 +204,7 @@ class MixtureWorld:
         """Return the part's outcome; `info` says `part`, and `part/<name>` for the parts of an evaluation."""
         outcome = self._world.outcome()
         info: dict[str, Json] = {**outcome.info, "part": self._name, f"part/{self._name}": True}
-        return Outcome(outcome.rewards, outcome.success, info, outcome.truncated)
+        return Outcome(outcome.rewards, outcome.success, info, outcome.truncated, outcome.roles)
 
     async def close(self) -> None:
         """Close the part's world."""

@@ -8,17 +8,18 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.configured import Configured
 from kapelle.environments.openspiel_games import Value, load_game, spiel
 from kapelle.environments.openspiel_opponents import Opponent
+from kapelle.environments.openspiel_rules import full_rules, short_rules
 from kapelle.environments.openspiel_text import View, Wording, read_listed
 from kapelle.environments.openspiel_world import GameWorld, Players, Rules
+from kapelle.environments.told import Told
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.seeds import derive_seed
 from kapelle.types import Message, Split, Task
 
 
-class OpenSpiel(Configured):
+class OpenSpiel(Told):
     """A game by name; agents take the seats that no opponent has, in order.
 
     One agent per free seat, or one agent for all of them. A player sees OpenSpiel's string of what it may
@@ -45,8 +46,9 @@ class OpenSpiel(Configured):
     penalty: FiniteFloat | None = Field(None, le=0.0)
     """What each invalid move costs. Null charges the difference of greatest and least utility for a random
     move, so that whatever it wins is no more than the least utility, and nothing for a forfeit."""
-    step_rewards: bool = False
-    """True pays what a move changes at once; false pays all at the end."""
+    step_rewards: bool | None = None
+    """True pays what a move changes at once; false pays all at the end; null pays at once in the games that
+    OpenSpiel says have rewards during play, such as Hanabi, and at the end in all others."""
     rotate: bool = False
     """True moves everybody by some seats, drawn from the episode's seed."""
     chance: Literal["episode", "task"] = "episode"
@@ -61,14 +63,23 @@ class OpenSpiel(Configured):
         return load_game(self.game, self.parameters)
 
     @property
-    def rules(self) -> Rules:
+    def conduct(self) -> Rules:
         """How the game is shown and invalid moves are treated."""
         game = self.loaded
         span = float(game.max_utility() - game.min_utility())
         forfeit = self.invalid == "forfeit"
         penalty = self.penalty if self.penalty is not None else 0.0 if forfeit else -span
+        steps = game.get_type().reward_model == spiel().GameType.RewardModel.REWARDS
+        unset = "full" if self.wording == "full" else "none"
         return Rules(
-            self.wording, self.view or _best_view(game), self.list_moves, forfeit, penalty, self.step_rewards
+            self.wording,
+            self.view or _best_view(game),
+            self.list_moves,
+            forfeit,
+            penalty,
+            steps if self.step_rewards is None else self.step_rewards,
+            self.head(full_rules(game), short_rules(game), unset),
+            self.move_in,
         )
 
     @property
@@ -80,7 +91,7 @@ class OpenSpiel(Configured):
     @property
     def reward_range(self) -> tuple[float, float]:
         """The game's utilities, less the penalty for as many invalid moves as a game can have."""
-        game, rules = self.loaded, self.rules
+        game, rules = self.loaded, self.conduct
         most = 1 if rules.forfeit else game.max_game_length()
         return (float(game.min_utility()) + rules.penalty * most, float(game.max_utility()))
 
@@ -144,7 +155,7 @@ class OpenSpiel(Configured):
         self.check(agents)
         chance = derive_seed("chance", task.id if self.chance == "task" else seed)
         game = load_game(self.game, self.parameters, chance)
-        return GameWorld(game, self._players(agents, seed), self.rules, random.Random(chance), seed)
+        return GameWorld(game, self._players(agents, seed), self.conduct, random.Random(chance), seed)
 
     def _players(self, agents: Sequence[str], seed: int) -> Players:
         count = self.loaded.num_players()
@@ -162,6 +173,7 @@ class OpenSpiel(Configured):
                 for seat, each in moved.items()
             },
             {seat: each.name for seat, each in moved.items()},
+            self.rotate,
         )
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kapelle.environments.thinking import without_tags
+
 Wording = Literal["full", "short"]
 View = Literal["information", "observation"]
 
@@ -222,5 +224,5 @@ def listed(moves: Sequence[str]) -> str:
 
 def read_listed(text: str) -> list[str]:
     """Return the moves that the last list in a text names; none where there is no list."""
-    found = _LISTED.findall(text)
+    found = _LISTED.findall(without_tags(text))
     return found[-1].split(" | ") if found else []

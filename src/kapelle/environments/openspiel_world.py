@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,10 @@ class Rules:
     """Whether an invalid move ends the game; a random legal one is made otherwise."""
     penalty: float
     step_rewards: bool
+    head: str = ""
+    """What stands before every view: the rules, in words."""
+    move_in: Callable[[str], str | None] = str
+    """A text → the part in which a move is looked for, None where there is none."""
 
 
 def show(state: Any, seat: int, rules: Rules) -> str:
@@ -39,9 +43,10 @@ def show(state: Any, seat: int, rules: Rules) -> str:
     view = words.view(raw)
     moves = listed(legal_moves(state, seat, rules)) if rules.list_moves and _to_move(state, seat) else ""
     if rules.wording == "short":
-        return " ".join(part for part in (f"{seat + 1}/{game.num_players()}", view, moves) if part)
+        line = " ".join(part for part in (f"{seat + 1}/{game.num_players()}", view, moves) if part)
+        return "\n".join(part for part in (rules.head, line) if part)
     title = f"You are player {seat + 1} of {game.num_players()} in {game.get_type().long_name}."
-    return "\n".join(part for part in (title, view, moves and f"Legal moves: {moves}") if part)
+    return "\n".join(part for part in (rules.head, title, view, moves and f"Legal moves: {moves}") if part)
 
 
 def legal_moves(state: Any, seat: int, rules: Rules) -> list[str]:
@@ -52,10 +57,13 @@ def legal_moves(state: Any, seat: int, rules: Rules) -> list[str]:
 
 def understand(state: Any, seat: int, text: str, rules: Rules) -> int | None:
     """Return the legal action that a text names, in the words of these rules or of OpenSpiel, else None."""
+    said = rules.move_in(text)
+    if said is None:
+        return None
     legal = state.legal_actions(seat)
     own = legal_moves(state, seat, rules)
     names = [(name, state.action_to_string(seat, action)) for name, action in zip(own, legal, strict=True)]
-    place = match(text, names)
+    place = match(said, names)
     return None if place is None else int(legal[place])
 
 
@@ -76,6 +84,8 @@ class Players:
     opponents: Mapping[int, Choose]
     names: Mapping[int, str] = field(default_factory=dict)
     """Seat → name of its opponent."""
+    drawn: bool = False
+    """Whether seats are drawn anew for each episode."""
 
     def agent(self, seat: int) -> str | None:
         """Return the agent in a seat, None for an opponent's."""
@@ -226,6 +236,12 @@ class GameWorld:
                 "forfeited": [seat + 1 for seat in sorted(self._forfeited)],
             },
             truncated=not self._forfeited and not self._state.is_terminal(),
+            roles={
+                agent: "+".join(f"seat_{seat + 1}" for seat in seats)
+                for agent, seats in self._players.seats.items()
+            }
+            if self._players.drawn
+            else {},
         )
 
     async def close(self) -> None:

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.configured import Configured
 from kapelle.environment import Outcome
 from kapelle.environments.spaces import actions_text, legal_numbers, observation_text, read_number
+from kapelle.environments.told import Told
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 
 
-class PettingZoo(Configured):
+class PettingZoo(Told):
     """An environment by its module; agents take its seats in order and write actions as numbers."""
 
     name: Literal["pettingzoo"] = "pettingzoo"
@@ -87,7 +87,29 @@ class PettingZoo(Configured):
         """Make the environment of one episode."""
         kind = _InTurn if self.turns == "aec" else _AtOnce
         turns = kind(self._make(), seed % 2**31)
-        return ZooWorld(turns, agents, self.penalty, self.max_rounds, seed)
+        return ZooWorld(turns, agents, self, seed)
+
+
+ZOO_RULES: Mapping[str, str] = {
+    "tictactoe_v3": (
+        "Tic-tac-toe: three of one's own in a row, a column or a diagonal win. An action is a cell: 0, 1, 2 from top to bottom "
+        "in the first column, 3, 4, 5 in the second, 6, 7, 8 in the third. Each cell is shown as two numbers: whether it is "
+        "yours, and whether it is the other's."
+    ),
+    "connect_four_v3": (
+        "Connect four on 6 rows and 7 columns: four of one's own in a line, straight or diagonal, win. An action is a column, "
+        "from 0, in which the piece falls to the lowest free cell. Each cell is shown as two numbers: whether it is yours, "
+        "and whether it is the other's."
+    ),
+}
+"""Rules by the name that an environment gives itself, as its documentation states them."""
+
+
+def zoo_rules(made: Any) -> str:
+    """Return the rules of an environment that is known, else its name and its players; the rest is the user's to say."""
+    name, players = str((made.metadata or {}).get("name", "a game")), len(made.possible_agents)
+    known = ZOO_RULES.get(name)
+    return known or f"{name}, a game for {players} players. Take one of the legal actions, by its number."
 
 
 class _InTurn:
@@ -143,13 +165,15 @@ class ZooWorld:
     """One episode; whoever has not spoken yet is paid what it earned at its first move."""
 
     def __init__(
-        self, turns: _InTurn | _AtOnce, agents: Sequence[str], penalty: float, max_rounds: int, seed: int
+        self, turns: _InTurn | _AtOnce, agents: Sequence[str], settings: PettingZoo, seed: int
     ) -> None:
         self._turns = turns
+        self._move_in = settings.move_in
+        self._told = settings.head(zoo_rules(turns.made), "")
         self._player = dict(zip(agents, turns.made.possible_agents, strict=True))
         self._agent = {player: agent for agent, player in self._player.items()}
-        self._penalty = penalty
-        self._left = max_rounds
+        self._penalty = settings.penalty
+        self._left = settings.max_rounds
         self._fallback = random.Random(f"{seed}/invalid")
         self._owed = dict.fromkeys(agents, 0.0)
         self._acted: set[str] = set()
@@ -160,7 +184,7 @@ class ZooWorld:
         player = self._player[agent]
         seen, _ = self._turns.observe(player)
         legal = self._legal(player) if player in self._turns.movers() else None
-        return "\n".join(part for part in (observation_text(seen), actions_text(legal)) if part)
+        return "\n".join(part for part in (self._told, observation_text(seen), actions_text(legal)) if part)
 
     def _legal(self, player: str) -> list[int] | None:
         seen, info = self._turns.observe(player)
@@ -188,9 +212,12 @@ class ZooWorld:
 
     def _read(self, agent: str, text: str) -> Any:
         legal = self._legal(self._player[agent])
-        number = None if legal is None else read_number(text, legal)
-        if legal is None or number is not None:
-            return text if number is None else number
+        said = self._move_in(text)
+        if legal is None:
+            return said or ""
+        number = None if said is None else read_number(said, legal)
+        if number is not None:
+            return number
         self._owed[agent] += self._penalty
         self._invalid[agent] += 1
         return self._fallback.choice(legal)

@@ -8,16 +8,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.configured import Configured
 from kapelle.environment import Outcome
+from kapelle.environments.told import Told
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 
 
-class TextArena(Configured):
+class TextArena(Told):
     """A game by its id; agents are its players in order and write moves as the game explains them.
 
-    An observation is all that the player has been told so far: the workflow `play` needs no memory of its own.
+    An observation is all that the player has been told so far, the game's own rules first: the workflow `play` needs no
+    memory of its own. `rules` adds a text of yours before them.
     """
 
     name: Literal["textarena"] = "textarena"
@@ -72,7 +73,7 @@ class TextArena(Configured):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ArenaWorld:
         """Start one game."""
-        return ArenaWorld(self._make(len(agents), seed), agents, self.max_moves, seed)
+        return ArenaWorld(self._make(len(agents), seed), agents, self, seed)
 
 
 BREAKS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -82,10 +83,12 @@ BREAKS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 class ArenaWorld:
     """One game; it pays at the end. Who says a text on which the game itself breaks loses, and nobody wins."""
 
-    def __init__(self, game: Any, agents: Sequence[str], max_moves: int, seed: int) -> None:
+    def __init__(self, game: Any, agents: Sequence[str], settings: TextArena, seed: int) -> None:
         self._game = game
+        self._told = settings.head("", "")
+        self._move_in = settings.move_in
         self._agents = tuple(agents)
-        self._left = max_moves
+        self._left = settings.max_moves
         self._over = False
         self._broken: tuple[str, str] | None = None
         # Games draw from Python's shared generator: this one's draws go on where its own last ones ended.
@@ -100,7 +103,7 @@ class ArenaWorld:
 
     def observe(self, agent: str) -> str:
         """Return what the player had been told when it was last its turn."""
-        return self._seen[agent]
+        return "\n".join(part for part in (self._told, self._seen[agent]) if part)
 
     def movers(self) -> tuple[str, ...]:
         """Return the player whose turn it is."""
@@ -114,7 +117,7 @@ class ArenaWorld:
         shared = random.getstate()
         random.setstate(self._random)
         try:
-            self._over, _ = self._game.step(action=actions[self._mover])
+            self._over, _ = self._game.step(action=self._move_in(actions[self._mover]) or "")
             if not self._over:
                 self._listen()
         except BREAKS as error:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field, SerializeAsAny, field_validator
 
 from kapelle.configured import Configured
-from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environment import Answerable, Environment, Scripted, asks_questions, environment_class
 from kapelle.environments.tool_calculator import Calculator
 from kapelle.environments.tool_files import Files
 from kapelle.environments.tool_functions import Functions
@@ -79,7 +79,7 @@ class Tools(Configured):
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions and every tool; ConfigError for games, and for two tools of one name."""
-        if not isinstance(self._asks, Answerable):
+        if not asks_questions(self._asks):
             raise ConfigError(
                 f"`tools` takes questions with one answer, and `{self._asks.name}` is a game of moves. Set "
                 "`environment.questions` to math, arithmetic or another environment of questions."

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.configured import Configured
-from kapelle.environment import Answerable, Environment
+from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill
@@ -29,7 +29,7 @@ class Play(Configured):
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for questions instead of a game, or a prompt that uses anything but `{question}`."""
-        if isinstance(environment, Answerable):
+        if asks_questions(environment):
             raise ConfigError(
                 f"`workflow.name: play` is for games of moves, and `{environment.name}` asks questions. "
                 "Set `workflow.name: solo`, `parallel` or `debate`."
