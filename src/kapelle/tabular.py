@@ -21,6 +21,7 @@ from kapelle.engines.train import TrainEngine
 from kapelle.environment import Environment
 from kapelle.environments.openspiel import OpenSpiel
 from kapelle.environments.openspiel_games import spiel, walk
+from kapelle.environments.openspiel_opponents import count_decisions
 from kapelle.environments.openspiel_world import legal_moves, show
 from kapelle.errors import ConfigError
 from kapelle.rollout import Play
@@ -212,9 +213,15 @@ def _sampling(play: Play, agent: Agent) -> Sampling:
 
 
 def _decisions(environment: OpenSpiel) -> Iterator[_Decision]:
-    """Yield every information state once, as the adapter shows it."""
-    rules, seen = environment.conduct, set()
-    for state in walk(environment.loaded):
+    """Yield every information state once, as the adapter shows it; ConfigError where they cannot be listed."""
+    rules, seen, game = environment.conduct, set(), environment.loaded
+    if not game.get_type().provides_information_state_string:
+        raise ConfigError(
+            f"OpenSpiel has no information states for {environment.game}, so that a policy of it is no table. Exact values "
+            "are known for games such as kuhn_poker, leduc_poker and tiny_hanabi."
+        )
+    count_decisions(str(game))
+    for state in walk(game):
         seat = state.current_player()
         key = state.information_state_string(seat)
         if key not in seen:

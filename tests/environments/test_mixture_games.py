@@ -1,0 +1,323 @@
+"""Several games in one run: each fits the team, is seen and paid as by itself, and is compared with itself alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspiel")
+
+from tests.cli.conftest import call
+from tests.tiny import team_of as trained_team
+from tests.workflows.stage import Say, team_of
+
+from kapelle.algorithm import Credit, CreditMemory, Estimates, TurnKey
+from kapelle.algorithms.mars import MARS
+from kapelle.algorithms.rae import RAE
+from kapelle.checks import check_run
+from kapelle.conformance import conform
+from kapelle.engines.rollout import Request
+from kapelle.engines.scripted import ScriptedEngine
+from kapelle.environment import asks_questions
+from kapelle.environments.mixture import Mixture
+from kapelle.environments.openspiel import OpenSpiel
+from kapelle.environments.openspiel_text import read_listed
+from kapelle.errors import ConfigError
+from kapelle.evaluation import summarise
+from kapelle.metrics import describe, rollout_metrics
+from kapelle.recipe import load_recipe
+from kapelle.rollout import Play, rollout
+from kapelle.run_files import read_metrics
+from kapelle.types import Group
+from kapelle.workflows.play import Play as PlayWorkflow
+from kapelle.workflows.solo import Solo
+
+KUHN = {"environment": {"name": "openspiel", "game": "kuhn_poker"}}
+CROSSES = {"environment": {"name": "openspiel", "game": "tic_tac_toe"}}
+HANABI = {"environment": {"name": "openspiel", "game": "hanabi_very_small"}}
+SUMS = {"environment": {"name": "arithmetic"}}
+AGENTS = ("first", "second")
+
+
+def games(**parts: Any) -> Mixture:
+    return Mixture(parts=parts or {"kuhn": KUHN, "crosses": CROSSES, "hanabi": HANABI})
+
+
+def wanderer(request: Request) -> str:
+    return random.Random(request.seed).choice(read_listed(request.messages[-1].content))
+
+
+async def played(environment: Mixture, say: Mapping[str, Say], tasks: int, samples: int = 1) -> list[Group]:
+    """Play the first training tasks, and say of every turn that it is trained on."""
+    workflow = PlayWorkflow()
+    team = team_of(*say)
+    environment.check(team.names)
+    workflow.check(team.agents, environment)
+    play = Play(team, environment, workflow, ScriptedEngine(say))
+    groups = await rollout(play, [environment.task("train", k) for k in range(tasks)], samples, 0)
+    assert all(episode.error is None for group in groups for episode in group.episodes)
+    return [
+        Group(
+            group.task,
+            tuple(
+                replace(e, turns=tuple(replace(turn, trained=True) for turn in e.turns))
+                for e in group.episodes
+            ),
+        )
+        for group in groups
+    ]
+
+
+async def test_every_game_is_played_as_by_itself() -> None:
+    environment = games()
+    assert not asks_questions(environment)
+    assert environment.reward_range[1] == 5.0
+    groups = await played(environment, dict.fromkeys(AGENTS, wanderer), 30)
+    assert {group.task.part for group in groups} == {"kuhn", "crosses", "hanabi"}
+    for group in groups:
+        part = environment.parts[group.task.part].environment
+        assert isinstance(part, OpenSpiel)
+        [episode] = group.episodes
+        world = part.start(part.task("train", 0), AGENTS, episode.seed)
+        for turn in episode.turns:
+            assert turn.agent in world.movers()
+            assert turn.heard[-1].content.split("\n")[-1] == world.observe(turn.agent).split("\n")[-1]
+            await world.step({turn.agent: turn.text})
+        assert world.movers() == ()
+        assert world.state.returns() == episode.info["returns"]
+    row = rollout_metrics(groups)
+    assert row["return/kuhn/first"] == -row["return/kuhn/second"]
+    assert row["return/hanabi/first"] == row["return/hanabi/second"]
+    assert "success/hanabi" in row
+    assert "success/kuhn" not in row, "a game that one wins and the other loses has no score of the team"
+    found = describe("return/kuhn/first")
+    assert found is not None
+    assert found.pattern == "return/<part>/<agent>"
+    result = summarise(groups).row()
+    assert set(result["part_reward"]) == {"kuhn", "crosses", "hanabi"}
+    assert result["part_reward"]["kuhn"]["first"] == row["return/kuhn/first"]
+
+
+async def test_it_conforms() -> None:
+    assert [finding for finding in await conform(games()) if finding.status == "failed"] == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "agents", "says"),
+    [
+        ({"kuhn": KUHN, "sums": SUMS}, AGENTS, r"Part 'sums'.*`arithmetic`.*asks questions, and part 'kuhn'"),
+        (
+            {"kuhn": KUHN, "hanabi": HANABI},
+            ("a", "b", "c"),
+            r"Part 'kuhn' of the mixture does not fit: .*2 players",
+        ),
+        (
+            {"kuhn": KUHN, "three": {"environment": {"name": "openspiel", "game": "kuhn_poker(players=3)"}}},
+            AGENTS,
+            r"Part 'three' of the mixture does not fit: .*3 players",
+        ),
+        ({"crosses": CROSSES}, ("alone",), r"Part 'crosses'.*'alone' in all seats would earn the same"),
+    ],
+)
+def test_what_cannot_fit_is_refused_by_name(parts: Any, agents: Sequence[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        games(**parts).check(agents)
+
+
+def test_games_are_played_and_not_answered() -> None:
+    with pytest.raises(ConfigError, match="is a game of moves"):
+        Solo().check(team_of(*AGENTS).agents, games())
+
+
+def test_a_shared_reward_is_refused_where_a_part_is_zero_sum() -> None:
+    config = load_recipe("self_play_games", (), ("algorithm.team_reward=mean",)).config
+    algorithm: Any = config.algorithm
+    with pytest.raises(ConfigError, match=r"algorithm\.team_reward: individual"):
+        check_run(config, algorithm.build(), trained_team(*AGENTS), given=("embedded",))
+
+
+# Two games of one move each, whose stakes differ by a hundred.
+SMALL = {"AA": (1, 0), "AB": (0, 1), "BA": (0, 1), "BB": (1, 0)}
+LARGE = {joint: tuple(100 * paid for paid in pays) for joint, pays in SMALL.items()}
+
+
+def stakes() -> Mixture:
+    def part(payoffs: Mapping[str, Any]) -> dict[str, Any]:
+        return {"environment": {"name": "matrix", "game": "custom", "payoffs": payoffs, "rules": "none"}}
+
+    return games(small=part(SMALL), large=part(LARGE))
+
+
+def letters(said: str) -> Say:
+    """Say these letters, one per episode of the whole rollout."""
+    waiting = iter(said)
+    return lambda request: next(waiting)
+
+
+def memory_of(algorithm: RAE, agents: Sequence[str] = AGENTS) -> CreditMemory:
+    row = algorithm.build()
+    assert row.memory is not None
+    return row.memory(trained_team(*agents), 0)
+
+
+def advantages(
+    credit: Mapping[TurnKey, Credit], groups: Sequence[Group]
+) -> dict[tuple[str, str], list[float]]:
+    found: dict[tuple[str, str], list[float]] = {}
+    for key in sorted(credit):
+        episode = groups[key.group].episodes[key.episode]
+        place = (episode.task.part, episode.turns[key.turn].agent)
+        found.setdefault(place, []).append(float(credit[key].advantage_T[0]))
+    return found
+
+
+async def two_of_each() -> list[Group]:
+    """Two games of each stake, in which `first` is paid 1, 0 and 100, 0, and `second` the rest."""
+    environment = stakes()
+    parts = [environment.task("train", k).part for k in range(40)]
+    assert {"small", "large"} <= set(parts)
+    groups = await played(environment, {"first": lambda r: "A", "second": lambda r: "A"}, 40)
+    chosen: list[Group] = []
+    for part in ("small", "large"):
+        won, lost = [group for group in groups if group.task.part == part][:2]
+        [episode] = lost.episodes
+        turns = tuple(
+            replace(t, reward=1.0 * (part == "small") + 100.0 * (part == "large") - t.reward)
+            for t in episode.turns
+        )
+        chosen += [won, Group(lost.task, (replace(episode, turns=turns),))]
+    return chosen
+
+
+async def test_rae_judges_each_game_by_its_own_mean() -> None:
+    """b ← 0.9·b + 0.1·R, A = R − b, for each game and agent: by hand."""
+    groups = await two_of_each()
+    memory = memory_of(RAE(decay=0.9))
+    given = advantages(memory(groups, Estimates()), groups)
+    # first, small: R = 1, 0: b = 0.1, 0.09. second, small: R = 0, 1: b = 0, 0.1. large: a hundred times that.
+    assert given["small", "first"] == pytest.approx([0.9, -0.09])
+    assert given["small", "second"] == pytest.approx([0.0, 0.9])
+    assert given["large", "first"] == pytest.approx([90.0, -9.0])
+    assert given["large", "second"] == pytest.approx([0.0, 90.0])
+    assert memory.metrics() == pytest.approx(
+        {
+            "baseline/small/first": 0.09,
+            "baseline/small/second": 0.1,
+            "baseline/large/first": 9.0,
+            "baseline/large/second": 10.0,
+        }
+    )
+
+
+async def test_mars_normalises_each_player_in_each_game() -> None:
+    """(G − mean) / (std + 1e-6) over the player's turns in one game: ±½ over √½, whatever the stakes."""
+    groups = await two_of_each()
+    given = advantages(MARS().credit(groups, Estimates()), groups)
+    one = 0.5 / (math.sqrt(0.5) + 1e-6)
+    hundred = 50.0 / (50.0 * math.sqrt(2) + 1e-6)
+    assert given["small", "first"] == pytest.approx([one, -one])
+    assert given["small", "second"] == pytest.approx([-one, one])
+    assert given["large", "first"] == pytest.approx([hundred, -hundred])
+    assert given["large", "second"] == pytest.approx([-hundred, hundred])
+
+
+async def test_baselines_of_every_game_are_in_the_checkpoint() -> None:
+    groups = await two_of_each()
+    one, other = memory_of(RAE()), memory_of(RAE())
+    one(groups, Estimates())
+    other.load_state(one.state())
+    assert advantages(one(groups, Estimates()), groups) == advantages(other(groups, Estimates()), groups)
+    assert one.metrics() == other.metrics()
+
+
+async def test_a_checkpoint_with_one_baseline_per_agent_goes_on_from_it() -> None:
+    groups = await two_of_each()
+    memory = memory_of(RAE(decay=0.9))
+    memory.load_state({"baseline": {"first": 0.5}})
+    given = advantages(memory(groups[:1], Estimates()), groups)
+    # b = 0.9·0.5 + 0.1·1 = 0.55; `second` starts at 0 and is paid 0.
+    assert given == {("small", "first"): pytest.approx([0.45]), ("small", "second"): pytest.approx([0.0])}
+    again = memory_of(RAE(decay=0.9))
+    again.load_state(memory.state())
+    later = advantages(again(groups[2:3], Estimates()), groups[2:3])
+    assert later["large", "first"] == pytest.approx([100 - (0.45 + 10)]), "a game met later starts there too"
+
+
+async def test_an_agent_in_another_seat_is_judged_by_that_seat() -> None:
+    """Seats that are drawn are roles: the first player of Kuhn poker expects less than the second."""
+    rotating = {"environment": {**KUHN["environment"], "rotate": True}}
+    groups = await played(games(kuhn=rotating), dict.fromkeys(AGENTS, wanderer), 20)
+    memory = memory_of(RAE())
+    memory(groups, Estimates())
+    assert set(memory.metrics()) == {
+        f"baseline/kuhn/{agent}/seat_{seat}" for agent in AGENTS for seat in (1, 2)
+    }
+    given = advantages(MARS().credit(groups, Estimates()), groups)
+    by_role: dict[tuple[str, str], list[float]] = {}
+    for g, group in enumerate(groups):
+        [episode] = group.episodes
+        for turn in episode.turns:
+            advantage = float(MARS().credit(groups, Estimates())[TurnKey(g, 0, turn.index)].advantage_T[0])
+            by_role.setdefault((turn.agent, episode.roles[turn.agent]), []).append(advantage)
+    assert len(by_role) == 4
+    assert all(abs(sum(values)) < 1e-6 for values in by_role.values()), "each role is centred by itself"
+    assert set(given) == {("kuhn", agent) for agent in AGENTS}
+
+
+QUICK = (
+    "model.embedded.hidden=16",
+    "model.embedded.layers=1",
+    "model.embedded.intermediate=32",
+    "warmup.steps=2",
+    "warmup.demonstrations=20",
+    "training.tasks_per_step=9",
+    "evaluation.before_and_after=false",
+    "evaluation.every=50",
+    "checkpoint.every=1",
+)
+
+
+@pytest.mark.parametrize("algorithm", ["rae", "mars"])
+def test_the_recipe_trains_and_resumes_with_all_baselines(algorithm: str, tmp_path: Path) -> None:
+    row = f"algorithm={{name: {algorithm}, group_size: 1, team_reward: individual}}"
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    said = call("train", "self_play_games", *QUICK, row, "training.steps=2", "--run-dir", str(whole))
+    assert said.code == 0, said.err
+    rows = read_metrics(whole)
+    for agent in AGENTS:
+        assert rows[0][f"samples/{agent}"] > 0
+        assert f"return/hanabi/{agent}" in rows[1]
+        assert (f"baseline/kuhn/{agent}" in rows[1]) == (algorithm == "rae")
+    assert (
+        call("train", "self_play_games", *QUICK, row, "training.steps=1", "--run-dir", str(halves)).code == 0
+    )
+    resumed = call("train", "--resume", str(halves), "training.steps=2")
+    assert resumed.code == 0, resumed.err
+    kept = ("baseline/", "return/", "advantage", "samples/")
+    ends = [
+        {name: value for name, value in read_metrics(run)[1].items() if name.startswith(kept)}
+        for run in (whole, halves)
+    ]
+    assert ends[0] == ends[1]
+
+
+def test_exact_values_are_given_for_the_games_that_have_them(tmp_path: Path) -> None:
+    kuhn, hanabi = (
+        f"{{environment: {{name: openspiel, wording: short, game: {game}}}}}"
+        for game in ("kuhn_poker", "hanabi_very_small")
+    )
+    parts = f"environment.parts={{kuhn: {kuhn}, hanabi: {hanabi}}}"
+    run = tmp_path / "run"
+    said = call("train", "self_play_games", *QUICK, parts, "training.steps=1", "--run-dir", str(run))
+    assert said.code == 0, said.err
+    exact = call("play", str(run), "--exact")
+    assert exact.code == 0, exact.err
+    assert "kuhn\npolicy" in exact.out
+    assert "uniform          0.917" in exact.out
+    assert "hanabi: OpenSpiel has no information states for hanabi_very_small" in exact.out
