@@ -352,3 +352,14 @@ def test_the_play_of_a_loop_is_what_its_config_says() -> None:
     made = Trainer(config)
     assert isinstance(made.play, Play)
     assert made.play.team is made.team
+
+
+def test_samples_are_the_turns_that_the_update_learns_from() -> None:
+    """Three agents answer once or twice; a turn cut at its limit is left out with `truncated: mask`."""
+    masked = {"algorithm": {"name": "grpo", "group_size": 2, "truncated": "mask"}}
+    with trainer(**masked) as made:
+        step = next(iter(made.steps(1)))
+    for agent in made.team.names:
+        turns = [turn for group in step.groups for episode in group.valid for turn in episode.by(agent)]
+        whole = [turn for turn in turns if turn.finish_reason != "length"]
+        assert step.metrics[f"samples/{agent}"] == len(whole) < len(turns)

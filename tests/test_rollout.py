@@ -302,3 +302,52 @@ async def test_a_task_that_stands_there_twice_is_played_by_other_seeds() -> None
     said = [[episode.turns[0].text for episode in group.episodes] for group in twice]
     assert said[0] == [episode.turns[0].text for episode in alone[0].episodes]
     assert len({text for texts in said for text in texts}) == 6
+
+
+class PaysEarly(Digest):
+    """In turn: `b` is paid for what `a` does, each time, before its own first word too."""
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
+        return PaysEarlyWorld()
+
+
+class PaysEarlyWorld:
+    def __init__(self) -> None:
+        self.left = ["a", "a", "b", "a"]
+
+    def observe(self, agent: str) -> str:
+        return "?"
+
+    def movers(self) -> tuple[str, ...]:
+        return tuple(self.left[:1])
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        return {"b": 0.125} if self.left.pop(0) == "a" else {"b": 0.25}
+
+    def outcome(self) -> Outcome:
+        return Outcome({"a": 1.0})
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_what_an_agent_earns_before_it_speaks_stands_on_its_first_turn() -> None:
+    played = await play_episode(stage(workflow=Parallel(), environment=PaysEarly()), TASK, 0)
+    assert played.error is None
+    assert [turn.agent for turn in played.turns] == ["a", "a", "b", "a"]
+    # Twice an eighth before it spoke, a quarter for its own word, an eighth after it.
+    assert [turn.reward for turn in played.turns] == [0.0, 0.0, 0.625, 0.0]
+    assert played.rewards == {"a": 1.0}
+
+
+async def test_what_an_agent_earns_that_never_speaks_is_terminal() -> None:
+    class Cut(PaysEarly):
+        def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
+            world = PaysEarlyWorld()
+            world.left = ["a", "a"]
+            return world
+
+    played = await play_episode(stage(workflow=Parallel(), environment=Cut()), TASK, 0)
+    assert played.error is None
+    assert played.rewards == {"a": 1.0, "b": 0.25}
+    assert played.total("b") == 0.25

@@ -117,3 +117,14 @@ def test_what_cannot_be_played_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "textarena", None)
     with pytest.raises(ConfigError, match="pip install textarena"):
         TextArena(id="Guess-v0").check(["a", "b"])
+
+
+async def test_a_move_is_read_after_thinking_and_rules_of_ones_own_stand_before_the_games() -> None:
+    environment = TextArena(id="Guess-v0", thinking=True, rules="Guess the number.")
+    world = environment.start(environment.task("train", 0), ["a", "b"], seed=5)
+    first = world.movers()[0]
+    assert world.observe(first).startswith("Guess the number.\nYou may think first")
+    await world.step({first: "<think>0, 1 or 2?</think>17"})
+    second = world.movers()[0]
+    assert f"[Player {first == 'b':d}] 17, the die" in world.observe(second)
+    assert "0, 1 or 2?" not in world.observe(second), "what is thought is told to nobody"

@@ -1,0 +1,268 @@
+"""What players are told before what they see, and how a move is read after thinking."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+pytest.importorskip("pyspiel")
+
+from tests.environments.test_openspiel import GAMES
+from tests.workflows.stage import lines, play, team_of
+
+from kapelle.engines.scripted import ScriptedEngine
+from kapelle.environments.matrix import Matrix
+from kapelle.environments.openspiel import OpenSpiel
+from kapelle.environments.openspiel_games import spiel
+from kapelle.environments.openspiel_rules import full_rules, short_rules, unknown_rules
+from kapelle.environments.openspiel_text import read_listed
+from kapelle.environments.openspiel_world import GameWorld
+from kapelle.environments.pettingzoo import PettingZoo
+from kapelle.environments.thinking import INVITATION, spoken
+from kapelle.errors import ConfigError
+from kapelle.recipe import load_recipe
+from kapelle.rollout import Play as Stage
+from kapelle.tabular import language_table
+from kapelle.workflows.play import Play
+
+
+def game(name: str = "kuhn_poker", **settings: Any) -> OpenSpiel:
+    return OpenSpiel.model_validate({"game": name, **settings})
+
+
+def start(environment: OpenSpiel, *agents: str, seed: int = 0) -> GameWorld:
+    return environment.start(environment.task("train", 0), agents or ("a", "b"), seed)
+
+
+class TestRules:
+    @pytest.mark.parametrize(("name", "parameters"), GAMES)
+    def test_every_game_states_something_before_its_view(
+        self, name: str, parameters: Mapping[str, Any]
+    ) -> None:
+        environment = game(name, parameters=parameters)
+        agents = [f"p{k}" for k in range(environment.loaded.num_players())]
+        bare = start(game(name, parameters=parameters, rules="none"), *agents).observe("p0")
+        told = start(environment, *agents).observe("p0")
+        rules = told.removesuffix(f"\n{bare}")
+        assert rules == full_rules(environment.loaded)
+        assert len(rules.split()) >= 20
+        assert read_listed(told) == read_listed(bare)
+        short = start(game(name, parameters=parameters, rules="short"), *agents).observe("p0")
+        assert short == f"{short_rules(environment.loaded)}\n{bare}"
+
+    def test_well_known_games_have_rules_of_their_own(self) -> None:
+        known = [
+            "kuhn_poker",
+            "leduc_poker",
+            "tic_tac_toe",
+            "connect_four",
+            "hanabi",
+            "tiny_hanabi",
+            "goofspiel",
+            "liars_dice",
+            "nim",
+            "pig",
+            "negotiation",
+            "bargaining",
+            "trade_comm",
+            "matrix_pd",
+            "matrix_rps",
+        ]
+        for name in known:
+            assert full_rules(game(name).loaded) != unknown_rules(game(name).loaded), name
+
+    def test_any_other_game_is_named_with_what_is_known_of_it(self) -> None:
+        assert full_rules(game("breakthrough").loaded) == (
+            "Breakthrough is a game for 2 players. What one player wins the others lose. Results go from -1 to 1."
+        )
+        told = start(game("breakthrough", rules="Move forward; who reaches the last row wins.")).observe("a")
+        assert told.startswith(
+            "Move forward; who reaches the last row wins.\nYou are player 1 of 2 in Breakthrough."
+        )
+
+    def test_rules_follow_the_parameters(self) -> None:
+        assert "one card of 4, numbered 0 to 3" in full_rules(game("kuhn_poker(players=3)").loaded)
+        assert "last object loses" in full_rules(game("nim").loaded)
+        assert "last object wins" in full_rules(game("nim(is_misere=False)").loaded)
+        small = full_rules(game("hanabi_very_small").loaded)
+        assert "each of 1 colour," in small
+        assert "holds 2 cards" in small
+        assert "one of 3 hint tokens" in small
+        assert "one of 1 lives" in small
+        assert "holds 4 cards" in full_rules(game("hanabi_full", parameters={"players": 5}).loaded)
+        assert "Cooperate and Defect: 0, 10" in full_rules(game("matrix_pd").loaded)
+
+    def test_the_table_of_tiny_hanabi_is_what_it_pays(self) -> None:
+        loaded = game("tiny_hanabi").loaded
+        table = full_rules(loaded).split("columns the second's: ")[1].rstrip(".").split("; ")
+        for one in range(2):
+            for other in range(2):
+                said = table[one * 2 + other]
+                assert said.startswith(f"cards {one} and {other} pay ")
+                rows = said.split(" pay ")[1].split(" / ")
+                for first in range(3):
+                    for second in range(3):
+                        state = loaded.new_initial_state()
+                        for action in (one, other, first, second):
+                            state.apply_action(action)
+                        assert state.returns()[0] == float(rows[first].split()[second])
+
+    def test_what_the_rules_say_of_other_games_is_what_they_pay(self) -> None:
+        def ended(name: str, *moves: str, chance: tuple[int, ...] = ()) -> list[float]:
+            state, dealt = spiel().load_game(name).new_initial_state(), iter(chance)
+            for move in moves:
+                while state.is_chance_node():
+                    state.apply_action(next(dealt))
+                if state.is_simultaneous_node():
+                    state.apply_actions([int(action) for action in move.split()])
+                    continue
+                names = {state.action_to_string(state.current_player(), a): a for a in state.legal_actions()}
+                state.apply_action(names[move])
+            returns: list[float] = state.returns()
+            assert state.is_terminal()
+            return returns
+
+        assert ended("kuhn_poker", "Pass", "Bet", "Pass", chance=(2, 0)) == [-1, 1], "Pass folds"
+        assert ended("kuhn_poker", "Bet", "Bet", chance=(2, 0)) == [2, -2], "the highest card wins"
+        pair = ("Call", "Call", "Call", "Call")
+        assert ended("leduc_poker", *pair, chance=(0, 3, 1)) == [1, -1], "0 and 1 have the same rank"
+        assert ended("leduc_poker", *pair, chance=(2, 3, 5)) == [0, 0], "equal ranks share"
+        assert ended("liars_dice", "2-1", "Liar", chance=(0, 5)) == [1, -1], "a six counts as every face"
+        assert ended("liars_dice", "2-1", "Liar", chance=(0, 4)) == [-1, 1]
+        assert ended("nim(pile_sizes=1;1)", "pile:1, take:1;", "pile:2, take:1;") == [1, -1]
+        goofspiel = "goofspiel(num_cards=3,points_order=descending,returns_type=total_points)"
+        assert ended(goofspiel, "0 0", "2 1") == [2, 1], "equal bids win nothing"
+
+    def test_a_word_that_is_none_of_the_known_ones_is_refused(self) -> None:
+        with pytest.raises(ValidationError, match="Did you mean 'full'"):
+            game(rules="ful")
+
+    def test_tiny_models_keep_the_prompts_that_they_were_measured_with(self) -> None:
+        for recipe in ("kuhn", "tiny_hanabi", "mars_hanabi_lora"):
+            environment = load_recipe(recipe).config.environment
+            assert isinstance(environment, OpenSpiel)
+            assert start(environment, "first", "second").observe("first").startswith("1/2 ")
+
+    def test_matrix_games_state_their_payoffs(self) -> None:
+        environment = Matrix(game="prisoners_dilemma", rounds=2)
+        told = environment.start(environment.task("train", 0), ["a", "b"], 0).observe("b")
+        assert told.split("\n") == [
+            (
+                "A game of 2 players, played for 2 rounds. In a round all say one letter at once, and are paid by what all said. "
+                "Anything but one of the letters shown is paid 0. What a joint move (a letter of each player, in order) pays "
+                "each player, in order: CC 3, 3; CD 0, 5; DC 5, 0; DD 1, 1."
+            ),
+            "2/2 CD",
+        ]
+        long = {f"{a:c}{b:c}": 1.0 for a in range(65, 74) for b in range(65, 74)}
+        many = Matrix(game="custom", payoffs=long)
+        assert "What a joint move" not in many.start(many.task("train", 0), ["a", "b"], 0).observe("a")
+
+    def test_pettingzoo_names_what_it_does_not_know(self) -> None:
+        pytest.importorskip("pettingzoo")
+        environment = PettingZoo(path="tests.environments.zoo_games")
+        world = environment.start(environment.task("train", 0), ["a", "b"], 0)
+        assert world.observe("a").split("\n") == [
+            "sticks, a game for 2 players. Take one of the legal actions, by its number.",
+            "3",
+            "Legal actions: <1 | 2>",
+        ]
+        own = PettingZoo(path="tests.environments.zoo_games", rules="Who takes the last stick wins.")
+        assert own.start(own.task("train", 0), ["a", "b"], 0).observe("a").startswith("Who takes the last")
+
+
+class TestThinking:
+    @pytest.mark.parametrize(
+        ("text", "move"),
+        [
+            ("Bet", "Bet"),
+            ("<think>They hold the king, so Pass.</think>Bet", "Bet"),
+            ("<think>\nPass\n</think>\n\nBet\n", "Bet"),
+            ("They hold the king.</think>Bet", "Bet"),  # the template opened it
+            ("<think>a</think>Pass<think>b</think>Bet", "Bet"),
+            ("<think>I write <think> again</think>Bet", "Bet"),
+            ("<THINK>Pass</Think>Bet", "Bet"),
+            ("<think>Bet", None),
+            ("Bet<think>", None),
+            ("Bet\n<think>and yet", None),
+            ("<think>x</think>Bet<think>y", None),
+            ("<think>Bet</think>", None),
+            ("<think>x</think>Bet<think>y</think>", None),
+            ("<think></think>", None),
+            ("</think>", None),
+            ("<think>x</think>Bet, or Pass", None),
+            ("", None),
+        ],
+    )
+    async def test_a_move_is_read_after_the_last_thought(self, text: str, move: str | None) -> None:
+        world = start(game(thinking=True))
+        paid = await world.step({"a": text})
+        assert (paid == {}) == (move is not None)
+        outcome = world.outcome()
+        assert outcome.info["invalid"] == {"a": int(move is None), "b": 0}
+        if move is not None:
+            assert outcome.info["moves"] == [f"1: {move}"]
+
+    async def test_nothing_inside_is_ever_made(self) -> None:
+        """Whatever stands in an unclosed thought, the move is a random one, both ways over seeds."""
+        made = set()
+        for seed in range(30):
+            world = start(game(thinking=True), seed=seed)
+            await world.step({"a": "<think>\nBet"})
+            made.add(world.outcome().info["moves"][0])
+        assert made == {"1: Pass", "1: Bet"}
+
+    async def test_without_the_setting_thoughts_are_text_like_any_other(self) -> None:
+        world = start(game())
+        assert (await world.step({"a": "<think>x</think>Bet"})) == {"a": -4.0}
+        assert INVITATION not in world.observe("b")
+
+    def test_players_are_told_that_they_may_think_and_the_moves_are_still_found(self) -> None:
+        world = start(game(thinking=True, wording="short"))
+        assert world.observe("a").split("\n")[0] == INVITATION
+        assert read_listed(world.observe("a")) == ["Pass", "Bet"]
+        quiet = start(game(thinking=True, list_moves=False))
+        assert read_listed(quiet.observe("a")) == [], "the tags are no list of moves"
+
+    async def test_a_whole_thought_is_kept_in_the_turn(self) -> None:
+        said = {"a": lines("<think>Bet?</think>Pass"), "b": lines("<think>So.</think>Pass")}
+        [episode] = await play(
+            game(thinking=True), Play(memory="conversation"), ["a", "b"], said, game().task("train", 0)
+        )
+        assert [turn.text for turn in episode.turns] == ["<think>Bet?</think>Pass", "<think>So.</think>Pass"]
+        assert episode.info["moves"] == ["1: Pass", "2: Pass"]
+
+    async def test_matrix_and_pettingzoo_read_moves_alike(self) -> None:
+        matrix = Matrix(game="xor", thinking=True)
+        world = matrix.start(matrix.task("train", 0), ["a", "b"], 0)
+        await world.step({"a": "<think>A</think> B", "b": "<think>A"})
+        assert world.outcome().info["rounds"] == ["B-"]
+        pytest.importorskip("pettingzoo")
+        zoo = PettingZoo(path="tests.environments.zoo_games", thinking=True)
+        for text, invalid in (("<think>2</think>1", 0), ("<think>1", 1), ("1<think>", 1)):
+            sticks = zoo.start(zoo.task("train", 0), ["a", "b"], 0)
+            await sticks.step({"a": text})
+            assert sticks.outcome().info["invalid"] == {"a": invalid, "b": 0}
+
+    def test_any_text_is_read_without_a_move_from_inside(self) -> None:
+        draw = random.Random(0)
+        pieces = ["<think>", "</think>", "IN", " ", "\n", "<", "think>", "</"]
+        for _ in range(2000):
+            text = "".join(draw.choices(pieces, k=draw.randrange(12)))
+            said = spoken(text)
+            if said is not None:
+                assert text.endswith(said)
+                assert "<think>" not in said
+                assert "</think>" not in said
+            else:
+                assert "<think>" in text.rpartition("</think>")[2]
+
+    def test_exact_values_are_refused_after_thinking(self) -> None:
+
+        stage = Stage(team_of("a", "b"), game(thinking=True), Play(), ScriptedEngine({}))
+        with pytest.raises(ConfigError, match="after thinking has no exact probability"):
+            language_table(stage, lambda samples: [])
