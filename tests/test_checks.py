@@ -45,7 +45,7 @@ def checked(**sections: Any) -> RunConfig:
         ({"algorithm": {"name": "dpo", "group_size": 1}}, "group_size"),
         ({"algorithm": {"name": "ppo"}}, "Set `algorithm.name: ippo`"),
         ({"algorithm": {"name": "cory", "base": {"name": "grpo"}}, "team": {"agents": 3}}, "Name a pioneer and an observer"),
-        ({"algorithm": {"name": "at_grpo", "tree": True}, "environment": {"name": "matrix"}}, r"algorithm\.tree: false"),
+        ({"algorithm": {"name": "magrpo", "joint": "cross"}}, "`joint: cross` goes with `tree: true`"),
         ({"environment": PENNIES, "algorithm": {"name": "grpo"}}, r"Set `algorithm\.team_reward: individual`"),
         ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "pays all the same"),
     ],

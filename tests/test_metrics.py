@@ -114,7 +114,17 @@ def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> No
         replace(member, rewards={"reasoner": 1.0, "actor": 0.0}, task=replace(TASK, part="sums"))
         for member in members
     )
-    described = {name: describe(name) for name in rollout_metrics([Group(scored[0].task, scored)])}
+    branch = replace(turn("actor", 2), index=1, parent=0, worth=0.0)
+    tree = replace(
+        episode(1.0, replace(turn("actor", 2), index=0, worth=1.0)),
+        branches=(branch,),
+        continued={"actor-lora": 5},
+    )
+    rows = [rollout_metrics([Group(scored[0].task, scored)]), rollout_metrics([Group(tree.task, (tree,))])]
+    assert rows[1]["tokens/actor-lora"] == 2 + 2 + 5
+    assert rows[1]["tokens_continued/actor-lora"] == 5
+    assert rows[1]["dead_moments"] == 0.0
+    described = {name: describe(name) for row in rows for name in row}
     assert None not in described.values()
     assert set(described.values()) == set(METRICS)
     assert all(metric.unit and metric.meaning and metric.warning for metric in METRICS)

@@ -216,6 +216,34 @@ class CriticNeed:
     """True when one critic judges all agents, those that learn nothing too (a verifier)."""
 
 
+JointAction = tuple[int, ...]
+"""One candidate (its number) for each agent that speaks at a moment."""
+
+
+class JudgedBy(Protocol):
+    """Says which joint actions tell what a candidate is worth; pure."""
+
+    def __call__(self, counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
+        """Return the joint actions to play on from; `counts` are how many candidates each mover has."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """How an episode branches: what is sampled at a moment, what it is worth, and what is played on live."""
+
+    candidates: int
+    """Sampled from one prompt at every turn of a trained agent."""
+    continuations: int
+    """Times that the episode is played on from each joint action."""
+    returns: Callable[[Episode], Mapping[str, float]]
+    """What each agent is trained on in a played episode, the whole of it: what was paid before the moment is the same
+    for all candidates and cancels."""
+    judged_by: JudgedBy
+    chosen: Callable[[Sequence[float]], int]
+    """Worths of one agent's candidates → the number of the one that the episode continues with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """One row: where data come from, how credit is given, what is minimised, in which order."""
@@ -249,8 +277,8 @@ class Algorithm:
     """True when credit reads turns as vectors."""
     swap_every: int = 0
     """Steps after which the team's first two policies exchange their weights; 0 never."""
-    branches: int = 1
-    """Candidates sampled from one prompt at every turn of a trained agent; above 1 the world must be `Scorable`."""
+    tree: Tree | None = None
+    """How episodes branch at every turn of a trained agent; None plays whole episodes."""
     redraw: int = 0
     """How often a task whose group has no variance may be replaced by another in the same step."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
@@ -261,6 +289,11 @@ class Algorithm:
     """True when credit reads `Turn.score`, which the workflow then has to ask for."""
     checks: tuple[Callable[[Team], None], ...] = ()
     """Each raises ConfigError when a team cannot be trained by it."""
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts are compared with one another: the episodes of a task, or a tree's candidates."""
+        return self.group_size if self.tree is None else self.tree.candidates
 
 
 def algorithm_class(name: str) -> type:

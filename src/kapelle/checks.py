@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from kapelle.algorithm import Algorithm
 from kapelle.blocking import run_async
 from kapelle.config import RunConfig
-from kapelle.environment import Environment, Mixed, Opposed, Recorded, Scorable, Scripted
+from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.paths import check_model_path
 from kapelle.team import Team
@@ -56,13 +56,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         )
     for check in algorithm.checks:
         check(team)
-    if algorithm.branches > 1 or algorithm.scores:
-        _check_scorable(algorithm, cast("Environment", config.environment), team)
-    if algorithm.scores and not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
-        raise ConfigError(
-            f"`{algorithm.name}` reads a score of every turn, and the workflow asks for none. Set "
-            "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
-        )
+    _check_worlds(config, algorithm, team)
     environment = cast("Environment", config.environment)
     _check_own_rewards(config, environment, team)
     _check_staleness(config, algorithm)
@@ -82,6 +76,20 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         _check_one_tokeniser(algorithm, team)
     if algorithm.source == "rollout":
         _check_sampling(team)
+
+
+def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
+    """Refuse worlds and workflows that cannot do what credit asks of them."""
+    environment = cast("Environment", config.environment)
+    if algorithm.tree is not None:
+        _check_repeats(algorithm, environment)
+    if algorithm.scores:
+        _check_scorable(algorithm, environment, team)
+    if algorithm.scores and not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
+        raise ConfigError(
+            f"`{algorithm.name}` reads a score of every turn, and the workflow asks for none. Set "
+            "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
+        )
 
 
 def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> None:
@@ -123,15 +131,25 @@ def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) 
 
 
 def _check_scorable(algorithm: Algorithm, environment: Environment, team: Team) -> None:
-    """Refuse to branch where candidates cannot be told apart by what they would earn."""
+    """Refuse a world that cannot say what a text would earn."""
     world = environment.start(environment.task("train", 0), team.names, 0)
     scorable = isinstance(world, Scorable)
     run_async(world.close)
     if not scorable:
         raise ConfigError(
             f"`{algorithm.name}` asks at every turn what a text would earn, and a world of '{environment.name}' cannot "
-            "say that before the episode is over. Use an environment of questions, `algorithm.tree: false` (at_grpo) "
-            "or `algorithm.verifier` (maporl)."
+            "say that before the episode is over. Use an environment of questions, or `algorithm.verifier`."
+        )
+
+
+def _check_repeats(algorithm: Algorithm, environment: Environment) -> None:
+    """Refuse a tree in a world that cannot be played again to where it branches."""
+    alive = environment.alive if isinstance(environment, Alive) else ()
+    if alive:
+        raise ConfigError(
+            f"`{algorithm.name}` with a tree plays every episode again up to where it branches, and environment "
+            f"'{environment.name}' asks what may answer otherwise the next time: {', '.join(alive)}. Set "
+            "`algorithm.tree: false`, or leave that out."
         )
 
 

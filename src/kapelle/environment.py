@@ -170,6 +170,16 @@ class Retriable(Protocol):
 
 
 @runtime_checkable
+class Alive(Protocol):
+    """An environment that may ask what answers otherwise each time, so that an episode cannot be played again."""
+
+    @property
+    def alive(self) -> Sequence[str]:
+        """Return what of its settings does (servers, endpoints), in words; empty when its worlds repeat."""
+        ...
+
+
+@runtime_checkable
 class Opposed(Protocol):
     """An environment that knows whether its agents' rewards always add up to the same number."""
 

@@ -54,7 +54,8 @@ def dump_episode(episode: Episode, **labels: int) -> bytes:
 def load_episode(row: Mapping[str, Json]) -> Episode:
     """Return the episode of a row; raises DataError for a row of another form."""
     try:
-        row = {"roles": {}, **row}  # rows of before there were roles have none
+        # Rows of before there were roles, or before continuations were counted, have none.
+        row = {"roles": {}, "continued": {}, **row}
         values = {field.name: row[field.name] for field in fields(Episode)}
         values["task"] = Task(**{**values["task"], "data": decode(values["task"]["data"])})
         values["agents"] = tuple(values["agents"])

@@ -83,7 +83,7 @@ class Loop:
         clock = Timeline()
         self._parity = {}
         play = replace(self._play, timeline=clock)
-        groups = self._taken(replace(play, branches=self._algorithm.branches), number)
+        groups = self._taken(replace(play, tree=self._algorithm.tree), number)
         self._halt_on_failures(groups)
         metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
         if self._config.training.max_staleness:
@@ -101,6 +101,7 @@ class Loop:
         self._hand_over(number)
         clock.leave()
         tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
+        tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
         return Step(number, tuple(groups), metrics | _time_metrics(clock, tokens))
 
     def _taken(self, play: Play, number: int) -> list[Group]:

@@ -7,7 +7,7 @@ absent, not 0 and not NaN. Failed episodes count in `failed_episodes` and `sampl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -72,8 +72,20 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tokens/<policy>",
         "tokens",
-        "Tokens that the policy sampled in the step, failed episodes included.",
+        "Tokens that the policy sampled in the step, failed episodes included, and those of continuations.",
         "0: nothing was sampled for this policy.",
+    ),
+    Metric(
+        "tokens_continued/<policy>",
+        "tokens",
+        "Those of them that were sampled to play on from the candidates of a tree; nothing is trained on them.",
+        "Most of tokens/<policy>: long episodes. Every turn before the last is played on from to the end.",
+    ),
+    Metric(
+        "dead_moments",
+        "share",
+        "Share of a tree's sets of candidates of one prompt that are all worth the same: they teach nothing.",
+        "Near 1 for a long time: the team solves nothing or everything, or `continuations` are too few to tell.",
     ),
     Metric(
         "success",
@@ -180,10 +192,14 @@ def rollout_metrics(
         row |= _agent_metrics(agent, seated, returns)
         best = [_terminal(agent, group.valid) for group in groups]
         _put_mean(row, f"reward_max/{agent}", [max(rewards) for rewards in best if rewards])
+    _put_mean(row, "dead_moments", [float(len(set(worths)) < 2) for worths in _moments(valid)])
     turns = [turn for episode in played for turn in (*episode.turns, *episode.branches)]
     for policy in _names((turn.policy,) for turn in turns):
         sampled = [len(turn.completion_ids) for turn in turns if turn.policy == policy]
-        row[f"tokens/{policy}"] = float(sum(sampled))
+        continued = sum(episode.continued.get(policy, 0) for episode in played)
+        row[f"tokens/{policy}"] = float(sum(sampled) + continued)
+        if continued:
+            row[f"tokens_continued/{policy}"] = float(continued)
     return row
 
 
@@ -194,6 +210,16 @@ def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
         if episode.task.part:
             parts.setdefault(episode.task.part, []).append(episode)
     return parts
+
+
+def _moments(episodes: Sequence[Episode]) -> Iterator[list[float]]:
+    """Yield the worths of each set of candidates."""
+    for episode in episodes:
+        worths: dict[int, list[float]] = {}
+        for turn in (*episode.turns, *episode.branches):
+            if turn.worth is not None:
+                worths.setdefault(turn.index if turn.parent is None else turn.parent, []).append(turn.worth)
+        yield from worths.values()
 
 
 def _agent_metrics(

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kapelle.algorithm import Tree
+from kapelle.branching import Record, judge, settle
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
 from kapelle.environment import Answerable, Environment, Outcome, Retriable, Scorable, World, asks_questions
 from kapelle.errors import ContextError, EngineError, EpisodeError
@@ -32,8 +34,8 @@ class Play:
     engine: RolloutEngine
     sampling: Mapping[str, Sampling] | None = None
     """Sampling by agent in place of the team's own; greedy evaluation uses it."""
-    branches: int = 1
-    """Candidates that a trained agent samples from each prompt; the best scored one goes on."""
+    tree: Tree | None = None
+    """How episodes branch at every turn of a trained agent; None plays without branches."""
     timeline: Timeline = field(default_factory=Timeline, compare=False)
     """Who is told where the time goes."""
 
@@ -56,11 +58,10 @@ class LiveSeat:
 
     async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
         """Hear, speak, record and return the turn; see `workflow.Seat`."""
-        turn = await self.draft(heard, fresh)
-        return self._scene.commit([turn])[0]
+        return (await self._scene.together({self._agent.name: heard}, fresh))[self._agent.name]
 
-    async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> Turn:
-        """Speak without recording yet, so that simultaneous turns are recorded in seat order."""
+    async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
+        """Return what to choose from: the candidates of a tree, else one turn; nothing is recorded yet."""
         play = self._scene.play
         policy = play.team.policy(self._agent.name)
         messages = [Message("user", m) if isinstance(m, str) else m for m in heard]
@@ -78,25 +79,30 @@ class LiveSeat:
                 f"The prompt of agent '{self._agent.name}' has {len(prompt)} tokens; its model reads "
                 f"{renderer.context}. Use shorter prompts, fewer rounds or a model with a longer context."
             )
-        seen = self._scene.clock
+        number, seen = self._said, self._scene.clock
+        self._said += 1
+        given = self._scene.given(self._agent.name, number, prompt)
+        if given is not None:
+            return [replace(given, seen=seen, reward=0.0, score=None, worth=None, parent=None)]
         request = Request(
             policy.name,
             self._agent.name,
             tuple(self._messages),
             prompt,
             replace(sampling, max_tokens=min(sampling.max_tokens, renderer.context - len(prompt))),
-            derive_seed(self._scene.seed, self._agent.name, self._said),
+            derive_seed(self._scene.sampling_seed, self._agent.name, number),
             self._scene.task,
             self._scene.sample,
         )
-        self._said += 1
-        count = play.branches if policy.trained else 1
+        count = play.tree.candidates if play.tree and policy.trained else 1
         seeds = [request.seed, *(derive_seed(request.seed, "branch", k) for k in range(1, count))]
         said = await asyncio.gather(*(self._complete(replace(request, seed=seed)) for seed in seeds))
-        candidates = [_turn(request, one, tuple(messages), seen, policy.trained) for one in said]
-        self._last = await self._scene.choose(candidates)
-        self._messages.append(Message("assistant", self._last.text, speaker=self._agent.name))
-        return self._last
+        return [_turn(request, one, tuple(messages), seen, policy.trained) for one in said]
+
+    def keep(self, turn: Turn) -> None:
+        """Go on with the conversation after this turn."""
+        self._last = turn
+        self._messages.append(Message("assistant", turn.text, speaker=self._agent.name))
 
     async def _complete(self, request: Request) -> Completion:
         play = self._scene.play
@@ -132,9 +138,23 @@ def _turn(
 class LiveScene:
     """One running episode, as its workflow sees it."""
 
-    def __init__(self, play: Play, task: Task, seed: int, world: World, sample: int = 0) -> None:
+    def __init__(
+        self,
+        play: Play,
+        task: Task,
+        seed: int,
+        world: World,
+        sample: int = 0,
+        record: Record | None = None,
+        sampling_seed: int | None = None,
+    ) -> None:
+        """Play with a seed; a continuation repeats a `record` first and has a `sampling_seed` of its own."""
         self.play = play
         self.sample = sample
+        self.sampling_seed = seed if sampling_seed is None else sampling_seed
+        self.continued: Counter[str] = Counter()
+        """Policy → tokens sampled to play on from candidates."""
+        self._record = record
         self._task = task
         self._seed = seed
         self._world = world
@@ -188,27 +208,45 @@ class LiveScene:
 
     @property
     def branches(self) -> tuple[Turn, ...]:
-        """Candidates that were not gone on with, numbered after the turns."""
+        """Candidates that the episode did not continue with, numbered after the turns."""
         return tuple(replace(turn, index=len(self._turns) + k) for k, turn in enumerate(self._branches))
 
-    async def choose(self, candidates: Sequence[Turn]) -> Turn:
-        """Return the candidate to go on with: the best scored, the first of equals; an only one unscored."""
-        if len(candidates) == 1:
-            return candidates[0]
-        scored = [replace(turn, score=await self._worth(turn.agent, turn.text)) for turn in candidates]
-        best = max(range(len(scored)), key=lambda k: (scored[k].score or 0.0, -k))
-        chosen = scored.pop(best)
-        self._open[chosen.agent] = scored
-        return chosen
+    def given(self, agent: str, number: int, prompt_ids: Sequence[int]) -> Turn | None:
+        """Return the recorded turn of this number that is repeated here; None where the agent speaks live."""
+        if self._record is None:
+            return None
+        return self._record.take(agent, number, prompt_ids, self._turns)
 
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
         """Let several agents speak at the same moment; see `workflow.Scene`."""
+        past = self.turns
         drafts = await asyncio.gather(
             *(self._seats[name].draft(heard, fresh) for name, heard in words.items())
         )
-        return {turn.agent: turn for turn in self.commit(drafts)}
+        chosen = await self._chosen(past, drafts)
+        for turn in chosen:
+            self._seats[turn.agent].keep(turn)
+        return {turn.agent: turn for turn in self.commit(chosen)}
+
+    async def _chosen(self, past: Sequence[Turn], drafts: Sequence[Sequence[Turn]]) -> list[Turn]:
+        """Return each speaker's turn; of several candidates the tree says which, and the others become branches."""
+        tree = self.play.tree
+        if tree is None or all(len(candidates) == 1 for candidates in drafts):
+            return [candidates[0] for candidates in drafts]
+        play = replace(self.play, tree=None)
+
+        async def play_on(record: Record, number: int) -> Episode:
+            seed = derive_seed(self._seed, "continuation", len(past), number)
+            episode = await _played(play, self._task, self._seed, self.sample, record, seed)
+            self.continued += record.sampled(episode)
+            return episode
+
+        worths = await judge(tree, past, drafts, self.play.environment.name, play_on)
+        settled = settle(tree, drafts, worths)
+        self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
+        return [turn for turn, _ in settled]
 
     def allow_answers(self, most: int) -> None:
         """Let the world of a question stay open after a wrong answer; see `workflow.Scene`."""
@@ -262,19 +300,16 @@ class LiveScene:
 
     async def score(self, turn: Turn) -> float:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
-        score = await self._worth(turn.agent, turn.text)
-        self._turns[turn.index] = replace(self._turns[turn.index], score=score)
-        return score
-
-    async def _worth(self, agent: str, text: str) -> float:
+        agent = turn.agent
         if not isinstance(self._world, Scorable):
             raise EpisodeError(
                 f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
-                "Set `workflow.score_rounds: false` or `algorithm.tree: false`, or another environment."
+                "Set `workflow.score_rounds: false`, or another environment."
             )
-        score = await self.play.timeline.during("grade", self._world.score(agent, text))
+        score = await self.play.timeline.during("grade", self._world.score(agent, turn.text))
         if not 0.0 <= score <= 1.0:
             raise EpisodeError(f"The world scored a text of '{agent}' {score}, outside [0, 1].")
+        self._turns[turn.index] = replace(self._turns[turn.index], score=score)
         return score
 
 
@@ -283,12 +318,24 @@ async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Ep
 
     EngineError alone passes through: an engine that fails would fail every episode.
     """
+    return await _played(play, task, seed, sample)
+
+
+async def _played(
+    play: Play,
+    task: Task,
+    seed: int,
+    sample: int,
+    record: Record | None = None,
+    sampling_seed: int | None = None,
+) -> Episode:
+    """Play one episode, or with a `record` what follows it; see `play_episode`."""
     names = play.team.names
     scene: LiveScene | None = None
     try:
         world = play.environment.start(task, names, seed)
         try:
-            scene = LiveScene(play, task, seed, world, sample)
+            scene = LiveScene(play, task, seed, world, sample, record, sampling_seed)
             await play.workflow.run(scene)
             play.timeline.enter("grade")
             try:
@@ -301,8 +348,9 @@ async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Ep
     except EngineError:
         raise
     except Exception as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
-        turns = scene.turns if scene else ()
-        return Episode(task, seed, names, turns, error=f"{type(error).__name__}: {error}")
+        turns, continued = (scene.turns, dict(scene.continued)) if scene else ((), {})
+        reason = f"{type(error).__name__}: {error}"
+        return Episode(task, seed, names, turns, error=reason, continued=continued)
     return Episode(
         task,
         seed,
@@ -314,6 +362,7 @@ async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Ep
         outcome.truncated,
         branches=scene.branches,
         roles=outcome.roles,
+        continued=dict(scene.continued),
     )
 
 

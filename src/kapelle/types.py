@@ -84,7 +84,9 @@ class Turn:
     score: float | None = None
     """What this text would earn as its agent's answer, in [0, 1], where a workflow asked; never a reward."""
     parent: int | None = None
-    """Index of the turn that was gone on with in place of this candidate (tree sampling)."""
+    """Index of the turn that the episode continued with in place of this candidate (tree sampling)."""
+    worth: float | None = None
+    """What its agent earned, on average, in the episodes played on from it (tree sampling)."""
     trained: bool = True
     """False for frozen agents, opponents and endpoints."""
 
@@ -112,8 +114,10 @@ class Episode:
     error: str | None = None
     """Why the episode failed; a failed episode has no reward and leaves its group."""
     branches: tuple[Turn, ...] = ()
-    """Candidates of tree sampling that were not gone on with; `parent` names the turn that was, and their indices
-    go on after those of `turns`."""
+    """Candidates of tree sampling that the episode did not continue with; `parent` names the turn that it did, and
+    their indices go on after those of `turns`."""
+    continued: Mapping[str, int] = field(default_factory=dict)
+    """Policy → tokens sampled to play on from candidates (tree sampling); nothing is trained on them."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """Agent → the seat that it was given, where seats are drawn anew for each episode; an agent that is absent has
     one role only, its name."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.tiny import episode, frozen_copy, group, same_bits, turn
 
 from kapelle import Trainer
-from kapelle.algorithm import Credit, Estimates, TurnKey, turns_of
+from kapelle.algorithm import Credit, Estimates, TurnKey
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.engines.rollout import Request
 from kapelle.engines.scripted import ScriptedEngine
@@ -52,48 +53,68 @@ class TestSets:
         assert advantages(given) == pytest.approx([-0.5, 1.0, -1.0, 0.5, -1.0, 1.0])
 
 
-def played(branches: int) -> Group:
-    """A debate of two on 1-digit sums whose agents are right only in their last candidate of three."""
+def played(candidates: int) -> Group:
+    """A debate of two on 1-digit sums whose agents are right half of the time."""
     environment = Arithmetic(digits=1)
     task = environment.task("train", 0)
     gold = environment.script("a", task, [], 0)
-    calls: dict[str, int] = {}
 
     def speak(request: Request) -> str:
-        calls[request.agent] = calls.get(request.agent, 0) + 1
-        return gold if branches > 1 and calls[request.agent] % branches == 0 else "no"
+        return gold if request.seed % 2 == 0 else "no"
 
     names = ("a", "b")
     team = Team(tuple(Agent(n) for n in names), {"p": Policy("p")}, dict.fromkeys(names, "p"))
-    play = Play(team, environment, Debate(rounds=2), ScriptedEngine({"p": speak}), branches=branches)
+    tree = ATGRPO(tree=True, group_size=candidates).build().tree if candidates > 1 else None
+    play = Play(team, environment, Debate(rounds=2), ScriptedEngine({"p": speak}), tree=tree)
     return asyncio.run(rollout(play, [task], 1, 0))[0]
 
 
 class TestTree:
-    def test_the_best_candidate_goes_on_and_all_share_its_prompt(self) -> None:
+    def test_all_candidates_share_the_prompt_of_the_one_that_goes_on(self) -> None:
         (one,) = played(3).episodes
         assert one.error is None
-        assert [t.score for t in one.turns] == [1.0] * 4
-        assert one.success == 1.0
         assert len(one.branches) == 8
         for branch in one.branches:
             assert branch.parent is not None
             chosen = one.turns[branch.parent]
-            assert (branch.agent, branch.prompt_ids, branch.score) == (chosen.agent, chosen.prompt_ids, 0.0)
+            assert (branch.agent, branch.prompt_ids) == (chosen.agent, chosen.prompt_ids)
+            assert branch.worth is not None
+            assert chosen.worth is not None
+            assert branch.worth <= chosen.worth
         assert [b.index for b in one.branches] == list(range(4, 12))
 
-    def test_each_set_is_one_prompts_candidates(self) -> None:
-        settings = ATGRPO(tree=True, group_size=3, scale="none")
-        tree = played(3)
-        given = settings.tree_credit([tree], Estimates())
-        # 1, 0, 0 in every set: ⅔ for the one that went on, −⅓ for the others.
-        assert advantages(given) == pytest.approx([2 / 3] * 4 + [-1 / 3] * 8)
-        assert {key for key, _ in turns_of([tree])} == set(given)
+    def test_only_the_last_round_of_a_debate_is_paid_at_once(self) -> None:
+        (one,) = played(6).episodes
+        gold = Arithmetic(digits=1).script("a", one.task, [], 0)
+        last = [turn for turn in (*one.turns, *one.branches) if {turn.index, turn.parent} & {2, 3}]
+        # An agent is paid the mean of both answers; its candidates differ by half a point.
+        for agent in ("a", "b"):
+            worth = {turn.text: turn.worth for turn in last if turn.agent == agent}
+            assert {gold, "no"} == set(worth)
+            assert (worth[gold] or 0.0) - (worth["no"] or 0.0) == 0.5
 
     def test_one_candidate_is_an_episode_as_ever(self) -> None:
         (one,) = played(1).episodes
         assert one.branches == ()
-        assert {t.score for t in one.turns} == {None}
+        assert one.continued == {}
+        assert {t.worth for t in one.turns} == {None}
+
+    def test_in_a_chain_every_agent_gets_something_to_learn_from(self) -> None:
+        settings = {
+            **SMALL,
+            "environment": {"name": "tests.plugins:Digest"},
+            "workflow": {"name": "chain"},
+            "team": {
+                "agents": [{"name": "reasoner"}, {"name": "actor", "prompt": "{reasoner}"}],
+                "sampling": {"max_tokens": 2},
+            },
+        }
+        with Trainer(**settings) as trainer:
+            (step, *_) = trainer.steps()
+        assert step.metrics["failed_episodes"] == 0.0
+        assert step.metrics["advantage_std/reasoner"] > 0.1
+        assert step.metrics["advantage_std/actor"] > 0.1
+        assert step.metrics["grad_norm/reasoner"] > 0.0
 
     def test_branches_are_recorded(self) -> None:
         import json
@@ -101,25 +122,68 @@ class TestTree:
         (one,) = played(3).episodes
         assert load_episode(json.loads(dump_episode(one))) == replace(one)
 
-    def test_a_world_that_cannot_score_is_refused_before_a_model_loads(self) -> None:
-        settings = {
-            **SMALL,
-            "environment": {"name": "matrix", "game": "xor"},
-            "workflow": {"name": "parallel"},
-        }
-        with pytest.raises(ConfigError, match=r"'matrix' cannot say that.*algorithm\.tree: false"):
+    @pytest.mark.parametrize(
+        ("environment", "what"),
+        [
+            (
+                {
+                    "name": "tools",
+                    "questions": {"name": "arithmetic"},
+                    "tools": [{"tool": "search", "url": "https://example.org/{query}"}],
+                },
+                r"tool `search` \(https://example\.org/\{query\}\)",
+            ),
+            (
+                {
+                    "name": "debate_topics",
+                    "judge": {"endpoint": "https://example.org/v1", "model": "judge"},
+                },
+                r"`judge` \(judge\)",
+            ),
+        ],
+    )
+    def test_what_cannot_be_played_again_is_refused_before_a_model_loads(
+        self, environment: dict[str, Any], what: str
+    ) -> None:
+        workflow = {"name": "tool_use" if environment["name"] == "tools" else "play"}
+        settings = {**SMALL, "environment": environment, "workflow": workflow, "model": "no/such/model"}
+        with pytest.raises(ConfigError, match=rf"{what}\. Set `algorithm\.tree: false`"):
             Trainer(**settings)
 
-    def test_a_resumed_run_goes_on_bit_for_bit(self, tmp_path: Path) -> None:
-        with Trainer(**SMALL, run_dir=tmp_path / "whole") as whole:
+    @pytest.mark.parametrize(
+        ("settings", "why"),
+        [
+            ({"continuations": 2, "tree": False}, "`continuations` goes with `tree: true`"),
+            ({"umad": {"confidence": 0.1}}, "`umad` looks at whole episodes"),
+            ({"order": {"name": "sequential"}}, "set `order: joint`"),
+        ],
+    )
+    def test_what_a_tree_does_not_go_with_is_refused(self, settings: dict[str, Any], why: str) -> None:
+        with pytest.raises(ValidationError, match=why):
+            ATGRPO(**{"tree": True, **settings})
+
+    @pytest.mark.parametrize("world", ["questions", "game"])
+    def test_a_resumed_run_goes_on_bit_for_bit(self, world: str, tmp_path: Path) -> None:
+        game = {
+            "environment": {"name": "matrix", "game": "climbing", "rounds": 2},
+            "workflow": {"name": "parallel"},
+            "algorithm": {**SMALL["algorithm"], "continuations": 2},
+        }
+        settings = {**SMALL, **(game if world == "game" else {})}
+        with Trainer(**settings, run_dir=tmp_path / "whole") as whole:
             steps = list(whole.steps())
             expected = {name: frozen_copy(whole.engine.weights(name)) for name in whole.team.trained}
         (first, *_) = steps[0].groups
         assert len(first.episodes[0].branches) == 2 * 2 * 2
+        assert first.episodes[0].error is None
         assert steps[0].metrics["parity/max"] <= 1e-4
-        with Trainer(**SMALL, run_dir=tmp_path / "parts") as part:
+        continued = sum(sum(e.continued.values()) for group in steps[0].groups for e in group.episodes)
+        assert continued > 0
+        counted = [v for k, v in steps[0].metrics.items() if k.startswith("tokens_continued/")]
+        assert sum(counted) == continued
+        with Trainer(**settings, run_dir=tmp_path / "parts") as part:
             part.train(1)
-        with Trainer(**SMALL, run_dir=tmp_path / "parts", resume=True) as rest:
+        with Trainer(**settings, run_dir=tmp_path / "parts", resume=True) as rest:
             rest.train()
             for name, weights in expected.items():
                 assert same_bits(frozen_copy(rest.engine.weights(name)), weights)

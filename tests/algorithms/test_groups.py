@@ -154,12 +154,12 @@ def test_centred_advantages_of_a_set_sum_to_nothing(sets: Sets, groups: list[Gro
 
 def test_candidates_of_a_tree_are_compared_with_those_of_their_own_prompt() -> None:
     # At turn 0 one of two candidates was right; at turn 1 both earned 1: nothing to learn there.
-    turns = (turn("a", 0, 1, score=1.0), turn("b", 1, 1, score=1.0))
-    branches = (turn("a", 2, 1, score=0.0, parent=0), turn("b", 3, 1, score=1.0, parent=1))
+    turns = (turn("a", 0, 1, worth=1.0), turn("b", 1, 1, worth=1.0))
+    branches = (turn("a", 2, 1, worth=0.0, parent=0), turn("b", 3, 1, worth=1.0, parent=1))
     tree = Episode(Task("t", "?"), 0, ("a", "b"), turns, branches=branches)
-    given = ATGRPO(tree=True, group_size=2, scale="none").tree_credit(
-        [Group(tree.task, (tree,))], Estimates()
-    )
+    credit = ATGRPO(tree=True, group_size=2, scale="none").build().credit
+    assert credit is not None
+    given = credit([Group(tree.task, (tree,))], Estimates())
     assert {key.turn: float(credit.advantage_T) for key, credit in given.items()} == {
         0: 0.5,
         2: -0.5,

@@ -92,7 +92,14 @@ class TestXor:
             assert trainer.evaluate(greedy=True).success == 0.0
 
     @pytest.mark.parametrize(
-        "algorithm", [{"name": "grpo"}, {"name": "ippo", "gae": TERMINATE}], ids=lambda a: a["name"]
+        "algorithm",
+        [
+            {"name": "grpo"},
+            {"name": "ippo", "gae": TERMINATE},
+            {"name": "at_grpo", "tree": True},
+            {"name": "magrpo", "tree": True, "joint": "cross", "group_size": 4},
+        ],
+        ids=lambda a: a["name"],
     )
     def test_an_adapter_each_wins_always(self, algorithm: Mapping[str, Any]) -> None:
         with xor("lora", 3e-3, algorithm) as trainer:

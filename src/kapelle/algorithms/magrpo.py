@@ -3,21 +3,36 @@
 The G episodes of a task are G joint attempts. In every round the set holds the team's return from that round on, and
 all agents that spoke in it get the same advantage: (R − mean_g) / (std_g + ε).
 
-Prompts of later rounds differ inside a set (`groups.py` says what that means). Deviations from the paper: the ratio is
+Prompts of later rounds differ inside a set (`groups.py` says what that means). With `tree: true` they do not: all G
+joint attempts at a moment go on from one history (`tree.py`). `joint` says which attempts are made of the agents'
+candidates: `aligned` takes the k-th of each, `cross` every combination, and a candidate is then worth the mean of
+those that it is part of. The episode continues with the first candidates, a plain sample of the team's play.
+
+Deviations of the tree from the authors' code (comlrl 1.4.3, `MAGRPOTrainer`): it expands every joint attempt to the
+end and trains on all of it, Gᵗ histories at round t; here one history goes on, and the others end in `continuations`
+plain episodes that are not trained on. The mean over those stands for its mean over a node's children. With `cross`
+it sums where this takes the mean, which is G^(n−1) times as much. Its threshold that stops good branches early is not
+here. Agents that speak one after another branch one after another.
+
+Deviations from the paper: the ratio is
 clipped; the paper's trainer takes one on-policy step, for which nothing is clipped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.groups import by_round
-from kapelle.algorithms.monte_carlo import MonteCarlo, SetCredit
+from kapelle.algorithms.monte_carlo import SetCredit
+from kapelle.algorithms.rewards import chain_rewards
 from kapelle.algorithms.surrogate import SurrogateConfig
+from kapelle.algorithms.tree import TreeSampling, aligned, cross, first
 from kapelle.functional.advantages import group_centred, group_scaled
+from kapelle.types import Episode
 
 
 class SummedSurrogate(SurrogateConfig):
@@ -35,15 +50,31 @@ class SummedSurrogate(SurrogateConfig):
         return given
 
 
-class MAGRPO(MonteCarlo):
+class MAGRPO(TreeSampling):
     """Settings of multi-agent GRPO."""
 
     name: Literal["magrpo"] = "magrpo"
     scale: Literal["std", "none"] = "none"
     """`std` divides by the group's spread, as GRPO does; the paper's estimator does not."""
     loss: SummedSurrogate = SummedSurrogate()
+    joint: Literal["aligned", "cross"] = "aligned"
+    """Which joint attempts a moment of a tree has; only `tree: true` reads it."""
+
+    @model_validator(mode="after")
+    def _joint_of_a_tree(self) -> MAGRPO:
+        if self.joint == "cross" and not self.tree:
+            raise ValueError("`joint: cross` goes with `tree: true`; set both or neither")
+        return self
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
         estimate = {"std": group_scaled, "none": group_centred}[self.scale]
+        if self.tree:
+            judged_by = {"aligned": aligned, "cross": cross}[self.joint]
+            return self.tree_row(self.name, estimate, judged_by, first, self.earned_together)
         return self.row(self.name, SetCredit(self, by_round, estimate, self.paid_once))
+
+    def earned_together(self, episode: Episode) -> Mapping[str, float]:
+        """Return what the team earned, once, as every agent's return."""
+        total = sum(chain_rewards(episode, self.team_reward, self.forms).values())
+        return dict.fromkeys(episode.agents, total)

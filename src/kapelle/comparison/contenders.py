@@ -246,9 +246,9 @@ def _check(contender: Contender) -> None:
 
 def _check_budget(contenders: Sequence[Contender], config: RunConfig) -> None:
     """Refuse contenders that would play another number of episodes per task than the recipe says."""
-    wanted = _row(config).group_size
+    wanted = _row(config).attempts
     for contender in contenders:
-        size = contender.build().group_size
+        size = contender.build().attempts
         if size != wanted:
             raise ConfigError(
                 f"`{contender.label}` would play each task {size} times and the recipe says {wanted}: that is another number "

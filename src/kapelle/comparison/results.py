@@ -149,7 +149,7 @@ def write_results(
         "budget": {
             "steps": training.steps,
             "tasks_per_step": training.tasks_per_step,
-            "episodes_per_task": contenders[0].build().group_size,
+            "episodes_per_task": contenders[0].build().attempts,
         },
         "contenders": [asdict(standing) for standing in standings(contenders, measured)],
         "runs": [asdict(m) | {"mean_return": m.mean_return} for m in measured],

@@ -80,6 +80,11 @@ class DebateTopics(Configured):
     def _motions(self, split: Split) -> tuple[str, ...]:
         return tuple(motion for motion in _read(self.path) if split_of(motion) == split)
 
+    @property
+    def alive(self) -> Sequence[str]:
+        """The judge where an endpoint judges."""
+        return [f"`judge` ({self.judge.model})"] if isinstance(self.judge, JudgeEndpoint) else []
+
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError unless every side has as many agents; DataError for motions that cannot be read."""
         if len(agents) % len(self.sides):

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 
 from kapelle.configured import Configured
 from kapelle.environment import (
+    Alive,
     Answerable,
     Environment,
     Opposed,
@@ -96,6 +97,17 @@ class Mixture(Configured):
             split: "; ".join(f"{name}: {self._part(name).sources[split]}" for name in self.parts)
             for split in ("train", "test")
         }
+
+    @property
+    def alive(self) -> Sequence[str]:
+        """What its parts name."""
+        parts = {name: self._part(name) for name in self.parts}
+        return [
+            f"{what} (part '{name}')"
+            for name, part in parts.items()
+            if isinstance(part, Alive)
+            for what in part.alive
+        ]
 
     def check(self, agents: Sequence[str]) -> None:
         """Check every part; ConfigError names the part that these agents do not fit, or questions beside games."""

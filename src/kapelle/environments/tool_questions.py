@@ -12,7 +12,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field, SerializeAsAny, field_validator
 
 from kapelle.configured import Configured
-from kapelle.environment import Answerable, Environment, Scripted, asks_questions, environment_class
+from kapelle.environment import Alive, Answerable, Environment, Scripted, asks_questions, environment_class
 from kapelle.environments.tool_calculator import Calculator
 from kapelle.environments.tool_files import Files
 from kapelle.environments.tool_functions import Functions
@@ -76,6 +76,17 @@ class Tools(Configured):
     def sources(self) -> Mapping[Split, str]:
         """The questions' own."""
         return self._asks.sources
+
+    @property
+    def alive(self) -> Sequence[str]:
+        """Tools that are servers of somebody, and what the questions' own environment names."""
+        own = self._asks.alive if isinstance(self._asks, Alive) else ()
+        servers = [
+            f"tool `{tool.tool}` ({tool.url if isinstance(tool, Search) else 'a server'})"
+            for tool in self.tools
+            if isinstance(tool, Mcp) or (isinstance(tool, Search) and tool.url is not None)
+        ]
+        return (*servers, *own)
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions and every tool; ConfigError for games, and for two tools of one name."""

@@ -1,0 +1,154 @@
+"""Trees: what the candidates of one moment are worth, by playing the episode on from each.
+
+An episode is a program of its task, its seed and what was said. So a continuation is the same program in a fresh
+world: the turns so far are repeated from their record, token for token, one joint action of the moment follows, and
+from there on everybody speaks live, with seeds of the continuation's own. No world is ever copied.
+
+The n-th continuations of all candidates of a moment draw from the same seeds. Equal candidates are then worth the
+same, what differs between others is less their luck, and no expectation changes: the seeds know nothing of what was
+said. Candidates that say the same tokens are played on once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from kapelle.algorithm import JointAction, Tree
+from kapelle.errors import EpisodeError
+from kapelle.types import Episode, Turn
+
+
+class Record:
+    """What a continuation repeats: the turns so far and the joint action; used once."""
+
+    def __init__(self, past: Sequence[Turn], now: Sequence[Turn]) -> None:
+        """Take the recorded turns, and one candidate of each agent that speaks next."""
+        self._given: dict[tuple[str, int], Turn] = {}
+        spoken: Counter[str] = Counter()
+        for turn in (*past, *now):
+            self._given[turn.agent, spoken[turn.agent]] = turn
+            spoken[turn.agent] += 1
+        self._past = tuple(past)
+        self._now = {turn.agent for turn in now}
+        self._tokens = _tokens((*past, *now))
+        self._diverged: str | None = None
+        """How the repetition differed from the record; None while it did not."""
+
+    def take(self, agent: str, number: int, prompt_ids: Sequence[int], turns: Sequence[Turn]) -> Turn | None:
+        """Return what the agent said in its turn of this number (from 0), None where it speaks live.
+
+        `turns` are those played so far. Raises EpisodeError when it reads anything else than it did, or was paid
+        otherwise.
+        """
+        given = self._given.pop((agent, number), None)
+        if given is None:
+            return None
+        if given.prompt_ids != tuple(prompt_ids):
+            same = [a == b for a, b in zip(given.prompt_ids, prompt_ids, strict=False)]
+            at = same.index(False) if False in same else len(same)
+            self._fail(f"'{agent}' reads another prompt at its turn {number + 1}, from token {at} on")
+        if len(turns) == len(self._past) and agent in self._now:
+            for old, new in zip(self._past, turns, strict=True):
+                if old.reward != new.reward:
+                    self._fail(
+                        f"'{old.agent}' is paid {new.reward} for turn {old.index} and not {old.reward}"
+                    )
+        return given
+
+    def check_repeated(self, episode: Episode, environment: str) -> None:
+        """Raise EpisodeError when the episode went another way before everything was repeated."""
+        if self._given and self._diverged is None:
+            ended = episode.error or "no error"
+            self._diverged = f"it ended with {len(self._given)} of the turns unsaid ({ended})"
+        if self._diverged is not None:
+            raise EpisodeError(
+                f"A world of '{environment}' does not repeat: played again with its own seed and words, "
+                f"{self._diverged}. Set `algorithm.tree: false`, or let the world draw from the seed that it is given."
+            )
+
+    def sampled(self, episode: Episode) -> Counter[str]:
+        """Return the tokens that the continuation sampled itself, by policy."""
+        return _tokens(episode.turns) - self._tokens
+
+    def _fail(self, how: str) -> None:
+        self._diverged = how
+        raise EpisodeError(how)
+
+
+def _tokens(turns: Sequence[Turn]) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for turn in turns:
+        counted[turn.policy] += len(turn.completion_ids)
+    return counted
+
+
+PlayOn = Callable[[Record, int], Awaitable[Episode]]
+"""(record, number) → the episode of the continuation of this number; a failed one is returned, not raised."""
+
+Worths = tuple[tuple[float, ...], ...]
+"""Mover → worth of each of its candidates; empty for a mover with one candidate."""
+
+
+async def judge(
+    tree: Tree, past: Sequence[Turn], drafts: Sequence[Sequence[Turn]], environment: str, play_on: PlayOn
+) -> Worths:
+    """Return what each candidate is worth: its agent's mean return in the episodes played on from it.
+
+    `drafts` are the candidates of every agent that speaks at this moment, the frozen ones' single one too. A failed
+    continuation is left out of the mean. Raises EpisodeError when all continuations of a joint action failed, or
+    one did not get to the moment again.
+    """
+    counts = [len(candidates) for candidates in drafts]
+    judges = {
+        (m, k): tuple(tree.judged_by(counts, m, k))
+        for m, count in enumerate(counts)
+        if count > 1
+        for k in range(count)
+    }
+    said: dict[tuple[tuple[int, ...], ...], JointAction] = {}
+    alike: dict[JointAction, JointAction] = {}
+    for action in dict.fromkeys(action for actions in judges.values() for action in actions):
+        words = tuple(drafts[m][k].completion_ids for m, k in enumerate(action))
+        alike[action] = said.setdefault(words, action)
+    runs = [(action, number) for action in said.values() for number in range(tree.continuations)]
+    records = [Record(past, [drafts[m][k] for m, k in enumerate(action)]) for action, _ in runs]
+    played = await asyncio.gather(
+        *(play_on(record, number) for record, (_, number) in zip(records, runs, strict=True))
+    )
+    for record, episode in zip(records, played, strict=True):
+        record.check_repeated(episode, environment)
+    episodes: dict[JointAction, list[Episode]] = {}
+    for (action, _), episode in zip(runs, played, strict=True):
+        episodes.setdefault(action, []).append(episode)
+    paid = {action: _paid(tree, own) for action, own in episodes.items()}
+    return tuple(
+        tuple(
+            fmean(paid[alike[action]].get(candidates[0].agent, 0.0) for action in judges[m, k])
+            for k in range(len(candidates) if len(candidates) > 1 else 0)
+        )
+        for m, candidates in enumerate(drafts)
+    )
+
+
+def _paid(tree: Tree, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return each agent's mean return over the continuations of one joint action that did not fail."""
+    valid = [tree.returns(episode) for episode in episodes if episode.error is None]
+    if not valid:
+        raise EpisodeError(f"Every episode played on from a candidate failed. The first: {episodes[0].error}")
+    return {agent: fmean(own.get(agent, 0.0) for own in valid) for agent in valid[0]}
+
+
+def settle(tree: Tree, drafts: Sequence[Sequence[Turn]], worths: Worths) -> list[tuple[Turn, list[Turn]]]:
+    """Return, for each agent that speaks, the candidate that the episode continues with and its siblings."""
+    settled = []
+    for candidates, worth in zip(drafts, worths, strict=True):
+        if not worth:
+            settled.append((candidates[0], list[Turn]()))
+            continue
+        known = [replace(turn, worth=value) for turn, value in zip(candidates, worth, strict=True)]
+        settled.append((known.pop(tree.chosen(worth)), known))
+    return settled
