@@ -151,6 +151,11 @@ class TestContinuing:
         assert sorted(seeds.values()) == [1, 1, 1, 1, 4, 4, 4]
         assert len({r.seed for r in engine.asked if r.agent == "reasoner"}) == 4
 
+    async def test_what_says_the_same_is_played_on_once(self) -> None:
+        engine = Counting(lambda r: "A", lambda r: "win")
+        await many(stage(at_grpo(4, continuations=3), engine), 1)
+        assert Counter(r.agent for r in engine.asked) == {"reasoner": 4, "actor": 3 + 4}
+
     async def test_what_is_said_does_not_depend_on_how_many_candidates_there_are(self) -> None:
         (small,) = await many(stage(at_grpo(2)), 1)
         (large,) = await many(stage(at_grpo(4)), 1)
