@@ -228,7 +228,7 @@ class TestFailures:
         episode = await play_episode(play, TASK, 0)
         assert episode.error is not None
         pattern = (
-            r"A world of 'tests.trees:Wins' does not repeat: .*" + how + r"\. Set `algorithm\.tree: false`"
+            r"An episode of 'tests.trees:Wins' does not repeat: .*" + how + r"\. Set `algorithm\.tree: false`"
         )
         assert re.search(pattern, episode.error), episode.error
 

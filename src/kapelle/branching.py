@@ -66,8 +66,8 @@ class Record:
             self._diverged = f"it ended with {len(self._given)} of the turns unsaid ({ended})"
         if self._diverged is not None:
             raise EpisodeError(
-                f"A world of '{environment}' does not repeat: played again with its own seed and words, "
-                f"{self._diverged}. Set `algorithm.tree: false`, or let the world draw from the seed that it is given."
+                f"An episode of '{environment}' does not repeat: played again with its own seed and words, "
+                f"{self._diverged}. Set `algorithm.tree: false`, or let world and workflow draw from their seeds alone."
             )
 
     def sampled(self, episode: Episode) -> Counter[str]:
