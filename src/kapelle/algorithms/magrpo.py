@@ -14,8 +14,7 @@ plain episodes that are not trained on. The mean over those stands for its mean 
 it sums where this takes the mean, which is G^(n−1) times as much. Its threshold that stops good branches early is not
 here. Agents that speak one after another branch one after another.
 
-Deviations from the paper: the ratio is
-clipped; the paper's trainer takes one on-policy step, for which nothing is clipped.
+Deviations from the paper: the ratio is clipped; the paper's trainer takes one on-policy step, for which nothing is clipped.
 """
 
 from __future__ import annotations
