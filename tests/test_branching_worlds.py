@@ -200,6 +200,29 @@ class TestEveryWorkflow:
             assert all(turn.worth is not None for turn in (*episode.turns, *episode.branches))
             assert len(episode.branches) == 2 * len(episode.turns)
 
+    async def test_answers_after_wrong_ones_are_repeated(self) -> None:
+        from kapelle.environments.arithmetic import Arithmetic
+        from kapelle.workflows.dag import Dag
+
+        sums = Arithmetic(digits=1)
+        task = sums.task("train", 0)
+        gold = sums.script("a", task, [], 0)
+
+        def guesses(request: Request) -> str:
+            return random.Random(request.seed).choice([gold, "no", "no", "1"])
+
+        graph = Dag.model_validate({"nodes": [{"id": "x", "agent": "a"}], "max_assistant_turns": 3})
+        play = stage(
+            at_grpo(3), ScriptedEngine({"a": guesses}), names=("a",), environment=sums, workflow=graph
+        )
+        (one,) = await rollout(play, [task], 12, 0)
+        assert {episode.error for episode in one.episodes} == {None}
+        assert max(len(episode.turns) for episode in one.episodes) > 1
+        # Of the first answers the right ones end it; a wrong one is worth what the later ones bring.
+        first = [turn for episode in one.episodes for turn in moments(episode)[0]]
+        assert {turn.worth for turn in first if turn.text == gold} == {1.0}
+        assert {turn.worth for turn in first if turn.text != gold} == {0.0, 1.0}
+
     async def test_results_of_tools_are_repeated(self) -> None:
         from kapelle.environments.arithmetic import Arithmetic
         from kapelle.environments.tool_questions import Tools
