@@ -279,12 +279,8 @@ class LiveScene:
 
     def settle(self, outcome: Outcome) -> Outcome:
         """Return the outcome with what agents that never spoke earned in passing, added to their terminal reward."""
-        if not self._owed:
-            return outcome
-        rewards = dict(outcome.rewards)
-        for agent, reward in self._owed.items():
-            rewards[agent] = rewards.get(agent, 0.0) + reward
-        return replace(outcome, rewards=rewards)
+        owed = {agent: outcome.rewards.get(agent, 0.0) + reward for agent, reward in self._owed.items()}
+        return replace(outcome, rewards={**outcome.rewards, **owed})
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text where the environment knows answers, else None."""

@@ -165,7 +165,7 @@ class TestTree:
     @pytest.mark.parametrize("world", ["questions", "game"])
     def test_a_resumed_run_goes_on_bit_for_bit(self, world: str, tmp_path: Path) -> None:
         game = {
-            "environment": {"name": "matrix", "game": "climbing", "rounds": 2},
+            "environment": {"name": "matrix", "game": "climbing", "rounds": 2, "rules": "none"},
             "workflow": {"name": "parallel"},
             "algorithm": {**SMALL["algorithm"], "continuations": 2},
         }
