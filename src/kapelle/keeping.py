@@ -15,23 +15,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kapelle import checkpoint
 from kapelle.engines.torch_train import TorchTrainEngine
-from kapelle.errors import CheckpointError, ModelError
+from kapelle.errors import CheckpointError, ConfigError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
+from kapelle.models.outline import check_same, check_saved
+from kapelle.models.weights import base_of, read_adapter, save_adapter, save_model, weights_hash
 from kapelle.run_dir import RunDirectory
 from kapelle.team import VERIFIER, Critic, Team
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def write_checkpoint(
     run: RunDirectory,
     step: int,
     engine: TorchTrainEngine,
+    team: Team,
     bases: Mapping[str, str],
     policies: Callable[[Path], None],
     credit: Mapping[str, object],
@@ -46,6 +51,7 @@ def write_checkpoint(
         "loop": {
             "step": step,
             "bases": dict(bases),
+            "adapters": _adapters(team),
             "positions": run.positions(),
             "random": checkpoint.capture_random(),
         },
@@ -55,9 +61,20 @@ def write_checkpoint(
     return folder
 
 
+def _adapters(team: Team) -> dict[str, dict[str, object]]:
+    """Return what an adapter's tensors do not say and yet decides what they compute, by learner."""
+    held = {name: policy.lora for name, policy in team.policies.items() if policy.lora is not None}
+    held |= {name: critic.lora for name, critic in team.critics.items()}
+    return {
+        name: {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
+        for name, lora in held.items()
+    }
+
+
 def read_checkpoint(
     folder: Path,
     engine: TorchTrainEngine,
+    team: Team,
     bases: Mapping[str, str],
     say: Callable[[str], None],
     take_credit: Callable[[Mapping[str, object]], None],
@@ -65,7 +82,7 @@ def read_checkpoint(
     """Load the newest whole checkpoint into the engine, the credit's memory and the generators; return its loop part.
 
     `say` hears which newer ones were damaged. Raises CheckpointError when there is none, or when it stands on
-    other base weights.
+    other base weights, or its adapters were other ones than this team's.
     """
     newest = checkpoint.newest_valid(folder)
     for rejected in newest.rejected:
@@ -79,6 +96,13 @@ def read_checkpoint(
             f"The checkpoint {newest.folder} stands on other base weights than `model.path` names now. Name the "
             "model that it was trained with."
         )
+    saved, now = loop.get("adapters", {}), _adapters(team)
+    for name in sorted(saved.keys() & now.keys()):
+        if saved[name] != now[name]:
+            raise CheckpointError(
+                f"The checkpoint {newest.folder} has an adapter '{name}' of {saved[name]}, and this team one of "
+                f"{now[name]}. Leave `lora` and `critic_lora` as they were."
+            )
     engine.load_state(state["train"])
     take_credit(state["credit"])
     checkpoint.restore_random(loop["random"])
@@ -86,11 +110,15 @@ def read_checkpoint(
 
 
 def write_policies(
-    folder: Path, team: Team, models: Mapping[str, LanguageModel], engine: TorchTrainEngine
+    folder: Path,
+    team: Team,
+    models: Mapping[str, LanguageModel],
+    engine: TorchTrainEngine,
+    bases: Mapping[str, str],
 ) -> None:
     """Write every trained policy under `policies/`: adapters as PEFT folders, models by `save_pretrained`.
 
-    A verifier that was trained becomes the folder `verifier`.
+    A verifier that was trained becomes the folder `verifier`. `bases` holds the hash of each base's weights.
     """
     if VERIFIER in team.critics and team.critics[VERIFIER].trained:
         _write_verifier(folder / "verifier", team.critics[VERIFIER], models, engine)
@@ -98,7 +126,9 @@ def write_policies(
         policy = team.policies[name]
         place = policy_folder(folder, name)
         if policy.lora is not None:
-            save_adapter(place, engine.weights(name), policy.lora, models[policy.base].name)
+            save_adapter(
+                place, engine.weights(name), policy.lora, models[policy.base].name, bases[policy.base]
+            )
         else:
             save_model(place, models[policy.base])
 
@@ -108,26 +138,46 @@ def policy_folder(checkpoint: Path, policy: str) -> Path:
     return checkpoint / "policies" / policy.replace(":", "_").replace("/", "_")
 
 
-def load_policies(folders: Mapping[str, Path], team: Team, engine: TorchTrainEngine) -> None:
-    """Give trained policies (by name) the weights of folders that `write_policies` wrote.
+def load_policies(
+    folders: Mapping[str, Path], team: Team, engine: TorchTrainEngine, bases: Mapping[str, str]
+) -> None:
+    """Give policies (by name) the weights of folders; `models.outline.check_saved` has looked at them before.
 
-    Raises ModelError when a folder's weights are of another shape.
+    Raises ModelError when an adapter was trained on other base weights than those under it here (`bases`: base →
+    hash).
     """
     for name, folder in folders.items():
-        lora = team.policies[name].lora
-        found = read_adapter(folder)[0] if lora is not None else _read_model(folder)
-        held = engine.weights(name)
-        odd = sorted(
-            key for key, tensor in held.items() if key not in found or found[key].shape != tensor.shape
-        )
-        if odd:
+        policy = team.policies[name]
+        made_on = None if policy.lora is None else base_of(folder)
+        if made_on not in (None, bases[policy.base]):
             raise ModelError(
-                f"Policy '{name}' cannot start from {folder}: '{odd[0]}' is missing there or has another shape. Use the "
-                "same model and `lora` as when it was trained."
+                f"The adapter '{folder}' was trained on other base weights than '{name}' stands on here. Take the same "
+                "`model` and `warmup` as then."
             )
+        found = read_adapter(folder)[0] if policy.lora is not None else _read_model(folder)
         with torch.no_grad():
-            for key, tensor in held.items():
+            for key, tensor in engine.weights(name).items():
                 tensor.copy_(found[key])
+
+
+def check_start(
+    folders: Mapping[str, Path], team: Team, models: Mapping[str, PreTrainedModel], verifier: str | None
+) -> None:
+    """Raise the first error of folders that policies start from, and of a verifier's, before a model is loaded.
+
+    `models` are the outlines of the team's bases.
+    """
+    for name, folder in folders.items():
+        if name not in team.trained:
+            raise ConfigError(
+                f"`start_from` names the policy '{name}', which this team does not train."
+                f"{did_you_mean(name, team.trained)}"
+            )
+        policy = team.policies[name]
+        check_saved(f"Policy '{name}'", folder, policy.lora, models[policy.base])
+    if verifier is not None:
+        critic = team.critics[VERIFIER]
+        check_saved("`algorithm.verifier`", Path(verifier), critic.lora, models[critic.base])
 
 
 def _read_model(folder: Path) -> dict[str, torch.Tensor]:
@@ -165,7 +215,8 @@ def load_verifier(folder: Path, critic: Critic, models: Mapping[str, LanguageMod
     from safetensors.torch import load_file
 
     model = models[critic.base]
-    tensors, _ = read_adapter(folder)
+    tensors, lora = read_adapter(folder)
+    check_same("The verifier", folder, lora, critic.lora)
     try:
         head = load_file(folder / "value_head.safetensors")
         base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]
@@ -179,8 +230,11 @@ def load_verifier(folder: Path, critic: Critic, models: Mapping[str, LanguageMod
             f"The verifier '{folder}' stands on another base model than this team's '{model.name}'. Train it with the "
             "same `model` and `warmup`, or run both as `stages` of one recipe."
         )
-    held = dict(model.bank.parameters(critic.name))
+    model.bank.fill(critic.name, tensors)
+    shapes = {key: tuple(tensor.shape) for key, tensor in head.items()}
+    if shapes != {"weight": (1, model.hidden_size), "bias": (1,)}:
+        raise ModelError(
+            f"The value head in '{folder}' is {shapes}, for a hidden size of {model.hidden_size}."
+        )
     with torch.no_grad():
-        for name, parameter in held.items():
-            parameter.copy_(tensors[name])
         model.value_heads[critic.name].load_state_dict(head)

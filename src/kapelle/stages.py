@@ -27,6 +27,7 @@ from kapelle.config import RunConfig
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 from kapelle.recipe import Recipe, load_stages
 from kapelle.run_files import is_run, read_latest, read_status
+from kapelle.team import Policy
 
 FILE = "stages.yaml"
 FROM_STAGE = "stage:"
@@ -155,7 +156,48 @@ def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
             }
             (shapes[stage.name] / "verifier").mkdir(parents=True)
             (shapes[stage.name] / "verifier" / "adapter_config.json").write_text(json.dumps(shape), "utf-8")
+        _check_hand_over([stage.name for stage in stages], configs)
         yield configs
+
+
+def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None:
+    """Refuse a stage that would read the weights of an earlier one as something else than they were trained as."""
+    kept: dict[str, tuple[str, RunConfig, Policy]] = {}
+    for name, config in zip(names, configs, strict=True):
+        team = build_team(config, _algorithm(config))
+        for policy in (team.policies[each] for each in team.trained):
+            if policy.name in kept:
+                before, then, was = kept[policy.name]
+                differs = _difference(_made_of(then, was), _made_of(config, policy))
+                if differs:
+                    raise ConfigError(
+                        f"Stage '{name}' goes on from the weights of '{policy.name}' that stage '{before}' keeps, and "
+                        f"would read them as something else: {differs}. Say the same in both stages."
+                    )
+            kept[policy.name] = (name, config, policy)
+
+
+def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
+    """Return what decides what a policy's saved tensors compute."""
+    from kapelle.warmup import warmup_key
+
+    path = build_team(config, _algorithm(config)).bases[policy.base]
+    lora = policy.lora
+    found: dict[str, object] = {"model": path, "trains": "all weights" if lora is None else "an adapter"}
+    if path == "embedded":
+        found["model.embedded"] = config.model.embedded.model_dump(exclude={"context"})
+    if lora is not None:
+        found |= {"lora.rank": lora.rank, "lora.alpha": lora.alpha, "lora.targets": sorted(lora.targets)}
+        warm = config.warmup is not None and path == config.model.path
+        found["the base after its warm-up"] = warmup_key(config) if warm else "without one"
+    return found
+
+
+def _difference(then: Mapping[str, object], now: Mapping[str, object]) -> str:
+    told = [
+        f"{key} is {then.get(key)} there and {now.get(key)} here" for key in then if then[key] != now.get(key)
+    ]
+    return "; ".join(told)
 
 
 def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str, Path]) -> RunConfig:

@@ -27,6 +27,7 @@ from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation import Evaluation, choose_tasks, evaluate_tasks
 from kapelle.interrupts import catch_interrupts
 from kapelle.keeping import (
+    check_start,
     load_policies,
     load_verifier,
     read_checkpoint,
@@ -95,7 +96,9 @@ class Trainer:
         self.listener = listener or Silent()
         check_run(self.config, self.algorithm, self.team, given)
         check_prompts(self.config, self.team, given)
-        check_adapters(self.team, outlines(self.team, self.config.model, given))
+        shapes = outlines(self.team, self.config.model, given)
+        check_adapters(self.team, shapes)
+        check_start(start_from or {}, self.team, shapes, self.algorithm.verifier)
         self.done = 0
         """Steps behind the weights."""
         self._saved: int | None = None
@@ -177,7 +180,7 @@ class Trainer:
         if self.algorithm.verifier is not None:
             load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models)
         past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
-        load_policies(past, team, self.engine)
+        load_policies(past, team, self.engine, self.base_hashes)
         environment, workflow = (
             cast("Environment", self.config.environment),
             cast("Workflow", self.config.workflow),
@@ -191,7 +194,7 @@ class Trainer:
         self._loop = Loop(self.config, self.algorithm, acting, self.engine)
 
     def _start_from(self, folders: Mapping[str, Path]) -> None:
-        load_policies(folders, self.team, self.engine)
+        load_policies(folders, self.team, self.engine, self.base_hashes)
         if self.algorithm.reference_every is not None:
             self.engine.refresh_references()
         self._publish_all()
@@ -292,7 +295,13 @@ class Trainer:
         """Write a checkpoint; nothing is lost when that fails."""
         assert self._run is not None, "a trainer without a run directory keeps nothing"
         folder = write_checkpoint(
-            self._run, self.done, self.engine, self.base_hashes, self.save_policies, self._loop.state()
+            self._run,
+            self.done,
+            self.engine,
+            self.team,
+            self.base_hashes,
+            self.save_policies,
+            self._loop.state(),
         )
         self._saved = self.done
         checkpoint.prune(self._run.checkpoints, self.config.checkpoint.keep)
@@ -300,7 +309,7 @@ class Trainer:
 
     def save_policies(self, folder: Path) -> None:
         """Write every trained policy as others load it: adapters as PEFT folders, models by `save_pretrained`."""
-        write_policies(folder, self.team, self.models, self.engine)
+        write_policies(folder, self.team, self.models, self.engine, self.base_hashes)
 
     def _resume(self, run: RunDirectory) -> None:
         if not checkpoint.list_checkpoints(run.checkpoints):
@@ -314,6 +323,7 @@ class Trainer:
         loop = read_checkpoint(
             folder,
             self.engine,
+            self.team,
             self.base_hashes,
             lambda said: self.listener.phase("checkpoint", said),
             self._loop.load_state,

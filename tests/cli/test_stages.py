@@ -218,7 +218,7 @@ class TestStartingFrom:
         first = Trainer(**sections(algorithm={"name": "sft"}))
         first.save_policies(tmp_path)
         team = {"agents": 2, "lora": {"rank": 4}, "sampling": {"max_tokens": 4}}
-        with pytest.raises(ModelError, match="another shape"):
+        with pytest.raises(ModelError, match="rank 2 in the folder and 4 here"):
             Trainer(**sections(team=team), start_from={"agent_0": tmp_path / "policies" / "agent_0"})
 
 

@@ -111,7 +111,6 @@ class TestAdapters:
         ("key", "value"),
         [
             ("use_dora", True),
-            ("use_rslora", True),
             ("rank_pattern", {"q_proj": 3}),
             ("peft_type", "IA3"),
             ("bias", "all"),

@@ -40,6 +40,7 @@ class LanguageModel:
         dtype: str = "float32",
         name: str = "model",
     ) -> None:
+        _refuse_peft(model, name)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
@@ -140,6 +141,15 @@ class LanguageModel:
                 f"The output head of {type(self.model).__name__} does more than a linear map and a soft cap; "
                 "kapelle would compute other log-probs than the model. Please report the model's name."
             )
+
+
+def _refuse_peft(model: nn.Module, name: str) -> None:
+    """Refuse layers of PEFT: what reads the weights below them would leave their adapters out."""
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ModelError(
+            f"The model '{name}' carries adapters of peft already. Hand over `model.merge_and_unload()`, or its base "
+            "alone and the adapter's folder as an agent's `weights: {past: FOLDER}`."
+        )
 
 
 def load_language_model(config: ModelConfig) -> LanguageModel:

@@ -6,6 +6,7 @@ Layers are made on torch's meta device, so that a model of any size costs second
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 
 from kapelle.config import EmbeddedConfig, ModelConfig
 from kapelle.errors import ModelError
-from kapelle.models.lora_bank import adapted_layers
+from kapelle.models.lora_bank import BankedLinear, adapted_layers
 from kapelle.models.paths import check_model_path
+from kapelle.models.weights import ADAPTER, read_lora, shapes_of
 from kapelle.team import Lora, Team
 
 if TYPE_CHECKING:
@@ -64,8 +66,70 @@ def adapter_parameters(model: nn.Module, lora: Lora) -> int:
 
 
 def check_adapters(team: Team, models: Mapping[str, PreTrainedModel]) -> None:
-    """Raise ModelError when an adapter of the team cannot stand on its base."""
+    """Raise ModelError when an adapter of the team, or one that it takes from a folder, cannot stand on its base."""
     adapters = [(policy.base, policy.lora) for policy in team.policies.values() if policy.lora is not None]
     adapters += [(critic.base, critic.lora) for critic in team.critics.values()]
     for base, lora in adapters:
         adapter_parameters(models[base], lora)
+    for policy in team.policies.values():
+        if policy.past is not None:
+            check_saved(f"Agent '{policy.name}'", Path(policy.past), policy.lora, models[policy.base])
+
+
+def check_saved(who: str, folder: Path, lora: Lora | None, model: PreTrainedModel) -> None:
+    """Raise ModelError unless a folder holds exactly the weights that `lora`, or all of `model`, has.
+
+    `who` is to take them. An adapter must also compute as it did: same rank, alpha and layers.
+    """
+    if lora is not None:
+        check_same(who, folder, read_lora(folder), lora)
+        expected, spare = _adapter_shapes(model, lora), set()
+        found = shapes_of(folder, ADAPTER)
+    else:
+        expected = {_bare(name): tuple(tensor.shape) for name, tensor in model.named_parameters()}
+        spare = {_bare(name) for name in model.state_dict()}  # tied weights have several names
+        found = shapes_of(folder)
+    expected = {name: shape for name, shape in expected.items() if ".adapters." not in name}
+    wrong = {name for name, shape in expected.items() if found.get(name) != shape}
+    odd = sorted(wrong | (found.keys() - expected.keys() - spare))
+    if odd:
+        here, there = expected.get(odd[0], "not there"), found.get(odd[0], "not there")
+        raise ModelError(
+            f"{who} cannot start from '{folder}': '{odd[0]}' is {there} in the folder and {here} in this team, missing "
+            "or of another shape. Use the same model and `lora` as when it was trained."
+        )
+
+
+def _bare(name: str) -> str:
+    """Return a parameter's name without what the bank of adapters puts between."""
+    return name.replace(".base.", ".")
+
+
+def check_same(who: str, folder: Path, saved: Lora, wanted: Lora) -> None:
+    """Raise ModelError when a folder's adapter (`saved`) computes something else than `wanted` would."""
+    told = [
+        f"{key} {there} in the folder and {here} here"
+        for key, there, here in (
+            ("rank", saved.rank, wanted.rank),
+            ("alpha", saved.alpha, wanted.alpha),
+            ("targets", sorted(saved.targets), sorted(wanted.targets)),
+        )
+        if there != here
+    ]
+    if told:
+        mend = f"rank: {saved.rank}, alpha: {saved.alpha}, targets: [{', '.join(saved.targets)}]"
+        raise ModelError(
+            f"{who} cannot start from '{folder}', which would compute something else: {'; '.join(told)}. Set "
+            f"`team.lora: {{{mend}}}`, or the agent's own `lora`."
+        )
+
+
+def _adapter_shapes(model: nn.Module, lora: Lora) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in adapted_layers(model, lora.targets):
+        layer = model.get_submodule(path)
+        layer = layer.base if isinstance(layer, BankedLinear) else layer
+        assert isinstance(layer, nn.Linear)
+        shapes[f"base_model.model.{path}.lora_A.weight"] = (lora.rank, layer.in_features)
+        shapes[f"base_model.model.{path}.lora_B.weight"] = (layer.out_features, lora.rank)
+    return shapes

@@ -14,6 +14,13 @@ def check_model_path(path: str) -> None:
         return
     if not folder.is_dir():
         raise ModelError(f"Model folder '{path}' does not exist. Name a folder, a hub model or `embedded`.")
+    if (
+        folder / "adapter_config.json"
+    ).is_file():  # transformers would load its base and lay it over that unasked
+        raise ModelError(
+            f"'{path}' is a PEFT adapter and no model. Name its base as the model, and the adapter as an agent's "
+            f"`weights: {{past: {path}}}`; or merge both with peft (`merge_and_unload`) and name what that saves."
+        )
     if not (folder / "config.json").is_file():
         raise ModelError(f"Model folder '{path}' has no config.json. Is it what `save_pretrained` wrote?")
     if not any(folder.glob("*.safetensors")):

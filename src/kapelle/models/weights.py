@@ -12,7 +12,13 @@ from torch import Tensor
 
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.peft_settings import lora_of
 from kapelle.team import Lora
+
+ADAPTER = "adapter_model.safetensors"
+"""Where PEFT keeps an adapter's tensors."""
+MADE_ON = "kapelle.json"
+"""What kapelle writes beside an adapter: `base`, the hash of the base weights under it."""
 
 
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:
@@ -25,14 +31,19 @@ def weights_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def save_adapter(folder: Path, tensors: Mapping[str, Tensor], lora: Lora, base: str) -> None:
-    """Write an adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`."""
+def save_adapter(
+    folder: Path, tensors: Mapping[str, Tensor], lora: Lora, base: str, base_hash: str | None = None
+) -> None:
+    """Write an adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`.
+
+    With the hash of the base that it stands on, nothing of kapelle plays it on another one.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
-        folder / "adapter_model.safetensors",
+        folder / ADAPTER,
     )
     settings = {
         "peft_type": "LORA",
@@ -46,24 +57,19 @@ def save_adapter(folder: Path, tensors: Mapping[str, Tensor], lora: Lora, base: 
         "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    if base_hash is not None:
+        (folder / MADE_ON).write_text(json.dumps({"base": base_hash}) + "\n", "utf-8")
 
 
-_VARIANTS = (
-    "use_dora",
-    "use_rslora",
-    "use_qalora",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "layers_to_transform",
-    "layer_replication",
-    "exclude_modules",
-    "target_parameters",
-    "trainable_token_indices",
-    "fan_in_fan_out",
-    "lora_bias",
-)
-"""Settings of PEFT that change what an adapter computes or which layers carry it."""
+def base_of(folder: Path) -> str | None:
+    """Return the hash of the base that a folder's adapter was trained on; None where nothing says it."""
+    try:
+        made_on = json.loads((folder / MADE_ON).read_text("utf-8"))
+        return str(made_on["base"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"'{folder / MADE_ON}' cannot be read: {error!r}. Remove it.") from error
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
@@ -73,7 +79,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
 
     lora = read_lora(folder)
     try:
-        return load_file(folder / "adapter_model.safetensors"), lora
+        return load_file(folder / ADAPTER), lora
     except (OSError, SafetensorError) as error:
         raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
 
@@ -82,16 +88,32 @@ def read_lora(folder: Path) -> Lora:
     """Read the size of a PEFT LoRA folder's adapter without its weights; ModelError as `read_adapter`."""
     try:
         settings = json.loads((folder / "adapter_config.json").read_text("utf-8"))
-        kind, targets = settings["peft_type"], settings["target_modules"]
-        size = (int(settings["r"]), float(settings["lora_alpha"]))
+        return lora_of(settings, folder)
+    except ModelError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
-    odd = [key for key in _VARIANTS if settings.get(key)]
-    odd += ["target_modules as a pattern"] if isinstance(targets, str) else []
-    odd += ["bias"] if settings.get("bias", "none") != "none" else []
-    if kind != "LORA" or odd:
-        raise ModelError(f"Adapter '{folder}' is {kind} with {odd}; kapelle loads plain LoRA.")
-    return Lora(*size, targets=tuple(targets), dropout=float(settings.get("lora_dropout", 0.0)))
+
+
+def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in some safetensors files of a folder, without reading the tensors.
+
+    Raises ModelError when there are none, or when they cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, tuple[int, ...]] = {}
+    try:
+        for file in sorted(folder.glob(files)):
+            with safe_open(file, "pt") as tensors:
+                found |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"The weights in '{folder}' cannot be read: {error}.") from error
+    if not found:
+        raise ModelError(
+            f"'{folder}' holds no weights ({files}). Save it again as safetensors: kapelle loads nothing else."
+        )
+    return found
 
 
 def save_model(folder: Path, model: LanguageModel) -> None:

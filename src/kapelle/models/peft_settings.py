@@ -1,0 +1,121 @@
+"""What an `adapter_config.json` of PEFT may say, so that the adapter is the plain LoRA that kapelle computes.
+
+An adapter's folder says in some fifty fields how its tensors are to be read. A few are taken, a few change nothing
+that is computed, and every other one must stand at the value that leaves it out: a field at another value is refused
+by name, also one that PEFT came to know later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from kapelle.errors import ModelError
+from kapelle.team import Lora
+
+TAKEN = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora"})
+"""Fields that become `team.Lora`; `use_rslora` divides alpha by √r (2312.03732) where LoRA divides by r."""
+
+HARMLESS = {
+    "auto_mapping": "names the base's class for PEFT's own loader",
+    "base_model_name_or_path": "a name; folders move, so kapelle compares the weights themselves (`kapelle.json`)",
+    "revision": "a name, as the one before",
+    "peft_version": "who wrote the folder",
+    "inference_mode": "whether PEFT lets the tensors learn",
+}
+"""Fields that change nothing that is computed, whatever they say, and why."""
+
+LEFT_OUT: tuple[object, ...] = (None, False, {}, [])
+"""How a field says that it is not used."""
+
+PLAIN: Mapping[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": (None, "CAUSAL_LM"),  # others put another head on the base
+    # How A and B began is over once they are trained. All other starts (pissa, olora, corda, loftq, …) also take
+    # something out of the base, which PEFT does again at every load.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
+    "bias": ("none", None),
+    "megatron_core": (
+        "megatron.core",
+        None,
+    ),  # the name of a module that is used with `megatron_config` alone
+    "qalora_group_size": (16, None),
+    **dict.fromkeys(
+        (
+            "alora_invocation_tokens",
+            "alpha_pattern",
+            "arrow_config",
+            "corda_config",
+            "ensure_weight_tying",
+            "eva_config",
+            "exclude_modules",
+            "fan_in_fan_out",
+            "kasa_config",
+            "layer_replication",
+            "layers_pattern",
+            "layers_to_transform",
+            "loftq_config",
+            "lora_bias",
+            "lora_ga_config",
+            "megatron_config",
+            "modules_to_save",
+            "monteclora_config",
+            "rank_pattern",
+            "runtime_config",
+            "target_parameters",
+            "trainable_token_indices",
+            "use_bdlora",
+            "use_dora",
+            "use_qalora",
+            "velora_config",
+        ),
+        LEFT_OUT,
+    ),
+}
+"""Values that leave a field out, of every other field of `peft.LoraConfig`."""
+
+
+def lora_of(settings: Mapping[str, Any], folder: Path) -> Lora:
+    """Return the adapter that PEFT's settings describe; ModelError names every field that makes it another one.
+
+    Raises KeyError, TypeError or ValueError when the settings are none of an adapter.
+    """
+    kind, targets = settings["peft_type"], settings["target_modules"]
+    odd = [f"{key}: {value!r}" for key, value in settings.items() if not _is_plain(key, value)]
+    if kind == "LORA" and not isinstance(targets, list):
+        odd.append(f"target_modules: {targets!r}, no list of names")
+    if odd:
+        raise ModelError(
+            f"Adapter '{folder}' is not plain LoRA, which is all that kapelle computes: {'; '.join(odd)[:400]}. Merge it "
+            "into its base with peft (`PeftModel.from_pretrained(base, FOLDER).merge_and_unload()`), save that with "
+            "`save_pretrained` and name it as `model.path`, or train a plain LoRA."
+        )
+    rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
+    if settings.get("use_rslora"):
+        alpha *= math.sqrt(rank)
+    return Lora(rank, alpha, tuple(targets), float(settings.get("lora_dropout", 0.0)))
+
+
+def _is_plain(key: str, value: object) -> bool:
+    if key in TAKEN or key in HARMLESS:
+        return True
+    known, default = (False, None) if key in PLAIN else _default_in_peft(key)
+    plain = (default,) if known else PLAIN.get(key, LEFT_OUT)
+    return any(value == each and type(value) is type(each) for each in plain)
+
+
+def _default_in_peft(key: str) -> tuple[bool, object]:
+    """Return what the installed PEFT takes for a field that this table has not heard of, if there is either."""
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        return False, None
+    for field in fields(LoraConfig):
+        if field.name == key and field.default is not MISSING:
+            return True, field.default
+        if field.name == key and field.default_factory is not MISSING:
+            return True, field.default_factory()
+    return False, None
