@@ -62,3 +62,19 @@ def mbpp_rows(data_folder: Path) -> list[dict[str, Any]]:
         pytest.skip(f"the folder {file.parent} holds no mbpp.jsonl.gz")
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder as a pretrained model is one: Qwen3, with a tokeniser, a chat template and a long context of its own."""
+    from tests.tiny import SIZE
+
+    from kapelle.config import EmbeddedConfig, ModelConfig
+    from kapelle.models.language_model import load_language_model
+    from kapelle.models.weights import save_model
+
+    folder = tmp_path_factory.mktemp("models") / "pretrained"
+    save_model(
+        folder, load_language_model(ModelConfig(embedded=EmbeddedConfig(**{**SIZE, "context": 32768})))
+    )
+    return str(folder)

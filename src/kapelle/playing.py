@@ -24,11 +24,14 @@ ALONE = {"tools": "tool_use"}
 """Environments in which one agent alone plays another workflow than `solo` or `parallel`."""
 
 
-def model_config(model: str, environment: str, settings: tuple[str, ...] = ()) -> RunConfig:
+def model_config(
+    model: str, environment: str, settings: tuple[str, ...] = (), *, real: bool = False
+) -> RunConfig:
     """Return the settings of a model, as it is, that plays an environment alone or a recipe as its team.
 
     `environment` is the name of an environment (built in, or `module:Class`), else that of a recipe, whose
     agents are then all played by the model, endpoints excepted, without adapters and without warm-up.
+    `real` takes a recipe's values for a pretrained model.
     """
     if environment in BUILTIN_ENVIRONMENTS or ":" in environment:
         answers = issubclass(environment_class(environment), Answerable)
@@ -42,7 +45,7 @@ def model_config(model: str, environment: str, settings: tuple[str, ...] = ()) -
             "algorithm": {"name": "grpo"},
         }
         return lay_over([("--model", values)], settings).config
-    config = load_recipe(environment, (), settings).config
+    config = load_recipe(environment, (), settings, real=real).config
     agents = config.team.agents
     if not isinstance(agents, int):
         agents = tuple(

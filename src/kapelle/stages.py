@@ -60,9 +60,11 @@ class Start:
     """Policy → folder of weights."""
 
 
-def read_stages(name: str, overlays: Sequence[str] = (), settings: Sequence[str] = ()) -> tuple[Stage, ...]:
+def read_stages(
+    name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
+) -> tuple[Stage, ...]:
     """Return the stages of a recipe, empty when it is one run; raises the errors of `load_stages`."""
-    found = load_stages(name, overlays, settings)
+    found = load_stages(name, overlays, settings, real=real)
     return tuple(Stage(number, each, recipe) for number, (each, recipe) in enumerate(found, start=1))
 
 

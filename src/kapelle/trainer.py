@@ -7,6 +7,7 @@ print(trainer.evaluate(problems=500).success)
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -117,10 +118,19 @@ class Trainer:
 
     @classmethod
     def from_recipe(
-        cls, name: str, *settings: str, overlays: tuple[str, ...] = (), **options: Any
+        cls, name: str, *settings: str, overlays: tuple[str, ...] = (), real: bool = False, **options: Any
     ) -> Trainer:
-        """Build a trainer from a built-in recipe or a YAML file, with `key.path=value` settings."""
-        recipe: Recipe = load_recipe(name, overlays, settings)
+        """Build a trainer from a built-in recipe or a YAML file, with `key.path=value` settings.
+
+        `real` takes the recipe's values for a pretrained model. The listener, or a warning, says what of the recipe
+        does not suit `model.path`.
+        """
+        recipe: Recipe = load_recipe(name, overlays, settings, real=real)
+        for note in recipe.notes:
+            if options.get("listener") is None:
+                warnings.warn(note, stacklevel=2)
+            else:
+                options["listener"].phase("recipe", note)
         return cls(recipe.config, origin=recipe.origin, **options)
 
     @classmethod

@@ -58,11 +58,12 @@ def _known_keys(model: type[Configured], path: Sequence[str]) -> list[str]:
     models = [model]
     for part in path:
         fields = [one.model_fields[part] for one in models if part in one.model_fields]
-        models = [inner for field in fields for inner in _models_in(field.annotation)] or models
+        models = [inner for field in fields for inner in models_in(field.annotation)] or models
     return list(dict.fromkeys(key for one in models for key in one.model_fields))
 
 
-def _models_in(annotation: Any) -> list[type[Configured]]:
+def models_in(annotation: Any) -> list[type[Configured]]:
+    """Return the classes of settings that a field may hold."""
     if isinstance(annotation, type) and issubclass(annotation, Configured):
         return [annotation]
-    return [found for inner in get_args(annotation) for found in _models_in(inner)]
+    return [found for inner in get_args(annotation) for found in models_in(inner)]

@@ -58,8 +58,9 @@ def _wrong_kapelle(words: list[str]) -> str | None:
             named, settings = split_words(parsed[1].words)
             recipe, *overlays = named or ("demo",)
             known = recipe in builtin_recipes() and not overlays
-            if known and not load_stages(recipe, settings=settings):
-                load_recipe(recipe, settings=settings)
+            real = vars(parsed[1]).get("real", False)
+            if known and not load_stages(recipe, settings=settings, real=real):
+                load_recipe(recipe, settings=settings, real=real)
     except KapelleError as error:
         return str(error)
     return None

@@ -59,7 +59,9 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     names = [name.strip() for name in arguments.algorithms.split(",") if name.strip()]
     if not names:
         raise ConfigError("No algorithm is named. Write for example `--algorithms grpo,mappo`.")
-    recipe = read_recipe(arguments.words)
+    recipe = read_recipe(arguments.words, real=arguments.real)
+    for note in recipe.notes:
+        say(note, sys.stderr)
     contenders = read_contenders(recipe, names, read_own(arguments.set or ()))
     name = recipe.config.name
     folder = Path(arguments.run_dir) if arguments.run_dir else default_run_dir(f"compare-{name}")
@@ -76,7 +78,8 @@ def _draw(comparison: Comparison) -> None:
 
 def _again(arguments: argparse.Namespace, folder: Path) -> str:
     own = [word for setting in arguments.set or () for word in ("--set", setting)]
-    words = [*arguments.words, "--algorithms", arguments.algorithms, "--seeds", str(arguments.seeds)]
+    real = ["--real"] if arguments.real else []
+    words = [*arguments.words, *real, "--algorithms", arguments.algorithms, "--seeds", str(arguments.seeds)]
     return command("compare", *words, *own, "--run-dir", str(folder))
 
 

@@ -109,6 +109,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
         metavar="RECIPE …",
         help=f"{RECIPE_HELP}; YAML files laid over it; then settings, {SETTINGS_HELP}",
     )
+    _add_real(parser)
     _add_run_dir(parser)
     parser.add_argument(
         "--resume",
@@ -137,6 +138,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words", nargs="*", metavar="RECIPE …", help=f"{RECIPE_HELP}; overlays; settings, {SETTINGS_HELP}"
     )
+    _add_real(parser)
     parser.add_argument(
         "--algorithms",
         required=True,
@@ -196,8 +198,10 @@ def _play(parser: argparse.ArgumentParser) -> None:
 
 
 def _recipes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", metavar="ls|cp", help="list them, or copy one to a file")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which one to copy")
+    parser.add_argument(
+        "action", nargs="?", metavar="ls|show|cp", help="list them, print one, or copy one to a file"
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="which one to print or copy")
     parser.add_argument("destination", nargs="?", metavar="DEST", help="file or folder (./NAME.yaml)")
     parser.add_argument("--json", action="store_true", help="print one JSON object (ls)")
 
@@ -214,6 +218,7 @@ def _validate(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="check an environment alone (built in, or module:Class); settings are environment.key=value",
     )
+    _add_real(parser)
     parser.add_argument(
         "--graph",
         action="store_true",
@@ -223,6 +228,14 @@ def _validate(parser: argparse.ArgumentParser) -> None:
 
 def _info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_real(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--real",
+        action="store_true",
+        help="take the recipe's values for a pretrained model (its section `real`: model, rates, lengths, data)",
+    )
 
 
 def _add_run_dir(parser: argparse.ArgumentParser) -> None:
@@ -249,6 +262,7 @@ def _add_player(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what the model plays: an environment (alone), or a recipe (its team and workflow)",
     )
+    _add_real(parser)
 
 
 def _count(text: str) -> int:
@@ -266,26 +280,26 @@ COMMANDS: Mapping[str, Command] = {
         _demo,
     ),
     "train": Command(
-        "RECIPE [overlay.yaml …] [key.path=value …] [--run-dir DIR] [--resume] [--dry-run] [--json] [--no-rich]",
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--run-dir DIR] [--resume] [--dry-run] [--json] [--no-rich]",
         "train a team as a recipe says",
         "train",
         _train,
     ),
     "eval": Command(
-        "(RUN | --model PATH --environment NAME) [key.path=value …] [--no-baselines] [--json]",
+        "(RUN | --model PATH --environment NAME [--real]) [key.path=value …] [--no-baselines] [--json]",
         "measure a run or a model on unseen problems",
         "eval",
         _eval,
     ),
     "compare": Command(
-        "RECIPE [overlay.yaml …] [key.path=value …] --algorithms A,B [--seeds N] [--set A:key=value …] [--run-dir DIR] "
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] --algorithms A,B [--seeds N] [--set A:key=value …] [--run-dir DIR] "
         "[--jobs N] [--json]",
         "train several algorithms on one recipe, with several seeds each, and compare them",
         "compare",
         _compare,
     ),
     "collect": Command(
-        "(RUN | --model PATH --environment NAME) [key.path=value …] --out FILE --min-reward X "
+        "(RUN | --model PATH --environment NAME [--real]) [key.path=value …] --out FILE --min-reward X "
         "[--tasks N] [--samples K] [--json]",
         "play train tasks and keep the good episodes as data for SFT",
         "collect",
@@ -298,13 +312,13 @@ COMMANDS: Mapping[str, Command] = {
         _play,
     ),
     "recipes": Command(
-        "(ls | cp NAME [DEST]) [--json]",
-        "list the built-in recipes, or copy one to change it",
+        "(ls | show NAME | cp NAME [DEST]) [--json]",
+        "list the built-in recipes, print one, or copy one to change it",
         "recipes",
         _recipes,
     ),
     "validate": Command(
-        "(RECIPE [overlay.yaml …] | [--environment] NAME) [key.path=value …] [--graph]",
+        "(RECIPE [--real] [overlay.yaml …] | [--environment] NAME) [key.path=value …] [--graph]",
         "check a recipe and everything it names, or an environment alone, without loading a model",
         "validate",
         _validate,

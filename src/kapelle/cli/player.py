@@ -45,12 +45,14 @@ def open_player(arguments: argparse.Namespace) -> Player:
     if arguments.model is None:
         if len(named) != 1 or arguments.environment is not None:
             raise ConfigError("Name one run directory, or --model PATH and --environment NAME.")
+        if arguments.real:
+            raise ConfigError("--real is for a recipe that a model plays, and a run plays as it was trained.")
         return _from_run(Path(named[0]), settings)
     if named or arguments.environment is None:
         raise ConfigError("--model goes with --environment NAME, and without a run directory.")
     from kapelle.playing import model_config, open_play
 
-    config = model_config(arguments.model, arguments.environment, settings)
+    config = model_config(arguments.model, arguments.environment, settings, real=arguments.real)
     return Player(arguments.model, open_play(config), config, own_returns, None)
 
 

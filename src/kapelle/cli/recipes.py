@@ -1,4 +1,4 @@
-"""`kapelle recipes`: list the built-in recipes, or copy one."""
+"""`kapelle recipes`: list the built-in recipes, print one, or copy one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from pathlib import Path
 from kapelle.cli.output import command, say
 from kapelle.errors import ConfigError, OutputError, did_you_mean
 
-ACTIONS = ("ls", "cp")
+ACTIONS = ("ls", "show", "cp")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List or copy."""
+    """List, print or copy."""
     action = arguments.action or "ls"
     if action not in ACTIONS:
         raise ConfigError(f"Unknown action '{action}' of `kapelle recipes`.{did_you_mean(action, ACTIONS)}")
     if action == "cp":
         return _copy(arguments.name, arguments.destination)
+    if action == "show":
+        say(_text("show", arguments.name).rstrip())
+        return 0
     if arguments.name is not None:
         raise ConfigError(f"`kapelle recipes ls` takes no '{arguments.name}'.")
     return _list(as_json=arguments.json)
@@ -27,12 +30,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _list(*, as_json: bool) -> int:
     import yaml
 
+    from kapelle.base_model import REAL
     from kapelle.recipe import builtin_recipes
 
-    told = {
-        name: " ".join(str(yaml.safe_load(text).get("description", "")).split())
-        for name, text in builtin_recipes().items()
-    }
+    told = {}
+    for name, text in builtin_recipes().items():
+        recipe = yaml.safe_load(text)
+        path = recipe.get(REAL, {}).get("model", {}).get("path")
+        real = (
+            f" --{REAL}: its values for a pretrained model, {path} unless another is named." if path else ""
+        )
+        told[name] = " ".join(str(recipe.get("description", "")).split()) + real
     if as_json:
         say(json.dumps(told, indent=1))
         return 0
@@ -42,20 +50,25 @@ def _list(*, as_json: bool) -> int:
     return 0
 
 
-def _copy(name: str | None, destination: str | None) -> int:
+def _text(action: str, name: str | None) -> str:
     from kapelle.recipe import builtin_recipes
 
     recipes = builtin_recipes()
     if name is None:
-        raise ConfigError(f"`kapelle recipes cp` needs a name.{did_you_mean('', recipes)}")
+        raise ConfigError(f"`kapelle recipes {action}` needs a name.{did_you_mean('', recipes)}")
     if name not in recipes:
         raise ConfigError(f"Unknown recipe '{name}'.{did_you_mean(name, recipes)}")
+    return recipes[name]
+
+
+def _copy(name: str | None, destination: str | None) -> int:
+    text = _text("cp", name)
     path = Path(destination or f"{name}.yaml")
     if path.is_dir():
         path /= f"{name}.yaml"
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(recipes[name])
+            file.write(text)
     except FileExistsError as error:
         raise OutputError(f"{path} exists already. Name another destination.") from error
     except OSError as error:

@@ -127,7 +127,7 @@ def _about(source: Source) -> list[str]:
             f"The model is tiny ({count} parameters), made and trained from scratch on this machine; no model is "
             "downloaded."
         )
-    return lines
+    return [*lines, *source.notes]
 
 
 def _parameters(trainer: Trainer) -> int:

@@ -12,9 +12,6 @@ from kapelle.errors import ConfigError, did_you_mean
 from kapelle.recipe import Recipe, builtin_recipes, load_recipe
 from kapelle.run_files import read_config, read_provenance
 
-COMMAND_LINE = "command line"
-"""Origin of the settings that were typed."""
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -28,11 +25,13 @@ class Source:
     resume: bool
     start_from: Mapping[str, Path] = field(default_factory=dict)
     """Policy → folder of weights that it starts from."""
+    notes: tuple[str, ...] = ()
+    """What to say of it before it runs."""
     whole: Path | None = None
     """The folder of all stages, when this run is one of several."""
 
 
-def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool) -> Source:
+def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Source:
     """Return what `kapelle train` should do; raises the errors of `recipe.load_recipe`."""
     files, settings = split_words(words)
     folder = Path(run_dir) if run_dir else None
@@ -40,19 +39,23 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool) -> S
         place = Path(files[0]) if files else folder
         if place is None:
             raise ConfigError("Nothing to resume is named. Write `kapelle train --resume RUN`.")
+        if real:
+            raise ConfigError(
+                "--real is for a recipe, and a run goes on with the settings that it began with."
+            )
         return _resumed(place, (*files[1:],), settings)
-    recipe = read_recipe(words)
-    return Source(files[0], recipe.config, recipe.origin, folder, resume)
+    recipe = read_recipe(words, real=real)
+    return Source(files[0], recipe.config, recipe.origin, folder, resume, notes=recipe.notes)
 
 
-def read_recipe(words: Sequence[str]) -> Recipe:
+def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
     """Return the recipe that words name, with its overlays and settings; ConfigError when none is named."""
     files, settings = split_words(words)
     if not files:
         raise ConfigError(
             f"No recipe is named.{did_you_mean('', builtin_recipes())} Or write one as a YAML file."
         )
-    return load_recipe(files[0], files[1:], settings)
+    return load_recipe(files[0], files[1:], settings, real=real)
 
 
 def _resumed(place: Path, overlays: tuple[str, ...], settings: tuple[str, ...]) -> Source:

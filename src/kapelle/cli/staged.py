@@ -32,10 +32,11 @@ class Staged:
         for stage, config in self.checked():
             if not as_json:
                 say(f"# stage {stage.number} of {len(self.stages)}: {stage.name}")
-            yield Source(self.recipe, config, stage.recipe.origin, None, resume=False)
+            notes = stage.recipe.notes
+            yield Source(self.recipe, config, stage.recipe.origin, None, resume=False, notes=notes)
 
 
-def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool) -> Staged | None:
+def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Staged | None:
     """Return the stages that words name, or that a folder to resume holds; None when it is one run."""
     files, settings = split_words(words)
     folder = Path(run_dir) if run_dir else None
@@ -44,7 +45,7 @@ def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool) -> S
         if place is None or not (place / FILE).is_file():
             return None
         return Staged(str(place), read_stages(str(place / FILE), files[1:], settings), place)
-    stages = read_stages(files[0], files[1:], settings) if files else ()
+    stages = read_stages(files[0], files[1:], settings, real=real) if files else ()
     return Staged(files[0], stages, folder) if stages else None
 
 
@@ -70,6 +71,7 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
             start.run_dir,
             start.resume,
             start.start_from,
+            stage.recipe.notes,
             whole,
         )
         yield f"kapelle train: {title}", source

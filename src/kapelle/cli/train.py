@@ -23,7 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.dry_run:
         announce("kapelle train", as_json=arguments.json)
-    staged = find_stages(arguments.words, arguments.run_dir, resume=arguments.resume)
+    how = {"resume": arguments.resume, "real": arguments.real}
+    staged = find_stages(arguments.words, arguments.run_dir, **how)
     if staged is not None and arguments.dry_run:
         return max(_dry_run(source, as_json=arguments.json) for source in staged.dry(as_json=arguments.json))
     if staged is not None:
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
             if code:
                 return code
         return 0
-    source = read_source(arguments.words, arguments.run_dir, resume=arguments.resume)
+    source = read_source(arguments.words, arguments.run_dir, **how)
     if arguments.dry_run:
         return _dry_run(source, as_json=arguments.json)
 
@@ -70,8 +71,11 @@ def _dry_run(source: Source, *, as_json: bool) -> int:
     values = config.model_dump(mode="json")
     changed = {key: origin for key, origin in source.origin.items() if origin != "default"}
     if as_json:
-        say(json.dumps({"weights": found.row(), "config": values, "origin": changed}, indent=1))
+        row = {"weights": found.row(), "config": values, "origin": changed, "notes": list(source.notes)}
+        say(json.dumps(row, indent=1))
         return 0
+    for note in source.notes:
+        say(f"# {note}")
     say("# weights: which agent acts with which, and what trains (nothing is loaded)")
     for line in describe(found):
         say(f"# {line}".rstrip())

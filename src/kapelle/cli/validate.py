@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,19 +32,26 @@ def run(arguments: argparse.Namespace) -> int:
     def passed(name: str, detail: str) -> None:
         say(f"ok  {name:10} {detail}")
 
-    staged = find_stages(arguments.words, None, resume=False)
+    staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     if staged is not None:
         for stage, config in staged.checked():
             passed("stage", f"{stage.number} of {len(staged.stages)}: {stage.name}")
+            _tell(stage.recipe.notes)
             check(config, passed)
         say(f"All {len(staged.stages)} stages of {staged.recipe} are ready to train.")
         return 0
-    recipe = read_recipe(arguments.words)
+    recipe = read_recipe(arguments.words, real=arguments.real)
     set_here = sum(source != "default" for source in recipe.origin.values())
     passed("settings", f"{len(recipe.origin)} values, {set_here} of them not defaults")
+    _tell(recipe.notes)
     check(recipe.config, passed)
     say(f"{recipe.config.name} is ready to train.")
     return 0
+
+
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes:
+        say(f"-   {note}")
 
 
 def _environment(arguments: argparse.Namespace) -> Environment | None:
@@ -93,7 +100,7 @@ def draw(words: list[str]) -> str:
     from kapelle.errors import ConfigError
     from kapelle.workflow import Drawable
 
-    config = read_recipe(words).config
+    config = read_recipe(words, real=False).config
     workflow = cast("Workflow", config.workflow)
     if not isinstance(workflow, Drawable):
         raise ConfigError(

@@ -1,0 +1,122 @@
+"""Nested settings laid over one another, with the origin of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from kapelle.errors import ConfigError, did_you_mean
+
+COMMAND_LINE = "command line"
+"""Origin of the settings that were typed."""
+PLUGGED = ("environment", "workflow", "algorithm", "engine")
+"""Sections whose keys are those of the class that their `name` finds; with another name they begin anew."""
+
+
+def layered(
+    layers: Sequence[tuple[str, Mapping[str, Any]]], settings: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what layers (source, values) and then settings come to, and dotted key → where it came from."""
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source, values in layers:
+        merge(merged, values, source, origin)
+    for setting in settings:
+        merge(merged, parse_setting(setting), COMMAND_LINE, origin)
+    return merged, origin
+
+
+def parse_setting(setting: str) -> dict[str, Any]:
+    """Return `key.path=value` as nested mappings; ConfigError when it is none."""
+    key, equals, raw = setting.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"'{setting}' is no setting. Write key.path=value, for example training.steps=100.")
+    try:
+        value: Any = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise ConfigError(f"The value of '{setting}' is not YAML. Quote it.") from None
+    # YAML 1.1 reads 1e-3 as text; a setting that is a number takes such text.
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def merge(
+    into: dict[str, Any], over: Mapping[str, Any], source: str, origin: dict[str, str], at: str = ""
+) -> None:
+    """Lay a mapping over another one in place; `at` is the dotted path of both, with a dot behind it."""
+    if at[:-1] in PLUGGED and over.get("name", into.get("name")) != into.get("name"):
+        # Another class: the old one's settings mean nothing to it.
+        for key in [k for k in origin if k.startswith(at)]:
+            del origin[key]
+        into.clear()
+    for key, value in over.items():
+        path = f"{at}{key}"
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            merge(into[key], value, source, origin, f"{path}.")
+        elif isinstance(value, Mapping) and _has_entries(into.get(key), value):
+            _merge_items(into[key], value, source, origin, path)
+        else:
+            into[key] = _plain(value)
+            replace_origin(origin, path, into[key], source)
+
+
+def _has_entries(items: object, over: Mapping[str, Any]) -> bool:
+    """Return whether a mapping speaks of entries of a list, by number from 0 or by what they are named."""
+    if not isinstance(items, list) or not over:
+        return False
+    named = all(isinstance(each, dict) for each in items) and all(
+        isinstance(each, Mapping) for each in over.values()
+    )
+    return named or all(str(key).isdigit() for key in over)
+
+
+def _merge_items(
+    items: list[Any], over: Mapping[str, Any], source: str, origin: dict[str, str], path: str
+) -> None:
+    for key, value in over.items():
+        index = _place(items, str(key), path)
+        if isinstance(value, Mapping) and isinstance(items[index], dict):
+            merge(items[index], value, source, origin, f"{path}.{index}.")
+        else:
+            items[index] = _plain(value)
+            replace_origin(origin, f"{path}.{index}", items[index], source)
+
+
+def _place(items: Sequence[Any], key: str, path: str) -> int:
+    if key.isdigit():
+        if int(key) >= len(items):
+            raise ConfigError(f"{path} has {len(items)} entries, from 0; there is no {path}.{key}.")
+        return int(key)
+    names = [str(item.get("name")) for item in items]
+    if key not in names:
+        raise ConfigError(f"{path} has no entry named '{key}'.{did_you_mean(key, names)}")
+    return names.index(key)
+
+
+def replace_origin(origin: dict[str, str], path: str, value: Any, source: str) -> None:
+    """Let all that `value` holds at a path have come from `source`, and nothing else there."""
+    for replaced in [key for key in origin if key == path or key.startswith(f"{path}.")]:
+        del origin[replaced]
+    origin.update(dict.fromkeys(leaves(value, path), source))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def leaves(value: Any, path: str = "") -> list[str]:
+    """Return the dotted keys of everything in nested settings that is no mapping itself."""
+    if isinstance(value, Mapping) and value:
+        return [
+            leaf
+            for key, item in value.items()
+            for leaf in leaves(item, f"{path}.{key}" if path else str(key))
+        ]
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return [leaf for k, item in enumerate(value) for leaf in leaves(item, f"{path}.{k}")]
+    return [path]
