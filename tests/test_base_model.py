@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.conftest import call
+from tests.tiny import tiny_model
 
 from kapelle import Trainer
 from kapelle.base_model import LEFT_OUT
 from kapelle.errors import ConfigError
+from kapelle.playing import model_config
 from kapelle.recipe import Recipe, builtin_recipes, lay_over, load_recipe, load_stages
 from kapelle.run_files import read_provenance
 from kapelle.stages import read_stages
@@ -98,6 +101,10 @@ class TestWarmup:
         again = call("train", "--resume", str(tmp_path / "run"), "training.steps=2")
         assert again.code == 0, again.err
 
+    def test_a_model_in_memory_is_not_left_for_a_warmed_up_one(self) -> None:
+        with pytest.raises(ConfigError, match="in memory already"):
+            Trainer.from_recipe("kuhn", models={"embedded": tiny_model()})
+
     def test_python_is_warned(self, pretrained: str) -> None:
         with pytest.warns(UserWarning, match="embedded model") as caught:
             Trainer.from_recipe("kuhn", f"model.path={pretrained}").close()
@@ -144,6 +151,21 @@ class TestReal:
         assert len(listed) == len(builtin_recipes())
         assert call("recipes", "show", "kuhn").out == builtin_recipes()["kuhn"]
         assert "Did you mean 'kuhn'" in call("recipes", "show", "kuhnn").err
+
+    def test_a_model_that_only_plays_has_its_lengths(self, pretrained: str, tmp_path: Path) -> None:
+        rows = [{"question": f"Twice {n}?", "answer": f"#### {2 * n}"} for n in range(4)]
+        for name, part in (("train", rows[:2]), ("test", rows[2:])):
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        path = f"environment.path={tmp_path}"
+        words = ("eval", "--model", pretrained, "--environment", "gsm8k", path, "evaluation.problems=1")
+        short = call(*words, "team.sampling.max_tokens=2", "--no-baselines", "--json")
+        assert short.code == 0, short.err
+        assert short.err.count("add --real") == 1
+        real = call(*words, "--real", "team.sampling.max_tokens=3", "--no-baselines", "--json")
+        assert real.code == 0, real.err
+        assert "--real" not in real.err
+        assert model_config(pretrained, "gsm8k", (path,), real=True).team.sampling.max_tokens == 1024
+        assert "--real is for a recipe" in call("eval", str(tmp_path), "--real").err
 
     def test_a_run_goes_on_without_it(self, tmp_path: Path) -> None:
         assert "--real is for a recipe" in call("train", "--resume", str(tmp_path), "--real").err

@@ -38,6 +38,11 @@ def check_run(
         if path not in given:
             check_model_path(path)
     if training:
+        if config.warmup is not None and config.model.path in given:
+            raise ConfigError(
+                f"`warmup` makes a model of its own from `model.path`, and '{config.model.path}' is in memory already: what "
+                "was handed over would not be used. Leave `warmup` out, or hand over no model."
+            )
         _check_training(config, algorithm, team)
 
 

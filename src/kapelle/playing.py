@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from kapelle.assembly import build_team
@@ -25,13 +27,18 @@ ALONE = {"tools": "tool_use"}
 
 
 def model_config(
-    model: str, environment: str, settings: tuple[str, ...] = (), *, real: bool = False
+    model: str,
+    environment: str,
+    settings: tuple[str, ...] = (),
+    *,
+    real: bool = False,
+    told: Callable[[str], None] = lambda _: None,
 ) -> RunConfig:
     """Return the settings of a model, as it is, that plays an environment alone or a recipe as its team.
 
     `environment` is the name of an environment (built in, or `module:Class`), else that of a recipe, whose
     agents are then all played by the model, endpoints excepted, without adapters and without warm-up.
-    `real` takes a recipe's values for a pretrained model.
+    `real` takes a recipe's values for a pretrained model; `told` hears where the others do not suit this one.
     """
     if environment in BUILTIN_ENVIRONMENTS or ":" in environment:
         answers = issubclass(environment_class(environment), Answerable)
@@ -45,7 +52,11 @@ def model_config(
             "algorithm": {"name": "grpo"},
         }
         return lay_over([("--model", values)], settings).config
-    config = load_recipe(environment, (), settings, real=real).config
+    named = ("warmup=null", f"model.path={json.dumps(model)}")
+    recipe = load_recipe(environment, (), (*settings, *named), real=real)
+    for note in recipe.notes:
+        told(note)
+    config = recipe.config
     agents = config.team.agents
     if not isinstance(agents, int):
         agents = tuple(
@@ -55,8 +66,7 @@ def model_config(
             for agent in agents
         )
     team = config.team.model_copy(update={"sharing": "frozen", "agents": agents, "critic_sharing": None})
-    base = config.model.model_copy(update={"path": model})
-    return config.model_copy(update={"team": team, "model": base, "warmup": None})
+    return config.model_copy(update={"team": team})
 
 
 def open_play(config: RunConfig) -> Play:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kapelle.cli.lines import Lines
+from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Watch
 from kapelle.errors import ConfigError
@@ -52,8 +53,12 @@ def open_player(arguments: argparse.Namespace) -> Player:
         raise ConfigError("--model goes with --environment NAME, and without a run directory.")
     from kapelle.playing import model_config, open_play
 
-    config = model_config(arguments.model, arguments.environment, settings, real=arguments.real)
+    config = model_config(arguments.model, arguments.environment, settings, real=arguments.real, told=_tell)
     return Player(arguments.model, open_play(config), config, own_returns, None)
+
+
+def _tell(note: str) -> None:
+    say(note, sys.stderr)
 
 
 def _from_run(path: Path, settings: tuple[str, ...]) -> Player:
