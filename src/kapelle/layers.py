@@ -15,19 +15,6 @@ PLUGGED = ("environment", "workflow", "algorithm", "engine")
 """Sections whose keys are those of the class that their `name` finds; with another name they begin anew."""
 
 
-def layered(
-    layers: Sequence[tuple[str, Mapping[str, Any]]], settings: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what layers (source, values) and then settings come to, and dotted key → where it came from."""
-    merged: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for source, values in layers:
-        merge(merged, values, source, origin)
-    for setting in settings:
-        merge(merged, parse_setting(setting), COMMAND_LINE, origin)
-    return merged, origin
-
-
 def parse_setting(setting: str) -> dict[str, Any]:
     """Return `key.path=value` as nested mappings; ConfigError when it is none."""
     key, equals, raw = setting.partition("=")

@@ -25,7 +25,7 @@ from kapelle.configured import Configured
 from kapelle.engines.rollout import engine_class
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.layers import COMMAND_LINE, layered, leaves, merge, parse_setting
+from kapelle.layers import COMMAND_LINE, leaves, merge, parse_setting
 from kapelle.workflow import workflow_class
 from kapelle.workflows.dag_file import is_workflow_file, read_workflow
 from kapelle.workflows.dag_paths import fitted
@@ -141,7 +141,7 @@ def lay_over(
 
     `unused_real`: there are values for a pretrained model, and they are not among the layers.
     """
-    merged, origin = layered(layers, settings)
+    merged, origin = _layered(layers, settings)
     if merged.get("stages") is not None:
         raise ConfigError(
             f"Recipe '{layers[0][0]}' has stages, and this takes one run. Train it with `kapelle train`, then name one "
@@ -172,7 +172,7 @@ def load_stages(
     `load_recipe`.
     """
     layers, unused = _files(name, overlays, real)
-    merged, origin = layered(layers, settings)
+    merged, origin = _layered(layers, settings)
     own = _own(layers[0], merged)
     stages = merged.pop("stages", None)
     if stages is None:
@@ -211,6 +211,19 @@ def _check_stages(recipe: str, stages: Any) -> None:
             )
         if name in names[:number]:
             raise ConfigError(f"Recipe '{recipe}' has two stages named '{name}'. Rename one.")
+
+
+def _layered(
+    layers: Sequence[tuple[str, Mapping[str, Any]]], settings: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what layers (source, values) and then settings come to, and dotted key → where it came from."""
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source, values in layers:
+        merge(merged, values, source, origin)
+    for setting in settings:
+        merge(merged, parse_setting(setting), COMMAND_LINE, origin)
+    return merged, origin
 
 
 def _resolved(
