@@ -33,7 +33,11 @@ CLAIMS = [
     for text, label in (("Cats.", "e"), ("Dogs.", "n"), ("No cat.", "c"))
 ]
 OPEN = [{"problem": f"Twice {n}?", "solution": f"It is {2 * n}.", "answer": str(2 * n)} for n in range(1, 60)]
-MATHS = ("math", "gsm8k_steps")
+GRADED = [
+    {"question": f"Twice {n}?", "solution": text, "is_correct": right}
+    for n in range(60)
+    for text, right in ((str(2 * n), True), (str(2 * n + 1), False))
+]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -51,31 +55,41 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder / name / "test.jsonl", rows[4:])
     write(folder / "nli.jsonl", CLAIMS)
     write(folder / "open.jsonl", OPEN)
+    write(folder / "graded.jsonl", GRADED)
     lora = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
     (folder / "verifier").mkdir()
     (folder / "verifier" / "adapter_config.json").write_text(json.dumps(lora))
     return folder
 
 
-def data_of(name: str, files: Path, data_folder: Path) -> list[str]:
+def kind_of(name: str, *settings: str, real: bool) -> str:
+    """Return what a recipe plays."""
+    stages = [each for _, each in load_stages(name, (), settings, real=real)]
+    recipe = (stages or [load_recipe(name, (), settings, real=real)])[0]
+    return str(recipe.config.environment.model_dump()["name"])
+
+
+def data_of(name: str, kind: str, files: Path, data_folder: Path) -> list[str]:
     """Return the settings that put small files in place of the hub's data, behind whatever the recipe names."""
-    if name == "mbpp":
-        return [f"environment.path={data_folder / 'mbpp' / 'mbpp.jsonl.gz'}"]
-    if name == "gsm8k_tools":
-        return [f"environment.questions.path={files / 'gsm8k'}"]
-    if name == "maporl_anli_debate":
-        return [f"environment.path={files / 'nli.jsonl'}"]
     if name == "mrlm_multi":
         return [
             f"environment.parts.code.environment.path={data_folder / 'mbpp' / 'mbpp.jsonl.gz'}",
             f"environment.parts.math.environment.path={files / 'gsm8k'}",
             f"environment.parts.tools.environment.path={data_folder / 'bfcl'}",
         ]
-    return []
+    local = {
+        "code": data_folder / "mbpp" / "mbpp.jsonl.gz",
+        "math": files / "gsm8k",
+        "gsm8k_steps": files / "gsm8k",
+        "nli": files / "nli.jsonl",
+        "labelled": files / "graded.jsonl",
+    }
+    if kind == "tools":
+        return [f"environment.questions.path={files / 'gsm8k'}"]
+    return [f"environment.path={local[kind]}"] if kind in local else []
 
 
 REAL = {name: text.partition("\nreal:")[2] for name, text in builtin_recipes().items()}
-GAMES = ("kuhn", "tiny_hanabi", "mars_hanabi_lora")
 HUB_DATA = ("mbpp", "mrlm_multi")
 """Recipes whose data are only tried where the real files are."""
 
@@ -102,9 +116,7 @@ def test_a_section_real_has_values_for_a_pretrained_model_and_their_sources(name
 
 @pytest.mark.parametrize("name", [name for name in REAL if name not in HUB_DATA])
 def test_it_passes_every_check_before_a_model_loads(name: str, pretrained: str, files: Path) -> None:
-    settings = data_of(name, files, files)
-    if name not in GAMES and not settings:
-        settings = [f"environment.path={files / 'gsm8k'}"]
+    settings = data_of(name, kind_of(name, real=True), files, files)
     said = call("train", name, "--real", f"model.path={pretrained}", *settings, "--dry-run")
     assert said.code == 0, said.err
     assert "--real" in said.out, "where each setting came from"
@@ -114,9 +126,8 @@ def test_it_passes_every_check_before_a_model_loads(name: str, pretrained: str, 
 @pytest.mark.data
 @pytest.mark.parametrize("name", HUB_DATA)
 def test_so_do_those_on_the_real_files(name: str, pretrained: str, files: Path, data_folder: Path) -> None:
-    said = call(
-        "train", name, "--real", f"model.path={pretrained}", *data_of(name, files, data_folder), "--dry-run"
-    )
+    settings = data_of(name, kind_of(name, real=True), files, data_folder)
+    said = call("train", name, "--real", f"model.path={pretrained}", *settings, "--dry-run")
     assert said.code == 0, said.err
 
 
@@ -146,6 +157,8 @@ COMMENTED = [(name, group) for name, text in builtin_recipes().items() for group
 def local(setting: str, group: tuple[str, ...], files: Path, pretrained: str) -> str:
     """Put small files in place of what a setting names and this machine need not have."""
     key, _, value = setting.partition("=")
+    if key == "model.path":
+        return f"{key}={pretrained}"
     if key == "algorithm.verifier":
         return f"{key}={files / 'verifier'}"
     if key.startswith("team.agents"):
@@ -168,7 +181,7 @@ def test_the_comments_name_settings_at_all() -> None:
 
 @pytest.mark.parametrize(("name", "group"), COMMENTED, ids=lambda each: str(each)[:60])
 def test_what_a_comment_names_works_when_it_is_copied(
-    name: str, group: tuple[str, ...], pretrained: str, files: Path, data_folder: Path
+    name: str, group: tuple[str, ...], pretrained: str, files: Path
 ) -> None:
     for _, found in load_stages(name, (), group) or [("", load_recipe(name, (), group))]:
         dumped = found.config.model_dump(mode="json")
@@ -179,10 +192,9 @@ def test_what_a_comment_names_works_when_it_is_copied(
     if name in HUB_DATA:
         return
     here = [local(each, group, files, pretrained) for each in group]
-    own = data_of(name, files, data_folder)
-    if not own and name not in GAMES and not any(each.startswith("environment.path=") for each in here):
-        kind = load_recipe(name, (), group).config.environment.model_dump()["name"]
-        own = [f"environment.path={files / 'gsm8k'}"] if kind in MATHS else []
+    own = data_of(name, kind_of(name, *group, real=False), files, files)
+    if any(each.startswith("environment.path=") for each in here):
+        own = []
     said = call("validate", name, f"model.path={pretrained}", *own, *here)
     assert said.code == 0, said.err
 
