@@ -123,6 +123,23 @@ def test_it_passes_every_check_before_a_model_loads(name: str, pretrained: str, 
     assert "# warm-up" not in said.out
 
 
+@pytest.mark.parametrize("name", [name for name in REAL if name not in HUB_DATA])
+def test_a_step_is_taken_with_its_values(name: str, pretrained: str, files: Path, tmp_path: Path) -> None:
+    small = (
+        "team.sampling.max_tokens=8",
+        "team.lora.rank=2",
+        "training.steps=1",
+        "training.tasks_per_step=2",
+        "evaluation.before_and_after=false",
+        "evaluation.every=0",
+    )
+    settings = (*data_of(name, kind_of(name, real=True), files, files), *small)
+    said = call(
+        "train", name, "--real", f"model.path={pretrained}", *settings, "--run-dir", str(tmp_path / "run")
+    )
+    assert said.code == 0, said.err
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("name", HUB_DATA)
 def test_so_do_those_on_the_real_files(name: str, pretrained: str, files: Path, data_folder: Path) -> None:
