@@ -174,10 +174,9 @@ COMMENTED = [(name, group) for name, text in builtin_recipes().items() for group
 def local(setting: str, group: tuple[str, ...], files: Path, pretrained: str) -> str:
     """Put small files in place of what a setting names and this machine need not have."""
     key, _, value = setting.partition("=")
-    if key == "model.path":
-        return f"{key}={pretrained}"
-    if key == "algorithm.verifier":
-        return f"{key}={files / 'verifier'}"
+    fixed = {"model.path": pretrained, "algorithm.verifier": str(files / "verifier")}
+    if key in fixed:
+        return f"{key}={fixed[key]}"
     if key.startswith("team.agents"):
         return setting.replace(value.split("model: ")[1].split(",")[0], pretrained)
     if not key.endswith("path"):
