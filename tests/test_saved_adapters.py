@@ -51,6 +51,11 @@ def by_peft(folder: Path, **settings: Any) -> Tensor:
     model: Any = peft.get_peft_model(copy.deepcopy(base.model), config).eval()
     stir({name: p for name, p in model.named_parameters() if "lora_" in name}, 7)
     model.save_pretrained(str(folder))
+    return scored(model)
+
+
+def scored(model: Any) -> Tensor:
+    """Return a transformers model's log-probs of the samples' tokens."""
     found = []
     with torch.no_grad():
         for sample in draw_samples(["ada"], [(5, 4), (3, 6)]):
@@ -82,6 +87,19 @@ def test_an_adapter_of_peft_has_the_log_probs_that_it_had(how: str, root: bool, 
     own = team({"rank": 4, "alpha": 9.0} if past else lora, **past)
     with Trainer(**sections(team=own, model=tiny_model()), start_from=start) as trainer:
         assert float((by_kapelle(trainer) - expected).abs().max()) < 1e-5
+
+
+def test_peft_computes_what_a_trained_policy_computes(tmp_path: Path) -> None:
+    plain = copy.deepcopy(tiny_model().model)
+    own = team({**SAVED, "alpha": 5.0})
+    with Trainer(**sections(team=own, model=tiny_model(), optimizer={"lr": 0.1})) as trainer:
+        for _ in trainer.steps(2):
+            pass
+        trainer.save_policies(tmp_path)
+        expected = by_kapelle(trainer)
+    assert float((scored(plain) - expected).abs().max()) > 0.01
+    theirs = peft.PeftModel.from_pretrained(plain, str(tmp_path / "policies" / "ada")).eval()
+    assert float((scored(theirs) - expected).abs().max()) < 1e-5
 
 
 @pytest.mark.usefixtures("loads_nothing")
