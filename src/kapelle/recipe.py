@@ -220,9 +220,9 @@ def _layered(
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source, values in layers:
-        merge(merged, values, source, origin)
+        merge(merged, fitted(values, merged), source, origin)
     for setting in settings:
-        merge(merged, parse_setting(setting), COMMAND_LINE, origin)
+        merge(merged, fitted(parse_setting(setting), merged), COMMAND_LINE, origin)
     return merged, origin
 
 
