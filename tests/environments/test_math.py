@@ -78,6 +78,74 @@ async def test_grading(gold: str, text: str, score: float) -> None:
     assert (await Math().grade(text, gold)).score == score
 
 
+@pytest.mark.parametrize(
+    ("gold", "paid", "unpaid"),
+    [
+        (
+            "5",
+            [
+                "x=5",
+                "x = 5",
+                r"5\text{ cm}",
+                r"5^\circ",
+                "5 dollars",
+                "(5)",
+                r"\frac{10}{2}",
+                r"n = 5\text{ units}",
+                r"\mathbf{5}",
+            ],
+            [
+                "5 or 6",
+                "5 and 5",
+                "4-6",
+                "5=5",
+                "5 million",
+                "5x/x",
+                "6",
+                "5.0001",
+                r"\pm 5",
+                "5, 5",
+            ],
+        ),
+        ("8", ["2^3", "a=2^3", "2^3 cm"], ["2^4", "23", "2^{3^{2}}", "2^x"]),
+        ("3", [r"\sqrt{9}", r"x=\sqrt9"], [r"\sqrt{91}", r"\pm\sqrt{9}", "1.7320508^2"]),
+        ("1,234", ["x = 1,234", "1234 dollars", r"\$1{,}234"], ["1.234", "1, 234 and 5", "(1,234,5)"]),
+        ("$18", ["18 dollars", "18", "x = 18"], ["€18", r"18\text{ cents}"]),
+        ("50", ["x = 50%", r"50\%", "50 percent"], ["0.5", "x = 0.5", r"0.5\%"]),
+        ("y=5", ["5", "y = 5"], ["x=5"]),
+        (r"5\text{ cm}", ["5", "x=5", "5 cm"], ["5 m", r"5\text{ km}"]),
+    ],
+)
+async def test_a_number_pays_however_it_is_written_and_the_same_the_other_way_round(
+    gold: str, paid: list[str], unpaid: list[str]
+) -> None:
+    environment = Math(percent_is_unit=True)
+    for answers, score in ((paid, 1.0), (unpaid, 0.0)):
+        for answer in answers:
+            assert (await environment.grade(rf"\boxed{{{answer}}}", gold)).score == score, answer
+            assert (await environment.grade(rf"\boxed{{{gold}}}", answer)).score == score, (answer, "as gold")
+    # A gold answer without unit and name: what is paid is one vote, and what is not paid is none of it.
+    if gold not in {"$18", "y=5", r"5\text{ cm}"}:
+        one = environment.extract(rf"\boxed{{{gold}}}")
+        assert {environment.extract(rf"\boxed{{{answer}}}") for answer in paid} == {one}
+        assert one not in {environment.extract(rf"\boxed{{{answer}}}") for answer in unpaid}
+
+
+def test_a_vote_counts_what_is_graded_alike_as_one_answer() -> None:
+    environment = Math()
+    for answers in (
+        ["x+1", "1+x", r"\frac{2x+2}{2}"],
+        [r"\{1,2\}", "2, 1", "1 and 2"],
+        ["(1,2]", "( 1 , 2 ]"],
+        [r"2\sqrt2", r"\sqrt{8}"],
+        ["y=2x+1", "2x+1"],
+        [r"\text{Tuesday}", "tuesday"],
+    ):
+        assert len({environment.extract(rf"\boxed{{{answer}}}") for answer in answers}) == 1, answers
+    different = ["(1,2]", "[1,2]", "(1,2)", "(2,1)", "1,2", "1,2,2", "12", "x", r"\text{monday}", "5x/x", "5"]
+    assert len({environment.extract(rf"\boxed{{{answer}}}") for answer in different}) == len(different)
+
+
 async def test_where_the_question_does_not_name_the_unit_a_percentage_is_hundredths() -> None:
     environment = Math(percent_is_unit=False)
     assert (await environment.grade("#### 50%", "0.5")).score == 1.0

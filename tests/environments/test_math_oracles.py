@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,63 @@ async def test_gold_answers_pay_and_cheats_do_not(
             grade = await environment.grade(cheat(what, gold, task.question), gold)
             assert grade.score == 0.0, (what, gold)
             assert grade.status != "ungraded", (what, gold)
+
+
+def golds_of(path: Path, answer: str) -> list[str]:
+    return [json.loads(line)[answer].strip() for line in path.read_text().splitlines()]
+
+
+FORMS = (
+    "x = {n}",
+    r"{n}\text{{ cm}}",
+    r"{n}^\circ",
+    "({n})",
+    "{n} dollars",
+    r"\${n}",
+    r"n={n}\text{{ people}}",
+)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("file", "answer", "integers"),
+    [
+        ("deepscaler_parts/train_math.json.gz", "answer", 4400),
+        ("deepmath_sample/train.jsonl.gz", "ground_truth", 1900),
+    ],
+)
+async def test_every_integer_pays_with_what_people_write_around_it(
+    data_folder: Path, tmp_path: Path, file: str, answer: str, integers: int
+) -> None:
+    path = Path(answered(data_folder / file, tmp_path / "rows.jsonl", answer))
+    rows = golds_of(path, answer)
+    whole = [gold for gold in rows if re.fullmatch(r"-?[0-9]+", gold)]
+    assert len(whole) > integers
+    environment = Math(path=str(path), answer_field=answer, extraction=("only_box",))
+    for gold in sorted(set(whole)):
+        forms = [form.format(n=gold) for form in FORMS]
+        for form in forms:
+            assert (await environment.grade(rf"\boxed{{{form}}}", gold)).score == 1.0, form
+            near = form.replace(gold, f"{gold}1")
+            assert (await environment.grade(rf"\boxed{{{near}}}", gold)).score == 0.0, near
+        assert {environment.extract(rf"\boxed{{{form}}}") for form in forms} == {str(int(gold))}
+
+
+@pytest.mark.data
+async def test_votes_and_grades_agree_on_every_pair_of_gold_answers(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    path = Path(
+        answered(data_folder / "deepscaler_parts/train_math.json.gz", tmp_path / "rows.jsonl", "answer")
+    )
+    golds = sorted(set(golds_of(path, "answer")))
+    environment = Math(path=str(path), answer_field="answer", extraction=("only_box",))
+    forms: dict[str, list[str]] = {}
+    for gold in golds:
+        forms.setdefault(str(environment.extract(rf"\boxed{{{gold}}}")), []).append(gold)
+    alike = [(one, other) for same in forms.values() for one in same[:1] for other in same[1:]]
+    assert len(alike) > 50, "spellings of one answer are there"
+    differ = [
+        (one, other, (await environment.grade(rf"\boxed{{{one}}}", other)).score) for one, other in alike
+    ]
+    assert [pair for *pair, score in differ if score != 1.0] == []

@@ -27,7 +27,6 @@ def boxed(*contents: str) -> tuple[str, ...]:
 
 
 NUMBERS = frozenset({"numeric", "math"})
-MATHS = frozenset({"math"})
 
 EXTRACTION = [
     Hostile("two boxes that differ", (r"\boxed{5} and \boxed{6}", r"\boxed{5}\boxed{6}")),
@@ -92,7 +91,7 @@ VALUE = [
         boxed("[[1,2],[3,4]]", "1,2,3,4", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"),
         gold=r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
     ),
-    Hostile("x=5", boxed("x=5"), right=MATHS),
+    Hostile("x=5", boxed("x=5"), right=NUMBERS),
     Hostile("5=5", boxed("5=5", "6=5", "x=5=6", "6=x=5")),
     Hostile("True", boxed("True", "true", "yes"), gold="1"),
     Hostile(

@@ -14,13 +14,14 @@ import pytest
 from tests.grading.hostile import COST, EXTRACTION, HOSTILE, VALUE, Hostile
 from tests.patience import timed
 
+from kapelle.environments import math as math_environment
 from kapelle.grading.choice import grade_choice
 from kapelle.grading.exact import grade_exact
 from kapelle.grading.extraction import Policy
 from kapelle.grading.json_answer import grade_json
 from kapelle.grading.judge import judge_answer, judge_pair
 from kapelle.grading.math import grade_math
-from kapelle.grading.numeric import Number, grade_numeric, parse_number
+from kapelle.grading.numeric import Number, grade_numeric, read_number
 from kapelle.grading.processes import KillableProcesses
 from kapelle.grading.regex import grade_regex
 from kapelle.grading.tool_call import grade_tool_call
@@ -34,11 +35,18 @@ Grader = Callable[[str, str], Grade]
 
 
 def numeric(text: str, gold: str, policies: Sequence[Policy]) -> Grade:
-    return grade_numeric(text, parse_number(gold) or Number(Fraction(5)), policies)
+    return grade_numeric(text, read_number(gold) or Number(Fraction(5)), policies)
 
 
 def choice(text: str, gold: str, policies: Sequence[Policy]) -> Grade:
     return grade_choice(text, "B", {"A": "6", "B": gold, "C": "7"}, policies)
+
+
+def in_environment(pool: KillableProcesses, text: str, gold: str, policies: Sequence[Policy]) -> Grade:
+    """The environment `math`, which pays what `grade_math` pays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(math_environment, "shared_math_processes", lambda: pool)
+        return asyncio.run(math_environment.Math(extraction=tuple(policies)).grade(text, gold))
 
 
 def as_json(text: str, gold: str, policies: Sequence[Policy]) -> Grade:
@@ -96,6 +104,7 @@ def graders(math_pool: KillableProcesses, regex_pool: KillableProcesses) -> Mapp
         "exact": by_policy(grade_exact),
         "numeric": by_policy(numeric),
         "math": by_policy(lambda text, gold, policies: grade_math(text, gold, policies, math_pool)),
+        "environment": by_policy(partial(in_environment, math_pool)),
         "choice": by_policy(choice),
         "regex": by_policy(
             lambda text, gold, policies: grade_regex(text, re.escape(gold), policies, regex_pool)
@@ -122,7 +131,7 @@ def test_there_are_sixty() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["exact", "numeric", "math", "choice", "regex", "json", "tool_call", "judge"]
+    "name", ["exact", "numeric", "math", "environment", "choice", "regex", "json", "tool_call", "judge"]
 )
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
 def test_hostile_answer(hostile: Hostile, name: str, graders: Mapping[str, Sequence[Grader]]) -> None:
@@ -131,7 +140,8 @@ def test_hostile_answer(hostile: Hostile, name: str, graders: Mapping[str, Seque
             grade, seconds = timed(partial(grader, text, hostile.gold), 1.0)
             # This process's own time; a pool's is bounded by its limit and ends as `ungraded`.
             assert seconds < 1.0
-            assert (grade.score == 1.0) == (name in hostile.right), f"{text[:80]!r}: {grade}"
+            paid = {"environment": "math"}.get(name, name) in hostile.right
+            assert (grade.score == 1.0) == paid, f"{text[:80]!r}: {grade}"
             assert grade.score in {0.0, 1.0}
 
 

@@ -10,14 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import timed
 
+from kapelle.grading.math import read_math
 from kapelle.grading.numeric import (
     Number,
     grade_numeric,
     normal_form,
     parse_number,
+    read_number,
     same_figure,
     same_value,
 )
+from kapelle.grading.verdict import Grade
 
 
 @pytest.mark.parametrize(
@@ -225,6 +228,54 @@ def test_a_verdict_explains_itself() -> None:
     assert "'5 apples' is not one number" in unclear.explanation
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "18",
+        "x = 18",
+        "x=18",
+        r"18\text{ cm}",
+        "18 dollars",
+        "$18",
+        r"18^\circ",
+        "(18)",
+        "{18}",
+        "n = 18 hours",
+    ],
+)
+def test_what_stands_around_a_number_does_not_hide_it(text: str) -> None:
+    number = read_number(text)
+    assert number is not None
+    assert same_value(number, Number(Fraction(18)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "18 million",
+        "18 cents",
+        "2*9",
+        "20-2",
+        "18=18",
+        "x=y=18",
+        "18 or 19",
+        "(18, 19)",
+        "((18))",
+        "x",
+        "$18 dollars",
+    ],
+)
+def test_a_sum_a_factor_or_a_second_number_is_not_one_number(text: str) -> None:
+    assert read_number(text) is None
+
+
+def test_units_count_only_against_each_other() -> None:
+    km, yards, bare = (read_number(text) or Number(Fraction(0)) for text in ("5 km", "5 yd", "5"))
+    assert not same_value(km, yards)
+    assert same_value(km, bare)
+    assert same_value(bare, yards)
+
+
 @pytest.mark.data
 def test_agreement_with_every_labelled_gsm8k_solution(gsm8k_folder: Path) -> None:
     labelled = gsm8k_folder / "example_model_solutions.jsonl.gz"
@@ -236,12 +287,15 @@ def test_agreement_with_every_labelled_gsm8k_solution(gsm8k_folder: Path) -> Non
         }
     with gzip.open(labelled, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    agreed = total = 0
+    agreed = as_mathematics = total = 0
     for row in rows:
         truth = gold[row["question"]]
         assert truth is not None
         for model in ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification"):
             grade = grade_numeric(row[model]["solution"], truth, ["last_number"])
             agreed += (grade.score == 1.0) == row[model]["is_correct"]
+            read = read_math(row[model]["solution"], normal_form(truth), ["last_number"])
+            assert isinstance(read, Grade)
+            as_mathematics += (read.score == 1.0) == row[model]["is_correct"]
             total += 1
-    assert (agreed, total) == (5276, 5276)
+    assert (agreed, as_mathematics, total) == (5276, 5276, 5276)

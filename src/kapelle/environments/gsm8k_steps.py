@@ -28,7 +28,7 @@ from kapelle.environments.question_world import QuestionWorld
 from kapelle.environments.worked_steps import add_up, forget_last_term, notes
 from kapelle.errors import ConfigError, DataError, did_you_mean
 from kapelle.grading.extraction import Policy, extract
-from kapelle.grading.numeric import grade_numeric, normal_form, parse_number
+from kapelle.grading.numeric import grade_numeric, normal_form, parse_number, read_number
 from kapelle.types import Message, Split, Task
 
 Role = Literal["work", "add_up", "solve"]
@@ -151,7 +151,7 @@ class GSM8KSteps(Configured):
     def extract(self, text: str) -> str | None:
         """Return the final number of a text, None when it has none."""
         found = extract(text, self.extraction).text
-        number = None if found is None else parse_number(found)
+        number = None if found is None else read_number(found)
         return None if number is None else normal_form(number)
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:

@@ -1,8 +1,9 @@
 r"""Questions with an answer that can be checked, from a data set: GSM8K unless another is named.
 
 The answer of a row is what follows `####` in its answer field (GSM8K), else the content of its last
-`\boxed{…}` (MATH), else the whole field. An answer that is a number is compared as a number, exactly; any
-other as mathematics: expressions, lists, sets, intervals, points, matrices and equations by what they mean.
+`\boxed{…}` (MATH), else the whole field. Answers are compared as mathematics, exactly (`grading.math`): numbers with
+what stands around them (`x = 5`, `5\text{ cm}`), expressions, lists, sets, intervals, points, matrices and equations by
+what they mean.
 What the exact reader leaves open is compared by math-verify in a process that all worlds share; it starts
 when first needed, and one answer costs a second at most, after which the episode counts as failed.
 
@@ -24,10 +25,10 @@ from kapelle.environments.math_program import printed_by
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.errors import DataError
 from kapelle.grading.code_text import program_of
-from kapelle.grading.exact import plain_text
 from kapelle.grading.extraction import Policy, extract
 from kapelle.grading.math import Undecided, compare_math, read_math, shared_math_processes
-from kapelle.grading.numeric import grade_numeric, parse_number, same_figure, same_value
+from kapelle.grading.math_answers import Percent
+from kapelle.grading.math_form import math_form
 from kapelle.grading.verdict import Grade, no_answer
 from kapelle.sandbox.backends import backend, require
 from kapelle.types import Message, Split, Task
@@ -132,11 +133,7 @@ class Math(Configured):
             if printed.answer is None:
                 return no_answer(printed.problem)
             text = _MARKED[self.extraction[0]].format(printed.answer)
-        gold = parse_number(answer)
-        if gold is not None:
-            same = same_figure if self.percent_is_unit else same_value
-            return grade_numeric(text, gold, self.extraction, same)
-        read = read_math(text, answer, self.extraction, "figure" if self.percent_is_unit else "hundredths")
+        read = read_math(text, answer, self.extraction, self._percent)
         if isinstance(read, Undecided):
             return await asyncio.to_thread(compare_math, read, shared_math_processes())
         return read
@@ -146,12 +143,11 @@ class Math(Configured):
         if self.answer_by == "program":
             return program_of(text)
         found = extract(text, self.extraction).text
-        if found is None:
-            return None
-        number = parse_number(found)
-        if number is None:
-            return plain_text(found)
-        return str(number.figure if self.percent_is_unit else number.value)
+        return None if found is None else math_form(found, self._percent)
+
+    @property
+    def _percent(self) -> Percent:
+        return "figure" if self.percent_is_unit else "hundredths"
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         """Return the part of the data set's solution that the agent's role says; it has no flaws."""

@@ -15,7 +15,7 @@ from kapelle.configured import Configured
 from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.grading.extraction import Policy, extract
-from kapelle.grading.numeric import Number, grade_numeric, normal_form, parse_number
+from kapelle.grading.numeric import Number, grade_numeric, normal_form, read_number
 from kapelle.types import Message, Split, Task
 
 HARDEST = 20
@@ -80,7 +80,7 @@ class MultiStep(Configured):
     def extract(self, text: str) -> str | None:
         """Return the final number of a text, None when it has none."""
         found = extract(text, self.extraction).text
-        number = None if found is None else parse_number(found)
+        number = None if found is None else read_number(found)
         return None if number is None else normal_form(number)
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:

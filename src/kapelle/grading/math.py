@@ -20,6 +20,7 @@ from kapelle.grading.extraction import Policy, extract
 from kapelle.grading.math_answers import Answer, Percent, read_answer, same_answer
 from kapelle.grading.math_expression import GREEK, Refused, Unfamiliar
 from kapelle.grading.math_text import MAX_CHARACTERS, split_top, tidy
+from kapelle.grading.numeric import parse_number, same_figure, same_value
 from kapelle.grading.processes import Answering, GaveUp, KillableProcesses, Limits
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
@@ -108,6 +109,9 @@ def _unreadable(answer: str, problem: str) -> Grade:
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
         return True
+    one, other = parse_number(answer), parse_number(gold)
+    if one is not None and other is not None:
+        return (same_figure if percent == "figure" else same_value)(one, other)
     by_reading = _same_by_reading(answer, gold, percent)
     if by_reading is not None:
         return by_reading

@@ -16,7 +16,7 @@ from typing import Literal
 from kapelle.grading import algebra
 from kapelle.grading.algebra import Quotient
 from kapelle.grading.math_expression import Refused, read_expression
-from kapelle.grading.math_text import Written, split_top, take_apart
+from kapelle.grading.math_text import PLAIN_UNITS, Written, split_top, take_apart
 from kapelle.grading.numeric import parse_number
 
 MAX_ITEMS = 32
@@ -186,20 +186,6 @@ def _based(digits: str, base: int) -> Based:
     return Based(digits.lstrip("0") or "0", base)
 
 
-# Units that change nothing where the other answer names none; a factor (`million`, `dozen`, `cents`) is
-# not among them.
-_UNITS = (
-    "$ degree degrees radians mm cm m km inch inches in ft foot feet yd yard yards mile miles mph kg g gram grams"
-    " pound pounds lb s second seconds min minute minutes h hour hours day days week weeks month months year"
-    " years dollar dollars unit units meter meters metre metres centimeter centimeters kilometers people"
-    " students ways cm^2 cm^3 m^2 m^3 ft^2 ft^3 in^2 in^3 units^2 inches^2 feet^2 meters^2"
-)
-_PLAIN_UNITS = frozenset(_UNITS.split()) | {
-    f"{size} {unit}"
-    for size in ("square", "cubic")
-    for unit in ("units", "inches", "feet", "meters", "cm", "miles", "yards", "centimeters")
-}
-
 Percent = Literal["figure", "hundredths"]
 """`figure`: 50% is 50, its question names the unit. `hundredths`: 50% is 1/2."""
 
@@ -241,7 +227,7 @@ def _measures(answer: Answer, percent: Percent) -> list[tuple[Value, str]]:
 def _units_agree(one: str, other: str) -> bool:
     if one == other:
         return True
-    return (not one and other in _PLAIN_UNITS) or (not other and one in _PLAIN_UNITS)
+    return (not one and other in PLAIN_UNITS) or (not other and one in PLAIN_UNITS)
 
 
 def _one_word(one: Value, other: Value) -> bool:

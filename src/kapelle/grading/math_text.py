@@ -36,6 +36,7 @@ _LHS = re.compile(
 )
 _TEXT = r"\\(?:text|mathrm|textnormal|textrm|textbf|textit|mbox|mathbf|operatorname)"
 _ONLY_TEXT = re.compile(_TEXT + r"\{([^{}\\$]*)\}")
+_FIGURES = re.compile(r"\s*[-+]?[0-9][0-9,.]*\s*")
 _UNIT = re.compile(rf"\s*{_TEXT}\{{\s*([^{{}}\\$]+?)\.?\s*\}}(?:\^\{{?([23])\}}?)?$")
 _PLAIN_UNIT = re.compile(
     r"(?<=[0-9)}])\s+([A-Za-z]{2,}(?: [A-Za-z]{2,})?)(?:\^\{?([23])\}?)?$|(?<=[0-9])\s*(cm|mm|km|kg)(?:\^\{?([23])\}?)?$"
@@ -43,7 +44,23 @@ _PLAIN_UNIT = re.compile(
 _DEGREE = re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree)\s*\}?$")
 _PERCENT = re.compile(r"\s*(?:\\?%|(?<=[0-9)}\s])(?:\\text\{\s*)?(?:pct|percent(?:age)?)(?:\s*\})?)$")
 _CURRENCY = re.compile(r"([-+]?)\s*(\\\$|\$|€|£|\\pounds\b|\\euro\b)\s*(?=[-+]?[0-9.\\])")
+_CURRENCY_NAMES = {"dollar": "$", "dollars": "$", "euro": "€", "euros": "€"}
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' .-]*[A-Za-z.]")
+
+
+# A factor (`million`, `dozen`, `cents`) is not among them.
+_UNITS = (
+    "$ € £ degree degrees radians mm cm m km inch inches in ft foot feet yd yard yards mile miles mph kg g gram grams"
+    " pound pounds lb s second seconds min minute minutes h hour hours day days week weeks month months year"
+    " years dollar dollars unit units meter meters metre metres centimeter centimeters kilometers people"
+    " students ways cm^2 cm^3 m^2 m^3 ft^2 ft^3 in^2 in^3 units^2 inches^2 feet^2 meters^2"
+)
+PLAIN_UNITS = frozenset(_UNITS.split()) | {
+    f"{size} {unit}"
+    for size in ("square", "cubic")
+    for unit in ("units", "inches", "feet", "meters", "cm", "miles", "yards", "centimeters")
+}
+"""Units that change nothing where the other answer names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,8 @@ def take_apart(text: str) -> Written:
     if not body:
         raise Refused("It is empty.")
     only = _ONLY_TEXT.fullmatch(body)
+    if only is not None and _FIGURES.fullmatch(only[1]):
+        body, only = only[1].strip(), None
     if only is not None or (_WORDS.fullmatch(body) and _wordy(body)):
         return Written(_plain_words(only[1] if only else body), True, "", "")
     if not body.replace("€", "").replace("£", "").isascii():
@@ -173,4 +192,5 @@ def _without_unit(body: str) -> tuple[str, str]:
         return body, ""
     groups = [group for group in found.groups() if group]
     unit = " ".join(groups[0].casefold().split())
+    unit = _CURRENCY_NAMES.get(unit, unit)
     return body[: found.start()].strip(), f"{unit}^{groups[1]}" if len(groups) > 1 else unit

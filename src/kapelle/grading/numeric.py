@@ -4,19 +4,23 @@ Nothing is evaluated. The size of a literal is bounded before any arithmetic is 
 `1e400` nor a million digits cost anything. Values are fractions: 0.333 is not 1/3, and there is no
 tolerance to hide in.
 
-A number here is one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3`, `\frac{3}{4}`, with `$`,
+What `parse_number` reads is one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3`, `\frac{3}{4}`, with `$`,
 `€` or `£` before it, or `€` or `£` behind it, and `%`, `pct`, `percent` or `percentage` at its end. A text
-with anything else in it (a unit, a second number, an expression, `nan`) is not a number.
+with anything else in it (a unit, a second number, an expression, `nan`) is not one. `read_number` reads what people
+put around a literal, too: a name before `=`, a plain unit behind, brackets. Nothing is worked out here: `2^3` is a
+number to `kapelle.grading.math` alone, because to a question that asks for `2^3` it is no answer.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from kapelle.grading.extraction import Policy, extract
+from kapelle.grading.math_expression import Refused, Unfamiliar
+from kapelle.grading.math_text import PLAIN_UNITS, take_apart
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 
 MAX_CHARACTERS = 80
@@ -46,6 +50,8 @@ class Number:
     percent: bool = False
     currency: str = ""
     """`$`, `€` or `£` where one stands before it. It counts only against another one."""
+    unit: str = ""
+    """A plain unit behind it, which counts only against another one, too."""
 
     @property
     def value(self) -> Fraction:
@@ -73,6 +79,33 @@ def parse_number(text: str) -> Number | None:
     return Number(-magnitude if negative else magnitude, bool(match["percent"]), currency)
 
 
+def read_number(text: str) -> Number | None:
+    r"""Return the number that an answer says, with what people write around it: `x = 5`, `5\text{ cm}`, `90^\circ`, `(5)`.
+
+    A unit that is no plain one (`million`, `cents`) makes it something else, and None.
+    """
+    plain = parse_number(text)
+    if plain is not None or len(text) > MAX_CHARACTERS:
+        return plain
+    try:
+        written = take_apart(text)
+    except (Refused, Unfamiliar):
+        return None
+    if written.words or (written.unit and written.unit not in {"%", *PLAIN_UNITS}):
+        return None
+    bare = _BRACKETS.fullmatch(written.body)
+    number = parse_number(bare[1] if bare else written.body)
+    if number is None or (number.percent and written.unit):
+        return None
+    if written.unit in {"$", "€", "£"}:
+        return None if number.currency else replace(number, currency=written.unit)
+    unit = "" if written.unit == "%" else written.unit
+    return replace(number, percent=number.percent or written.unit == "%", unit=unit)
+
+
+_BRACKETS = re.compile(r"[({]([^(){}]*)[)}]")
+
+
 def _magnitude(match: re.Match[str]) -> Fraction | None:
     if match["decimal"] is not None:
         exponent = int(match["exponent"] or 0)
@@ -95,7 +128,7 @@ Same = Callable[[Number, Number], bool]
 
 def same_value(one: Number, other: Number) -> bool:
     """Return whether both are worth the same: 50% is 1/2 and is not 50."""
-    return one.value == other.value and _one_currency(one, other)
+    return one.value == other.value and _one_unit(one, other)
 
 
 def same_figure(one: Number, other: Number) -> bool:
@@ -103,11 +136,14 @@ def same_figure(one: Number, other: Number) -> bool:
 
     For data whose questions name the unit (`What percentage …?`) and whose answers leave it out.
     """
-    return one.figure == other.figure and _one_currency(one, other)
+    return one.figure == other.figure and _one_unit(one, other)
 
 
-def _one_currency(one: Number, other: Number) -> bool:
-    return one.currency == other.currency or not (one.currency and other.currency)
+def _one_unit(one: Number, other: Number) -> bool:
+    return all(
+        mine == theirs or not (mine and theirs)
+        for mine, theirs in ((one.currency, other.currency), (one.unit, other.unit))
+    )
 
 
 def grade_numeric(text: str, gold: Number, policies: Sequence[Policy], same: Same = same_value) -> Grade:
@@ -115,7 +151,7 @@ def grade_numeric(text: str, gold: Number, policies: Sequence[Policy], same: Sam
     found = extract(text, policies)
     if found.text is None:
         return no_answer(found.problem)
-    number = parse_number(found.text)
+    number = read_number(found.text)
     if number is None:
         return no_answer(f"'{found.text[:MAX_CHARACTERS]}' is not one number.")
     answer = normal_form(number)
