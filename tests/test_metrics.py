@@ -57,6 +57,7 @@ def test_the_row_of_a_step_by_hand() -> None:
     assert rollout_metrics(groups) == {
         "samples": 4.0,
         "failed_episodes": 0.25,
+        "scored": 3.0,
         "success": 0.5,
         "truncated": 0.0,
         # The second group has one valid episode left: nothing varies.

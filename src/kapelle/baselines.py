@@ -30,6 +30,8 @@ class Baseline:
     """Answers per problem; with more than one, the majority speaks."""
     result: Evaluation
     """`result.tokens` counts the tokens of all answers."""
+    failed_answers: int = 0
+    """Answers that ended in an error, of all that were asked for: they had no vote."""
 
 
 def soloists(play: Play) -> list[tuple[str, ...]]:
@@ -58,11 +60,11 @@ async def compute_matched(play: Play, tasks: Sequence[Task], tokens: float, seed
     votes: list[Baseline] = []
     for names in soloists(play) if len(play.team.agents) > 1 else []:
         alone = await answer_alone(play, tasks, names[0], tokens, seed)
-        found.append(Baseline(names, 1, alone))
+        found.append(Baseline(names, 1, alone, alone.failed))
         answers = int(tokens // max(1.0, alone.tokens))
         if answers > 1:
-            voted = await vote(play, tasks, names[0], tokens, answers, seed)
-            votes.append(Baseline(names, answers, voted))
+            voted, failed = await _vote(play, tasks, names[0], tokens, answers, seed)
+            votes.append(Baseline(names, answers, voted, failed))
     return found + votes
 
 
@@ -79,15 +81,23 @@ async def vote(
 ) -> Evaluation:
     """Let one agent answer every task `answers` times at temperature 1 and score the majority's answer.
 
-    The answers share `tokens` equally (rounded down), so that together they stay within it.
+    The answers share `tokens` equally (rounded down), so that together they stay within it. Answers that failed have
+    no vote; a problem on which all failed has failed.
     """
+    return (await _vote(play, tasks, agent, tokens, answers, seed))[0]
+
+
+async def _vote(
+    play: Play, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
+) -> tuple[Evaluation, int]:
     limit = max(1, int(tokens // answers))
     sampling = Sampling(limit, temperature=1.0, stop=_sampling(play, play.team[agent]).stop)
     seed = derive_seed(seed, "vote", agent)
     groups = await rollout(_alone(play, agent, sampling), tasks, answers, seed)
     chosen = [Group(group.task, (chosen_by_majority(play.environment, group, seed),)) for group in groups]
     spent = sum(len(turn.completion_ids) for group in groups for e in group.episodes for turn in e.turns)
-    return replace(summarise(chosen), tokens=spent / max(1, len(groups)))
+    failed = sum(len(group.episodes) - len(group.valid) for group in groups)
+    return replace(summarise(chosen), tokens=spent / max(1, len(groups))), failed
 
 
 def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:

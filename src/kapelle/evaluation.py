@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,7 @@ from kapelle.environment import Environment
 from kapelle.metrics import by_part, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
-from kapelle.statistics import area_under_curve, mean_interval, wilson_interval
+from kapelle.statistics import Rate, area_under_curve, rate_of
 from kapelle.types import Episode, Group, Sampling, Split, Task
 
 Returns = Callable[[Episode], Mapping[str, float]]
@@ -20,25 +21,43 @@ Returns = Callable[[Episode], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Results on problems that nothing was trained on."""
+    """Results on problems that nothing was trained on; `print` shows the rate with what it is the mean of."""
 
     problems: int
+    """Episodes played, one for each problem."""
     success: float | None
-    """Mean team score; the share of solved problems where a problem is solved or not (pass@1)."""
+    """Mean team score over the `scored` problems; the share of solved ones where a problem is solved or not (pass@1)."""
     interval: tuple[float, float] | None
     """95 %: Wilson's for shares, Student's t for graded scores."""
     reward: Mapping[str, float]
-    """Mean undiscounted return of each agent."""
+    """Mean undiscounted return of each agent over the episodes that paid something; absent where none did."""
     tokens: float
     """Mean completion tokens of the whole team per problem."""
     failed: int
-    """Episodes that ended in an error; they count as unsolved."""
-    parts: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """`seen` and `not seen` → (success, problems), for every yes or no that the environment says in `info`."""
+    """Episodes that ended in an error; they are in no mean."""
+    scored: int = 0
+    """Episodes with a team score: those that `success` is the mean of."""
+    reason: str = ""
+    """Why episodes failed or were not scored, the most frequent reason."""
+    parts: Mapping[str, Rate] = field(default_factory=dict)
+    """`seen` and `not seen` → its rate, for every yes or no that the environment says in `info`."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[Group, ...] = field(default=(), repr=False)
     """The episodes themselves."""
+
+    @property
+    def rate(self) -> Rate:
+        """The team's success with what it is the mean of."""
+        return Rate(self.success, self.interval, self.scored, self.problems, self.failed, self.reason)
+
+    def __str__(self) -> str:
+        """Return the rate; for games, which are not solved or not, each agent's mean return."""
+        if self.success is not None or not self.reward:
+            return str(self.rate)
+        paid = ", ".join(f"{agent} {value:.3f}" for agent, value in self.reward.items())
+        failed = f", {self.failed} failed: {self.reason}" if self.failed else ""
+        return f"return {paid}, played {self.problems - self.failed} of {self.problems}{failed}"
 
     def row(self) -> dict[str, Any]:
         """Return the numbers as plain JSON."""
@@ -48,14 +67,32 @@ class Evaluation:
             "interval": None if self.interval is None else list(self.interval),
             "reward": dict(self.reward),
             "tokens": self.tokens,
+            "scored": self.scored,
             "failed": self.failed,
+            "reason": self.reason,
             "parts": {
-                name: {"success": value, "problems": count} for name, (value, count) in self.parts.items()
+                name: {"success": part.value, "scored": part.scored, "problems": part.played}
+                for name, part in self.parts.items()
             },
         }
         if self.part_reward:
             row["part_reward"] = {part: dict(earned) for part, earned in self.part_reward.items()}
         return row
+
+    def scalars(self) -> dict[str, float]:
+        """Return every number under a name of its own, as trackers take them."""
+        row = {"problems": self.problems, "scored": self.scored, "failed": self.failed, "tokens": self.tokens}
+        found = {name: float(value) for name, value in row.items()}
+        if self.success is not None:
+            found["success"] = self.success
+        if self.interval is not None:
+            found |= {"success_low": self.interval[0], "success_high": self.interval[1]}
+        found |= {f"reward/{agent}": value for agent, value in self.reward.items()}
+        for name, part in self.parts.items():
+            found |= {f"scored/{name}": float(part.scored)}
+            if part.value is not None:
+                found |= {f"success/{name}": part.value}
+        return found
 
 
 def choose_tasks(environment: Environment, split: Split, count: int, seed: int = 0) -> list[Task]:
@@ -94,20 +131,26 @@ async def evaluate_tasks(
 
 
 def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evaluation:
-    """Return the summary of groups of one episode per task."""
+    """Return the summary of groups of one episode per task; failed and unscored episodes are in no mean."""
     episodes = [episode for group in groups for episode in group.episodes]
-    scores = [_score(episode) for episode in episodes]
-    known = [score for score in scores if score is not None]
-    metrics = rollout_metrics(groups, returns)
-    success = sum(known) / len(known) if known else None
+    scores = [
+        episode.success for episode in episodes if episode.error is None and episode.success is not None
+    ]
+    failed = sum(episode.error is not None for episode in episodes)
+    rate = rate_of(scores, len(episodes), failed, _why_not(episodes))
+    paid = _paid(groups)
+    metrics = rollout_metrics(paid, returns)
     agents = episodes[0].agents if episodes else ()
+    earned = {agent: metrics.get(f"return/{agent}") for agent in agents}
     return Evaluation(
         problems=len(episodes),
-        success=success,
-        interval=_interval(known) if known else None,
-        reward={agent: metrics.get(f"return/{agent}", 0.0) for agent in agents},
+        success=rate.value,
+        interval=rate.interval,
+        reward={agent: value for agent, value in earned.items() if value is not None},
         tokens=sum(len(t.completion_ids) for e in episodes for t in e.turns) / max(1, len(episodes)),
-        failed=sum(episode.error is not None for episode in episodes),
+        failed=failed,
+        scored=rate.scored,
+        reason=rate.reason,
         parts=_parts(episodes),
         part_reward={
             part: {agent: metrics[f"return/{part}/{agent}"] for agent in agents}
@@ -117,53 +160,66 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
     )
 
 
-def own_scores(groups: Sequence[Group]) -> dict[str, tuple[float, tuple[float, float] | None]]:
-    """Return mean and 95 % interval of what each agent itself was paid at the end, nothing shared.
+def own_scores(groups: Sequence[Group]) -> dict[str, Rate]:
+    """Return the rate of what each agent itself was paid at the end, nothing shared.
 
-    Agents that were never paid have no score of their own and are absent; a failed episode pays 0.
+    Agents that were never paid have no score of their own and are absent.
     """
     return _own(groups, lambda episode, agent: episode.rewards[agent])
 
 
-def own_totals(groups: Sequence[Group]) -> dict[str, tuple[float, tuple[float, float] | None]]:
+def own_totals(groups: Sequence[Group]) -> dict[str, Rate]:
     """Return the same of all that an episode paid, which is what counts in games that pay during play."""
     return _own(groups, lambda episode, agent: episode.total(agent))
 
 
-def _own(
-    groups: Sequence[Group], earned: Callable[[Episode, str], float]
-) -> dict[str, tuple[float, tuple[float, float] | None]]:
+def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> dict[str, Rate]:
     episodes = [episode for group in groups for episode in group.episodes]
-    paid = dict.fromkeys(agent for episode in episodes for agent in episode.rewards)
-    scores: dict[str, tuple[float, tuple[float, float] | None]] = {}
-    for agent in paid:
-        known = [
-            0.0 if episode.error is not None else earned(episode, agent)
-            for episode in episodes
-            if episode.error is not None or agent in episode.rewards
-        ]
-        scores[agent] = sum(known) / len(known), _interval(known)
-    return scores
+    whole = [episode for episode in episodes if episode.error is None]
+    failed = len(episodes) - len(whole)
+    paid = dict.fromkeys(agent for episode in whole for agent in episode.rewards)
+    return {
+        agent: rate_of([earned(e, agent) for e in whole if agent in e.rewards], len(episodes), failed)
+        for agent in paid
+    }
 
 
-def _score(episode: Episode) -> float | None:
-    return 0.0 if episode.error is not None else episode.success
+UNSCORED = "unscored"
+"""Where `Outcome.info` may say why an episode has no score."""
 
 
-def _interval(scores: Sequence[float]) -> tuple[float, float] | None:
-    if all(score in (0.0, 1.0) for score in scores):
-        return wilson_interval(int(sum(scores)), len(scores))
-    return mean_interval(scores)
+def _why_not(episodes: Sequence[Episode]) -> str:
+    """Return the most frequent reason why episodes failed, or else why they have no score."""
+    errors = Counter(" ".join(episode.error.split()) for episode in episodes if episode.error is not None)
+    said = errors or Counter(
+        str(e.info[UNSCORED]) for e in episodes if e.success is None and UNSCORED in e.info
+    )
+    return said.most_common(1)[0][0] if said else ""
 
 
-def _parts(episodes: Sequence[Episode]) -> dict[str, tuple[float, int]]:
-    scores: dict[str, list[float]] = {}
+def _paid(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with the episodes that paid or scored anything: nothing is known of the others' returns.
+
+    Where the environment pays by the turn, an episode that paid nothing has earned 0.
+    """
+    valid = [episode for group in groups for episode in group.valid]
+    by_turn = any(turn.reward for episode in valid for turn in episode.turns)
+    return [
+        Group(g.task, tuple(e for e in g.valid if by_turn or e.rewards or e.success is not None))
+        for g in groups
+    ]
+
+
+def _parts(episodes: Sequence[Episode]) -> dict[str, Rate]:
+    members: dict[str, list[Episode]] = {}
     for episode in episodes:
-        score = _score(episode)
         for name, said in episode.info.items():
-            if isinstance(said, bool) and score is not None:
-                scores.setdefault(name if said else f"not {name}", []).append(score)
-    return {name: (sum(part) / len(part), len(part)) for name, part in sorted(scores.items())}
+            if isinstance(said, bool) and episode.error is None:
+                members.setdefault(name if said else f"not {name}", []).append(episode)
+    return {
+        name: rate_of([e.success for e in part if e.success is not None], len(part), 0)
+        for name, part in sorted(members.items())
+    }
 
 
 def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) -> dict[str, float]:

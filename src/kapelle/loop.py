@@ -32,7 +32,7 @@ from kapelle.engines.train import Objective, TrainEngine
 from kapelle.environment import Environment
 from kapelle.errors import TrainingHalted
 from kapelle.evaluation import verifier_metrics
-from kapelle.metrics import is_dead, own_returns, rollout_metrics
+from kapelle.metrics import demonstrated, is_dead, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
 from kapelle.team import VERIFIER
@@ -86,6 +86,8 @@ class Loop:
         groups = self._taken(replace(play, tree=self._algorithm.tree), number)
         self._halt_on_failures(groups)
         metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
+        if self._algorithm.source == "demonstrations":
+            metrics = demonstrated(metrics)
         if self._config.training.max_staleness:
             metrics |= {"staleness": self._ahead.staleness(groups), **self._parity}
         clock.enter("score")

@@ -1,7 +1,8 @@
 """What a step's episodes say about themselves, under the same names everywhere.
 
 A row is flat: name → float. Nothing is written in place of what does not exist: the mean of no value is
-absent, not 0 and not NaN. Failed episodes count in `failed_episodes` and `samples` alone.
+absent, not 0 and not NaN. Failed episodes count in `failed_episodes` and `samples` alone. `success` is the mean over
+the `scored` episodes: those that ended without an error and that the environment scored.
 """
 
 from __future__ import annotations
@@ -90,8 +91,20 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "success",
         "share",
-        "Mean score of the team in [0, 1], where the environment knows one.",
+        "Mean score of the team in [0, 1] over the `scored` episodes, where the environment knows one.",
         "Rises on train tasks and not in evaluation: the tasks are being memorised.",
+    ),
+    Metric(
+        "scored",
+        "episodes",
+        "Episodes that `success` is the mean of: those without an error that have a score.",
+        "Less than samples: the rest failed, or nothing says what they are worth. `success` is not about them.",
+    ),
+    Metric(
+        "scored/<part>",
+        "episodes",
+        "The same among the tasks of one part of a mixture of environments.",
+        "Few: the success of this part is hardly known.",
     ),
     Metric(
         "success/<part>",
@@ -136,6 +149,13 @@ STEP_METRICS: tuple[Metric, ...] = (
         "Far from another agent's: one moves much more often, and with shared weights dominates the gradient.",
     ),
     Metric(
+        "demonstrated_<metric>",
+        "reward",
+        "success, reward, reward_max and return of the demonstrations that a step learned from: what the data are "
+        "worth, not what the team can do.",
+        "demonstrated_success below 1: the data teach wrong answers.",
+    ),
+    Metric(
         "staleness",
         "steps",
         "By how many steps the weights that spoke are older than those that learn; with `training.max_staleness` only.",
@@ -177,9 +197,9 @@ def rollout_metrics(
     valid = [episode for episode in played if episode.error is None]
     row = {"samples": float(len(played))}
     _put_mean(row, "failed_episodes", [float(episode.error is not None) for episode in played])
-    _put_mean(row, "success", [episode.success for episode in valid if episode.success is not None])
+    _put_score(row, "", valid)
     for part, own in by_part(valid).items():
-        _put_mean(row, f"success/{part}", [e.success for e in own if e.success is not None])
+        _put_score(row, f"/{part}", own)
         for agent in _names(episode.agents for episode in own):
             seated = [episode for episode in own if agent in episode.agents]
             _put_mean(row, f"return/{part}/{agent}", [returns(e).get(agent, 0.0) for e in seated])
@@ -249,6 +269,26 @@ def is_dead(group: Group, returns: Callable[[Episode], Mapping[str, float]] = ow
 
 def _names(lists: Iterable[Iterable[str]]) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
+
+
+def _put_score(row: dict[str, float], part: str, valid: Sequence[Episode]) -> None:
+    scores = [episode.success for episode in valid if episode.success is not None]
+    if valid:
+        row[f"scored{part}"] = float(len(scores))
+    _put_mean(row, f"success{part}", scores)
+
+
+DEMONSTRATED = "demonstrated_"
+"""Before the names of what demonstrations are worth."""
+
+
+def demonstrated(row: Mapping[str, float]) -> dict[str, float]:
+    """Return a row of demonstrations: their worth has names of its own, because it says nothing about the team."""
+    worth = ("success", "reward", "reward_max", "return")
+    return {
+        f"{DEMONSTRATED}{name}" if name.partition("/")[0] in worth else name: value
+        for name, value in row.items()
+    }
 
 
 def _put_mean(row: dict[str, float], name: str, values: Sequence[float]) -> None:

@@ -26,6 +26,54 @@ class Quartiles:
     """Third quartile."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A mean score together with what it is the mean of; without that it says nothing.
+
+    The denominator is `scored`: the episodes that ended without an error and that the environment scored. An episode
+    that failed, or whose outcome nothing could score, is neither right nor wrong: it counts in `played` alone.
+    """
+
+    value: float | None
+    """Mean score in [0, 1]; None where nothing was scored."""
+    interval: Interval | None
+    """95 %, over the scored ones."""
+    scored: int
+    played: int
+    failed: int
+    """Played ones that ended in an error."""
+    reason: str = ""
+    """Why episodes failed or were not scored, the most frequent reason; empty where all were scored."""
+
+    def __str__(self) -> str:
+        """Return `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason where there are some."""
+        return f"{share_text(self.value, self.interval)}, {self.counts()}{f': {self.reason}' if self.reason else ''}"
+
+    def counts(self, what: str = "") -> str:
+        """Return `scored 3 of 16, 13 failed`; `what` (such as ` problems`) stands behind the 16."""
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"scored {self.scored} of {self.played}{what}{failed}"
+
+
+def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "") -> Rate:
+    """Return the rate of these scores among `played` episodes: Wilson's interval for shares, Student's t else."""
+    if not scores:
+        return Rate(None, None, 0, played, failed, reason)
+    if all(score in (0.0, 1.0) for score in scores):
+        interval: Interval | None = wilson_interval(int(sum(scores)), len(scores))
+    else:
+        interval = mean_interval(scores)
+    return Rate(sum(scores) / len(scores), interval, len(scores), played, failed, reason)
+
+
+def share_text(share: float | None, interval: Interval | None) -> str:
+    """Return a share with its interval: `54.2 % [49.8, 58.5]`, or `no score`."""
+    if share is None:
+        return "no score"
+    ends = f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else ""
+    return f"{100 * share:.1f} %{ends}"
+
+
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
     """Return Wilson's score interval for a share (Wilson 1927).
 

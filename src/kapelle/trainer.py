@@ -2,7 +2,7 @@
 
 trainer = Trainer.from_recipe("demo", "training.steps=50", run_dir="runs/mine")
 trainer.train()
-print(trainer.evaluate(problems=500).success)
+print(trainer.evaluate(problems=500))
 """
 
 from __future__ import annotations
@@ -276,9 +276,7 @@ class Trainer:
             if self.done not in episode_steps(self._run.path, "test"):
                 self._run.record_episodes(self.done, result.groups, split="test")
         for tracker in self._trackers:
-            tracker.log(
-                self.done, {f"evaluation/{k}": v for k, v in result.row().items() if isinstance(v, float)}
-            )
+            tracker.log(self.done, {f"evaluation/{k}": v for k, v in result.scalars().items()})
         self.listener.evaluation(self.done, result)
         self._phase("training", "")
         return result

@@ -46,7 +46,7 @@ def test_a_view_sees_every_change_in_order_and_as_a_whole() -> None:
     watch.warmup(3, 9, {"nll/shared": 1.5})
     watch.phase("training", "grpo")
     watch.step(Step(1, GROUPS, {"return/solver": 0.25, "success": 0.5, "time/step": 2.0}), 4)
-    watch.evaluation(1, Evaluation(10, 0.5, (0.2, 0.8), {"solver": 0.5}, 3.0, 0))
+    watch.evaluation(1, Evaluation(10, 0.5, (0.2, 0.8), {"solver": 0.5}, 3.0, 0, 10))
     watch.phase("evaluation", "unseen problems")
     assert [(p.event, p.phase, p.step, p.steps) for p in seen] == [
         ("phase", "warm-up", 0, 0),
@@ -70,6 +70,19 @@ def test_without_a_team_score_the_history_is_the_mean_reward() -> None:
     assert watch.now.history == (0.5, 1.0)
 
 
+def test_where_one_wins_what_the_others_lose_their_mean_is_no_history() -> None:
+    watch = Watch(lambda _progress: None, constant_sum=True)
+    watch.step(Step(1, GROUPS, {"return/a": 1.0, "return/b": -1.0}), 2)
+    assert (watch.now.history, watch.now.rewards) == ((), {"a": 1.0, "b": -1.0})
+
+
+def test_a_teachers_words_are_no_verdict_on_the_team() -> None:
+    watch = Watch(lambda _progress: None)
+    watch.step(Step(1, GROUPS, {"demonstrated_success": 1.0, "demonstrated_return/a": 1.0, "nll/a": 0.5}), 2)
+    assert (watch.now.rewards, watch.now.history, watch.now.learning) == ({}, (), {"nats a token": 0.5})
+    assert {shown.note for shown in watch.now.conversations} == {"to be learned"}
+
+
 def test_conversations_come_from_different_tasks_and_change_with_the_step() -> None:
     def questions(number: int) -> list[str]:
         return [shown.said[0][1] for shown in choose(GROUPS, number)]
@@ -91,8 +104,9 @@ def test_a_conversation_tells_who_said_what_and_how_it_ended() -> None:
         "47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0
     )
     game = episode(*said, task=task, rewards={"reasoner": 3.0, "actor": 1.0})
-    assert conversation(game).score == 2.0
-    assert conversation(episode(*said, task=task, success=1.0, error="broke")).score is None
+    assert (conversation(game).score, conversation(game).returns) == (None, {"reasoner": 3.0, "actor": 1.0})
+    broke = conversation(episode(*said, task=task, success=1.0, error="broke"))
+    assert (broke.score, broke.note) == (None, "failed")
 
 
 def test_before_the_first_step_an_evaluation_s_conversations_are_shown() -> None:

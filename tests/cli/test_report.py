@@ -4,12 +4,12 @@ from pathlib import Path
 
 from tests.tiny import episode, group, turn
 
-from kapelle.cli.progress import Conversation, Point
+from kapelle.cli.progress import Conversation, Point, point_of
 from kapelle.cli.report import Report, learned
 from kapelle.types import Group, Task
 
-BEFORE = Point(0, 0.542, (0.498, 0.585), 500, {"actor": 0.542})
-AFTER = Point(50, 0.946, (0.923, 0.963), 500, {"actor": 0.946})
+BEFORE = Point(0, 0.542, (0.498, 0.585), 500, {"actor": 0.542}, 500)
+AFTER = Point(50, 0.946, (0.923, 0.963), 500, {"actor": 0.946}, 500)
 WAS = Conversation("47+85", (("reasoner", "2,11"), ("actor", "122")), 0.0)
 IS = Conversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
 SECONDS = {"start": 1.0, "warm-up": 38.2, "training": 55.04, "evaluation": 3.0}
@@ -22,7 +22,7 @@ def report(before: Point | None = BEFORE, after: Point | None = AFTER, stopped_b
 def test_a_report_reads_from_top_to_bottom() -> None:
     assert report().lines([("kapelle eval runs/x", "measure"), ("kapelle info", "look")]) == [
         "",
-        "accuracy  54.2 % [49.8, 58.5]  →  94.6 % [92.3, 96.3]  on 500 unseen problems, 95 % intervals",
+        "accuracy  54.2 % [49.8, 58.5]  →  94.6 % [92.3, 96.3]  scored 500 of 500 unseen problems, 95 % intervals",
         "before    47+85 → reasoner: 2,11 → actor: 122 → wrong",
         "after     47+85 → reasoner: 2,11+1 → actor: 132 → right",
         "time      warm-up 38.2 s, training 55.0 s, evaluation 3.0 s",
@@ -63,7 +63,35 @@ def test_a_stopped_run_has_no_accuracy_after() -> None:
 def test_games_without_a_score_report_rewards() -> None:
     point = Point(0, None, None, 40, {"a": 0.25, "b": 1.0})
     assert report(point, point).lines([])[1] == (
-        "accuracy  reward a 0.250, b 1.000  →  reward a 0.250, b 1.000  on 40 unseen problems, 95 % intervals"
+        "return    a 0.250, b 1.000  →  a 0.250, b 1.000  played 40 of 40 unseen problems"
+    )
+
+
+def test_a_rate_over_few_of_the_problems_is_never_shown_without_their_number() -> None:
+    one = Point(9, 1.0, (0.207, 1.0), 16, {"a": 1.0}, 1, 0, "what was said is not on record")
+    none = Point(0, None, None, 16, {}, 0, 16, "EpisodeError: no answer")
+    before, after = "no score, scored 0 of 16, 16 failed", "100.0 % [20.7, 100.0], scored 1 of 16"
+    assert report(none, one).lines([])[1:4] == [
+        f"accuracy  {before}  →  {after}  on unseen problems, 95 % intervals",
+        "          not scored: EpisodeError: no answer",
+        "          not scored: what was said is not on record",
+    ]
+    row = report(none, one).row()
+    assert (row["scored_before"], row["failed_before"], row["scored_after"], row["failed_after"]) == (
+        0,
+        16,
+        1,
+        0,
+    )
+    assert report(none, none).lines([])[1] == (
+        "accuracy  no score  →  no score  scored 0 of 16 unseen problems, 16 failed"
+    )
+
+
+def test_rows_of_earlier_versions_are_read_and_do_not_claim_what_they_did_not_record() -> None:
+    point = point_of({"step": 3, "success": 0.5, "interval": [0.2, 0.8], "problems": 8, "reward": {"a": 0.5}})
+    assert (
+        f"{point.told()} {point.counts()}" == "50.0 % [20.0, 80.0] of 8, how many were scored is not recorded"
     )
 
 
@@ -93,8 +121,8 @@ def test_the_shown_problem_was_wrong_and_became_right() -> None:
     assert [each.said for each in shown] == [(("actor", "c0"),), (("actor", "c1"),)]
 
 
-def test_a_failed_attempt_counts_as_wrong_and_none_learned_is_none() -> None:
-    shown = learned([outcome("a", None, "x", error="broke")], [outcome("a", 1.0, "y")])
-    assert shown is not None
+def test_a_failed_or_unscored_attempt_was_not_wrong_and_none_learned_is_none() -> None:
+    assert learned([outcome("a", None, "x", error="broke")], [outcome("a", 1.0, "y")]) is None
+    assert learned([outcome("a", None, "x")], [outcome("a", 1.0, "y")]) is None
     assert learned([outcome("a", 1.0, "x")], [outcome("a", 1.0, "y")]) is None
     assert learned([outcome("a", 0.0, "x")], [outcome("b", 1.0, "y")]) is None

@@ -12,8 +12,8 @@ from kapelle.cli.progress import Conversation, Point, Progress
 
 RIGHT = Conversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
 WRONG = Conversation("38+24", (("reasoner", "2,5"), ("actor", "52")), 0.0)
-BEFORE = Point(0, 0.542, (0.498, 0.585), 500, {"actor": 0.542})
-LATER = Point(20, 0.71, (0.614, 0.79), 100, {"actor": 0.71})
+BEFORE = Point(0, 0.542, (0.498, 0.585), 500, {"actor": 0.542}, 500)
+LATER = Point(20, 0.71, (0.614, 0.79), 100, {"actor": 0.71}, 98, 2, "EpisodeError: x")
 STEP = Progress(
     event="step",
     phase="training",
@@ -50,7 +50,7 @@ def test_lines_say_what_happened_and_when() -> None:
         STEP,
     ) == [
         "[   1.5 s] warm-up: cached",
-        "[   3.0 s] unseen problems after step 0: 54.2 % [49.8, 58.5] of 500",
+        "[   3.0 s] unseen problems after step 0: 54.2 % [49.8, 58.5], scored 500 of 500",
         f"[   4.5 s] step 23/50  reward reasoner 0.703  actor 0.703  4210 tokens/s  {told(RIGHT)}",
     ]
 
@@ -75,7 +75,25 @@ def test_a_phase_without_a_word_takes_no_line() -> None:
 
 
 def test_verdicts() -> None:
-    assert [verdict(score) for score in (1.0, 0.0, 0.5, None)] == ["right", "wrong", "0.50", "no score"]
+    shown = [Conversation("q", (), score) for score in (1.0, 0.0, 0.5, None)]
+    assert [verdict(each) for each in shown] == ["right", "wrong", "0.50", "no score"]
+    game = Conversation("", (), None, {"first": -2.0, "second": 2.0})
+    assert verdict(game) == "first -2.000, second 2.000", "nobody is right or wrong in a game"
+    assert verdict(Conversation("q", (), None, note="to be learned")) == "to be learned"
+
+
+def test_a_step_says_what_its_figures_are_not_about() -> None:
+    metrics = {"samples": 24.0, "scored": 20.0, "success": 1.0, "failed_episodes": 0.125}
+    [line] = lines(Progress(event="step", step=1, steps=2, metrics=metrics, rewards={"a": 1.0}))
+    assert "reward a 1.000  scored 20 of 24  3 of 24 episodes failed" in line
+
+
+def test_supervised_and_preference_steps_show_what_they_minimise() -> None:
+    sft = Progress(event="step", step=1, steps=2, learning={"nats a token": 0.0283})
+    assert lines(sft)[0].endswith("step 1/2  0.028 nats a token  0 tokens/s")
+    assert "0.028 nats a token" in drawn(sft)
+    dpo = Progress(event="step", step=1, steps=2, learning={"margin": 0.5, "pairs right": 0.75})
+    assert "0.500 margin  0.750 pairs right" in lines(dpo)[0]
 
 
 def test_long_conversations_stay_on_one_line() -> None:
@@ -104,7 +122,7 @@ def test_the_panel_shows_everything_at_once() -> None:
         "training",
         "23/50 steps",
         "reasoner 0.70   actor 0.70   ▅▅▆",
-        "54.2 % [49.8, 58.5] of 500 after step 0 → 71.0 % [61.4, 79.0] of 100 after step 20",
+        "71.0 % [61.4, 79.0], scored 98 of 100, 2 failed after step 20 ← 54.2 %",
         "4,210 tokens/s",
         "✓ 47+85 → reasoner 2,11+1 → actor 132",
         "✗ 38+24 → reasoner 2,5 → actor 52",

@@ -23,6 +23,7 @@ from kapelle.comparison.results import (
     sampled,
     standings,
     table,
+    unscored,
     write_results,
 )
 from kapelle.recipe import load_recipe
@@ -36,7 +37,8 @@ def contenders(tmp_path: Path) -> tuple[Contender, ...]:
 
 
 def measured(label: str, seed: int, success: float, reward: dict[str, float], tokens: float) -> Measured:
-    return Measured(label, seed, f"{label}/seed-{seed}", None, success, reward, tokens, 1.5)
+    counts = {"scored": 99, "problems": 100, "failed": 1}
+    return Measured(label, seed, f"{label}/seed-{seed}", None, success, reward, tokens, 1.5, **counts)
 
 
 RUNS = [
@@ -56,11 +58,19 @@ def test_a_row_is_medians_and_quartiles_of_what_ended_well(contenders: tuple[Con
     assert grpo.tokens == Quartiles(110.0, 120.0, 130.0)
     assert (rloo.runs, rloo.failed, rloo.success, rloo.tokens) == (0, 1, None, None)
     head, first, second = table([grpo, rloo])
-    assert head.split() == ["algorithm", "seeds", "success", "return", "tokens", "seconds"]
-    cells = ["grpo", "3", "0.500 [0.300, 0.700]", "2.000 [1.000, 4.000]", "120", "1.5"]
+    assert head.split() == ["algorithm", "seeds", "success", "scored", "return", "tokens", "seconds"]
+    cells = [
+        "grpo",
+        "3",
+        "0.500 [0.300, 0.700]",
+        "297 of 300, 3 failed",
+        "2.000 [1.000, 4.000]",
+        "120",
+        "1.5",
+    ]
     assert re.split(r"\s{2,}", first) == cells
     assert first.index("0.500") == head.index("success"), "columns stand below one another"
-    assert second.split() == ["rloo", "0", "of", "1", "–", "–", "–", "–"]
+    assert second.split() == ["rloo", "0", "of", "1", "–", "–", "–", "–", "–"]
 
 
 def test_the_files_hold_every_run(contenders: tuple[Contender, ...], tmp_path: Path) -> None:
@@ -71,6 +81,7 @@ def test_the_files_hold_every_run(contenders: tuple[Contender, ...], tmp_path: P
     assert [run["mean_return"] for run in result["runs"]] == [2.0, 6.0, 0.0, None]
     rows = list(csv.DictReader(io.StringIO((folder / "compare.csv").read_text())))
     assert [(row["return/ada"], row["return/ben"]) for row in rows[:2]] == [("1.0", "3.0"), ("5.0", "7.0")]
+    assert [rows[0][name] for name in ("scored", "problems", "failed")] == ["99", "100", "1"]
     assert (rows[3]["success"], rows[3]["error"]) == ("", "EngineError: no room")
 
 
@@ -117,6 +128,19 @@ def test_a_run_is_measured_by_its_last_evaluation(contenders: tuple[Contender, .
     assert shown["rloo"] == {0: Quartiles(0.25, 0.25, 0.25)}, (
         "a run that was stopped has a curve as far as it went"
     )
+
+
+def test_a_curve_over_few_of_its_problems_says_so_in_the_legend(
+    contenders: tuple[Contender, ...], tmp_path: Path
+) -> None:
+    grpo, rloo = plan(contenders, 1, tmp_path / "all")
+    whole = {"step": 0, "success": 1.0, "reward": {}, "problems": 16, "scored": 16, "failed": 0}
+    recorded(grpo, [whole, {**whole, "step": 3, "scored": 1, "failed": 12}], [], "finished", 3)
+    recorded(rloo, [whole], [], "finished", 3)
+    notes = unscored([grpo, rloo])
+    assert notes == {"grpo": "scored 17 of 32"}
+    draw(tmp_path / "c.svg", "t", {"unseen": curves([grpo, rloo], held_out)}, notes)
+    assert "grpo, scored 17 of 32" in (tmp_path / "c.svg").read_text()
 
 
 def test_the_same_curves_are_the_same_picture(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ async def test_success_is_told_apart_while_training_and_in_evaluation() -> None:
     assert 0.5 < row["success"] < 0.95
     assert describe("success/sums") is not None
     parts = summarise(groups).parts
-    assert parts["part/sums"][0] == 1.0
-    assert parts["part/sums"][1] + parts["part/chains"][1] == 60
+    assert parts["part/sums"].value == 1.0
+    assert parts["part/sums"].scored + parts["part/chains"].scored == 60
 
 
 async def test_the_test_tasks_of_parts_that_end_come_once_each(tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from kapelle.comparison.running import Comparison
 
 FAILED = 2
-LEGEND = "median [quartiles] over seeds: success and mean return on unseen problems, tokens sampled to train"
+LEGEND = (
+    "median [quartiles] over seeds: success (over the problems that were scored) and return on unseen problems, tokens "
+    "sampled to train"
+)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,14 +8,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kapelle.cli.output import say, score
+from kapelle.cli.output import returns, say
 from kapelle.cli.quiet import hush
 
 if TYPE_CHECKING:
     from kapelle.baselines import Baseline
     from kapelle.cli.player import Player
     from kapelle.evaluation import Evaluation
+    from kapelle.statistics import Rate
 
+NOTHING_MEASURED = 2
+"""Exit code where every episode failed."""
 NAMES = 26
 """Characters of the first column."""
 
@@ -44,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in _lines(player, result, baselines):
             say(line)
-    return 0
+    return NOTHING_MEASURED if tasks and result.failed == result.problems else 0
 
 
 def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> dict[str, Any]:
@@ -59,11 +62,16 @@ def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> d
         "greedy": player.config.evaluation.greedy,
         "team": result.row(),
         "agents": {
-            agent: {"success": own[agent][0], "interval": own[agent][1]} if agent in own else None
-            for agent in player.play.team.names
+            agent: _rate_row(own[agent]) if agent in own else None for agent in player.play.team.names
         },
         "baselines": [
-            {"agents": list(each.agents), "answers": each.answers, **each.result.row()} for each in baselines
+            {
+                "agents": list(each.agents),
+                "answers": each.answers,
+                "failed_answers": each.failed_answers,
+                **each.result.row(),
+            }
+            for each in baselines
         ],
     }
 
@@ -75,21 +83,43 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
     lines = [
         f"{player.name}{trained}: {result.problems} unseen problems of {play.environment.name}, {how}, 95 % intervals",
         "",
-        _line("team", score(result.success, result.interval), f"{result.tokens:.1f} tokens a problem"),
-        *(_line(f"  {tag}", *_part(*part)) for tag, part in result.parts.items()),
+        _line("team", *_team(result), f"{result.tokens:.1f} tokens a problem"),
+        *(_line(f"  {tag}", *_rate(part)) for tag, part in result.parts.items()),
         *(_line(f"  {part}", _earned(earned)) for part, earned in result.part_reward.items()),
         *_agents(player, result),
     ]
-    if result.failed:
-        lines.append(f"  {result.failed} episodes failed and count as unsolved: {_first_error(result)}")
+    if result.reason:
+        lines.append(f"  not scored: {result.reason}")
     if baselines:
         lines += ["", "with as many tokens a problem, but no team"]
     for each in baselines:
         who = ", ".join(each.agents)
         name = f"  {who} alone" if each.answers == 1 else f"  {who}, majority of {each.answers}"
         spent = f"{each.result.tokens:.1f} tokens a problem"
-        lines.append(_line(name, score(each.result.success, each.result.interval), spent))
+        asked = each.answers * each.result.problems
+        failed = [f"{each.failed_answers} of {asked} answers failed"] if each.failed_answers else []
+        lines.append(_line(name, *_rate(each.result.rate), spent, *failed))
     return lines
+
+
+def _team(result: Evaluation) -> tuple[str, str]:
+    if result.success is not None or not result.reward:
+        return _rate(result.rate)
+    failed = f", {result.failed} failed" if result.failed else ""
+    return (
+        f"return {returns(result.reward)}",
+        f"played {result.problems - result.failed} of {result.problems}{failed}",
+    )
+
+
+def _rate(rate: Rate) -> tuple[str, str]:
+    from kapelle.statistics import share_text
+
+    return share_text(rate.value, rate.interval), rate.counts()
+
+
+def _rate_row(rate: Rate) -> dict[str, Any]:
+    return {"success": rate.value, "interval": rate.interval, "scored": rate.scored, "problems": rate.played}
 
 
 def _agents(player: Player, result: Evaluation) -> list[str]:
@@ -100,14 +130,22 @@ def _agents(player: Player, result: Evaluation) -> list[str]:
     own = (own_scores if questions else own_totals)(result.groups)
     lines = []
     for agent in player.play.team.names:
+        if agent not in own and result.failed == result.problems:
+            continue
         if agent not in own:
             lines.append(_line(f"  {agent}", "gives no answer of its own"))
         elif questions:
-            lines.append(_line(f"  {agent}", score(*own[agent])))
+            lines.append(_line(f"  {agent}", *_rate(own[agent])))
         else:
-            mean, interval = own[agent]
-            ends = f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
-            lines.append(_line(f"  {agent}", f"reward {mean:.3f}{ends}"))
+            rate = own[agent]
+            ends = f" [{rate.interval[0]:.3f}, {rate.interval[1]:.3f}]" if rate.interval else ""
+            lines.append(
+                _line(
+                    f"  {agent}",
+                    f"reward {rate.value:.3f}{ends}",
+                    f"in {rate.scored} of {rate.played}",
+                )
+            )
     return lines
 
 
@@ -116,19 +154,5 @@ def _earned(earned: Mapping[str, float]) -> str:
     return "reward " + ", ".join(f"{agent} {value:+.3f}" for agent, value in earned.items())
 
 
-def _part(success: float, problems: int) -> tuple[str, str]:
-    from kapelle.statistics import wilson_interval
-
-    solved = success * problems
-    whole = abs(solved - round(solved)) < 1e-6
-    interval = wilson_interval(round(solved), problems) if whole else None
-    return score(success, interval), f"of {problems}"
-
-
-def _first_error(result: Evaluation) -> str:
-    errors = [episode.error for group in result.groups for episode in group.episodes if episode.error]
-    return " ".join(errors[0].split())
-
-
-def _line(name: str, value: str, rest: str = "") -> str:
-    return f"{name:{NAMES}}  {value:24}{rest}".rstrip()
+def _line(name: str, value: str, counts: str = "", *rest: str) -> str:
+    return f"{name:{NAMES}}  {value:22}  {'  '.join([f'{counts:18}', *rest])}".rstrip()

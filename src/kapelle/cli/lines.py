@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from kapelle.cli.output import printable, say, score
+from kapelle.cli.output import printable, returns, say
 from kapelle.cli.progress import Conversation, Progress
 
 WARMUP_LINES = 10
@@ -40,17 +40,31 @@ def _line(progress: Progress) -> str:
         return _step(progress)
     if progress.event == "evaluation":
         point = progress.points[-1]
-        return f"unseen problems after step {point.step}: {score(point.success, point.interval)} of {point.problems}"
+        why = f": {point.reason}" if point.reason else ""
+        what = "return " if point.is_game else ""
+        return f"unseen problems after step {point.step}: {what}{point.told()}, {point.counts()}{why}"
     return f"{progress.phase}: {progress.detail}" if progress.detail else ""
 
 
 def _step(progress: Progress) -> str:
     rewards = "  ".join(f"{agent} {value:.3f}" for agent, value in progress.rewards.items())
+    learned = "  ".join(f"{value:.3f} {name}" for name, value in progress.learning.items())
     speed = progress.metrics.get("time/tokens_per_second", 0.0)
-    parts = [f"step {progress.step}/{progress.steps}", f"reward {rewards}", f"{speed:.0f} tokens/s"]
+    parts = [f"step {progress.step}/{progress.steps}", *([learned] if learned else [])]
+    parts += [f"reward {rewards}"] if rewards else []
+    parts += [*_counts(progress.metrics), f"{speed:.0f} tokens/s"]
     if progress.conversations:
         parts.append(told(progress.conversations[0]))
     return "  ".join(parts)
+
+
+def _counts(metrics: Mapping[str, float]) -> list[str]:
+    """Return what the step's figures are not about: episodes that failed or that nothing scored; else nothing."""
+    samples, failed = metrics.get("samples", 0.0), metrics.get("failed_episodes", 0.0)
+    said = [f"{round(failed * samples)} of {samples:.0f} episodes failed"] if failed else []
+    if "success" in metrics and metrics.get("scored", samples) < samples:
+        said.insert(0, f"scored {metrics['scored']:.0f} of {samples:.0f}")
+    return said
 
 
 def told(shown: Conversation, width: int = 100) -> str:
@@ -58,11 +72,16 @@ def told(shown: Conversation, width: int = 100) -> str:
     each = max(12, width // (1 + len(shown.said)))
     words = [f"{agent}: {printable(text, each) or '(nothing)'}" for agent, text in shown.said]
     pieces = [printable(shown.question, each), *words]
-    return " → ".join([piece for piece in pieces if piece] + [verdict(shown.score)])
+    return " → ".join([piece for piece in pieces if piece] + [verdict(shown)])
 
 
-def verdict(earned: float | None) -> str:
-    """Return a score in words: `right`, `wrong`, or the number between."""
+def verdict(shown: Conversation) -> str:
+    """Return how a conversation ended: `right`, `wrong`, or the number between; in games what each seat earned."""
+    earned = shown.score
+    if shown.note:
+        return shown.note
+    if earned is None and shown.returns:
+        return returns(shown.returns)
     if earned is None:
         return "no score"
     return {1.0: "right", 0.0: "wrong"}.get(earned, f"{earned:.2f}")

@@ -7,10 +7,12 @@ import shlex
 import shutil
 import sys
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
 from kapelle.errors import OutputError
+from kapelle.statistics import share_text
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
@@ -58,15 +60,11 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def percent(share: float) -> str:
-    """Return a share as `54.2 %`."""
-    return f"{100 * share:.1f} %"
-
-
 def score(success: float | None, interval: tuple[float, float] | None) -> str:
     """Return a score with its interval: `54.2 % [49.8, 58.5]`."""
-    if success is None:
-        return "no score"
-    if interval is None:
-        return percent(success)
-    return f"{percent(success)} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+    return share_text(success, interval)
+
+
+def returns(earned: Mapping[str, float]) -> str:
+    """Return what each seat earned: `first 0.125, second -0.125`."""
+    return ", ".join(f"{agent} {value:.3f}" for agent, value in earned.items())

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kapelle.cli.lines import verdict
-from kapelle.cli.output import printable, score
+from kapelle.cli.output import printable
 from kapelle.cli.progress import SHOWN, Conversation, Point, Progress
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -108,8 +108,12 @@ def _facts(progress: Progress) -> RenderableType:
     rewards = Text("   ").join(
         Text.assemble(f"{agent} ", (f"{value:.2f}", "bold")) for agent, value in progress.rewards.items()
     )
-    rewards.append(f"   {sparkline(progress.history)}", style="green")
-    table.add_row("reward", rewards if progress.rewards else Text("–"))
+    learned = Text("   ").join(
+        Text.assemble((f"{value:.3f}", "bold"), f" {name}") for name, value in progress.learning.items()
+    )
+    shown = Text("   ").join([part for part in (learned, rewards) if part])
+    shown.append(f"   {sparkline(progress.history)}", style="green")
+    table.add_row("learning" if learned else "reward", shown if learned or rewards else Text("–"))
     table.add_row("unseen", _unseen(progress.points))
     speed = progress.metrics.get("time/tokens_per_second")
     table.add_row("speed", Text(f"{speed:,.0f} tokens/s" if speed else "–"))
@@ -120,11 +124,10 @@ def _unseen(points: tuple[Point, ...]) -> Text:
     if not points:
         return Text("–")
     first, last = points[0], points[-1]
-    text = Text(f"{score(first.success, first.interval)} of {first.problems} after step {first.step}")
+    # The newest first: a narrow terminal cuts off the end.
+    text = Text.assemble((last.told(), "bold green"), f", {last.counts()} after step {last.step}")
     if last is not first:
-        text.append(" → ")
-        text.append(f"{score(last.success, last.interval)}", style="bold green")
-        text.append(f" of {last.problems} after step {last.step}")
+        text.append(f" ← {first.told()}, {first.counts()} after step {first.step}")
     return text
 
 
@@ -141,7 +144,7 @@ def _conversation(shown: Conversation) -> Text:
         line.append(f"{agent} ", style="dim")
         line.append(printable(text, 60) or "(nothing)", style="bold")
     right = {1.0: ("✓", "bold green"), 0.0: ("✗", "bold red")}
-    mark, style = right.get(-1.0 if shown.score is None else shown.score, (verdict(shown.score), "yellow"))
+    mark, style = right.get(-1.0 if shown.score is None else shown.score, (verdict(shown), "yellow"))
     return Text.assemble((f"{mark} ", style), line, overflow="ellipsis", no_wrap=True)
 
 

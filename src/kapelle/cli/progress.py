@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from kapelle.cli.output import returns
+from kapelle.metrics import DEMONSTRATED
+from kapelle.statistics import Rate, share_text
+
 if TYPE_CHECKING:
     from kapelle.evaluation import Evaluation
     from kapelle.loop import Step
@@ -29,6 +33,11 @@ class Conversation:
     said: tuple[tuple[str, str], ...]
     """(agent, text), in time order."""
     score: float | None
+    """The team's success; None where the environment knows none, or the episode failed."""
+    returns: Mapping[str, float] = field(default_factory=dict)
+    """What each seat was paid, where nothing is solved or not."""
+    note: str = ""
+    """What stands in place of a verdict: the words of a teacher, or of an episode that failed, have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,34 @@ class Point:
     interval: tuple[float, float] | None
     problems: int
     reward: Mapping[str, float]
+    scored: int | None = None
+    """Problems that `success` is the mean of; None in rows that were written before this was recorded."""
+    failed: int = 0
+    reason: str = ""
+
+    @property
+    def rate(self) -> Rate:
+        """The success with what it is the mean of."""
+        scored = 0 if self.success is None else self.problems if self.scored is None else self.scored
+        return Rate(self.success, self.interval, scored, self.problems, self.failed, self.reason)
+
+    @property
+    def is_game(self) -> bool:
+        """Whether seats were paid and nothing is solved or not."""
+        return self.success is None and bool(self.reward)
+
+    def told(self) -> str:
+        """Return what was measured: the success, or in games what each seat earned."""
+        return returns(self.reward) if self.is_game else share_text(self.success, self.interval)
+
+    def counts(self, what: str = "") -> str:
+        """Return what that is the mean of: `scored 500 of 500`, in games `played 16 of 16`, with `what` behind."""
+        if self.is_game:
+            failed = f", {self.failed} failed" if self.failed else ""
+            return f"played {self.problems - self.failed} of {self.problems}{what}{failed}"
+        if self.success is not None and self.scored is None:
+            return f"of {self.problems}{what}, how many were scored is not recorded"
+        return self.rate.counts(what)
 
 
 def point_of(row: Mapping[str, Any]) -> Point:
@@ -51,6 +88,9 @@ def point_of(row: Mapping[str, Any]) -> Point:
         (interval[0], interval[1]) if interval else None,
         row["problems"],
         row["reward"],
+        row.get("scored"),
+        row.get("failed", 0),
+        row.get("reason", ""),
     )
 
 
@@ -69,8 +109,10 @@ class Progress:
     """Of the last step of warm-up or training."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Mean return that each agent learns from, over the last step's episodes."""
+    learning: Mapping[str, float] = field(default_factory=dict)
+    """What the loss says of itself in the last step, where it is known under a name, see `LEARNING`."""
     history: tuple[float, ...] = ()
-    """The team's success (or mean reward) at every step."""
+    """The team's success (or mean reward) at every step; empty where that is not known."""
     points: tuple[Point, ...] = ()
     conversations: tuple[Conversation, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -80,8 +122,16 @@ class Progress:
 class Watch:
     """A listener (`trainer.Listener`) that keeps the progress and hands it to a view at every change."""
 
-    def __init__(self, view: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        view: Callable[[Progress], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        constant_sum: bool = False,
+    ) -> None:
+        """`constant_sum`: what one seat wins the others lose, so that their mean says nothing."""
         self.now = Progress()
+        self._constant_sum = constant_sum
         self._view = view
         self._clock = clock
         self._since = clock()
@@ -105,7 +155,8 @@ class Watch:
             for name, value in step.metrics.items()
             if name.startswith(RETURN) and "/" not in name.removeprefix(RETURN)  # parts have theirs beside
         }
-        mean = sum(rewards.values()) / len(rewards) if rewards else 0.0
+        taught = any(name.startswith(DEMONSTRATED) for name in step.metrics)
+        shown = choose(step.groups, step.number)
         self._show(
             replace(
                 self.now,
@@ -114,10 +165,16 @@ class Watch:
                 steps=steps,
                 metrics=step.metrics,
                 rewards=rewards,
-                history=(*self.now.history, step.metrics.get("success", mean)),
-                conversations=choose(step.groups, step.number),
+                learning=learning(step.metrics),
+                history=(*self.now.history, *self._score(step.metrics, rewards)),
+                conversations=tuple(demonstrated(each) for each in shown) if taught else shown,
             )
         )
+
+    def _score(self, metrics: Mapping[str, float], rewards: Mapping[str, float]) -> list[float]:
+        if "success" in metrics:
+            return [metrics["success"]]
+        return [sum(rewards.values()) / len(rewards)] if rewards and not self._constant_sum else []
 
     def evaluation(self, step: int, result: Evaluation) -> None:
         """Hear of an evaluation after `step` steps."""
@@ -147,8 +204,41 @@ def choose(groups: Sequence[Group], number: int) -> tuple[Conversation, ...]:
 
 def conversation(episode: Episode) -> Conversation:
     """Return what was asked, said and earned."""
-    score = episode.success
-    if score is None and episode.rewards:
-        score = sum(episode.rewards.values()) / len(episode.rewards)
     said = tuple((turn.agent, turn.text) for turn in episode.turns)
-    return Conversation(episode.task.question, said, None if episode.error else score)
+    if episode.error is not None:
+        return Conversation(episode.task.question, said, None, note="failed")
+    paid = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
+    earned = (
+        {name: episode.total(name) for name in episode.agents} if paid and episode.success is None else {}
+    )
+    return Conversation(episode.task.question, said, episode.success, earned)
+
+
+def demonstrated(shown: Conversation) -> Conversation:
+    """Return a conversation whose words are a teacher's or on record: they are no verdict on the team."""
+    return replace(shown, score=None, returns={}, note="to be learned")
+
+
+LEARNING = {
+    "nll": "nats a token",
+    "nll_heard": "nats a heard token",
+    "preference_margin": "margin",
+    "preference_accuracy": "pairs right",
+    "verifier_accuracy": "verifier right",
+    "verifier_auc": "verifier AUC",
+}
+"""Metrics of a loss → what they are called in a terminal."""
+
+
+def learning(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what the loss says of itself by its terminal name; a policy's name stands behind where there are several."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        kind, _, policy = name.partition("/")
+        if kind in LEARNING:
+            found.setdefault(kind, {})[policy] = value
+    return {
+        LEARNING[kind] if len(values) == 1 else f"{LEARNING[kind]} ({policy})": value
+        for kind, values in found.items()
+        for policy, value in values.items()
+    }

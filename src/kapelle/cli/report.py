@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.lines import told
-from kapelle.cli.output import score
 from kapelle.cli.progress import Conversation, Point, conversation
 
 if TYPE_CHECKING:
@@ -43,6 +42,10 @@ class Report:
             "interval": _listed(after),
             "interval_before": _listed(before),
             "problems": after.problems if after else before.problems if before else None,
+            "scored_before": before.rate.scored if before else None,
+            "scored_after": after.rate.scored if after else None,
+            "failed_before": before.failed if before else None,
+            "failed_after": after.failed if after else None,
             "reward_before": dict(before.reward) if before else None,
             "reward_after": dict(after.reward) if after else None,
             "steps": self.steps,
@@ -72,15 +75,26 @@ class Report:
         ]
 
     def _scores(self) -> list[str]:
-        measured = self.after or self.before
-        if measured is None:
+        """Return the figures before and after, each with what it is the mean of; said once where that is the same."""
+        points = [point for point in (self.before, self.after) if point is not None]
+        if not points:
             return _row("steps", str(self.steps))
-        told_before = _measured(self.before) if self.before else "not measured"
-        told_after = _measured(self.after) if self.after else "not measured"
-        return _row(
-            "accuracy",
-            f"{told_before}  →  {told_after}  on {measured.problems} unseen problems, 95 % intervals",
+        alike = len({(point.is_game, point.counts()) for point in points}) == 1
+        told_before, told_after = (
+            "not measured"
+            if point is None
+            else point.told()
+            if alike
+            else f"{point.told()}, {point.counts()}"
+            for point in (self.before, self.after)
         )
+        whole = points[0].counts(" unseen problems") if alike else "on unseen problems"
+        games = all(point.is_game for point in points)
+        intervals = ", 95 % intervals" if any(point.interval for point in points) else ""
+        lines = _row("return" if games else "accuracy", f"{told_before}  →  {told_after}  {whole}{intervals}")
+        for reason in dict.fromkeys(point.reason for point in points if point.reason):
+            lines += _row("", f"not scored: {reason}")
+        return lines
 
     def _example(self) -> list[str]:
         if self.learned is None:
@@ -97,33 +111,28 @@ def _phases(seconds: Mapping[str, float]) -> list[str]:
     return [name for name in ("warm-up", "training", "evaluation") if name in seconds]
 
 
-def _measured(point: Point) -> str:
-    if point.success is not None:
-        return score(point.success, point.interval)
-    return "reward " + ", ".join(f"{agent} {value:.3f}" for agent, value in point.reward.items())
-
-
 def _listed(point: Point | None) -> list[float] | None:
     return list(point.interval) if point and point.interval else None
 
 
 def _spoken(shown: Conversation) -> dict[str, Any]:
     said = [{"agent": agent, "text": text} for agent, text in shown.said]
-    return {"question": shown.question, "said": said, "score": shown.score}
+    return {"question": shown.question, "said": said, "score": shown.score, "returns": dict(shown.returns)}
 
 
 def learned(before: Sequence[Group], after: Sequence[Group]) -> tuple[Conversation, Conversation] | None:
     """Return a problem's conversations before and after training: one that was wrong and became right.
 
-    The first such problem; None where there is none.
+    The first such problem; None where there is none. An attempt that failed or was not scored is not wrong.
     """
     first = {group.task.id: group.episodes[0] for group in before}
     for group in after:
         old, new = first.get(group.task.id), group.episodes[0]
-        if old is not None and _value(old) < 1.0 and _value(new) == 1.0:
+        if old is not None and _solved(old) is False and _solved(new):
             return conversation(old), conversation(new)
     return None
 
 
-def _value(episode: Episode) -> float:
-    return 0.0 if episode.error is not None or episode.success is None else episode.success
+def _solved(episode: Episode) -> bool | None:
+    """Return whether an episode was right; None for one that failed or that nothing scored."""
+    return None if episode.error is not None or episode.success is None else episode.success == 1.0

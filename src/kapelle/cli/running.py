@@ -39,7 +39,7 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
     summary: Summary | None = None
     stopped_by = parameters = 0
     with _view(stream, title, _about(source), run_dir, plain=plain) as view:
-        watch = Watch(view)
+        watch = Watch(view, constant_sum=_is_constant_sum(source))
         try:
             with _trainer(source, run_dir, watch) as trainer:
                 parameters = _parameters(trainer)
@@ -99,6 +99,13 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
         run_dir=run_dir,
         stopped_by=stopped_by,
     )
+
+
+def _is_constant_sum(source: Source) -> bool:
+    from kapelle.environment import Opposed
+
+    environment = source.config.environment
+    return isinstance(environment, Opposed) and environment.constant_sum
 
 
 def _saved_steps(run_dir: Path) -> int:

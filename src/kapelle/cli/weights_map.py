@@ -63,7 +63,7 @@ def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: b
         own = adapter_parameters(models[critic.base], critic.lora) + head
         judged = tuple(agent for agent, its in team.critic_of.items() if its == name)
         words = f"LoRA r {critic.lora.rank} and a value head on {critic.base}"
-        learners.append(Learner(name, "critic", words, True, own, judged))
+        learners.append(Learner(name, "critic", words, critic.trained, own, judged))
     adapters = sum(4 * learner.own_parameters for learner in learners if "LoRA" in learner.weights)
     trained = sum(learner.own_parameters for learner in learners if learner.trained)
     copied = sum(x.own_parameters for x in learners if x.trained and x.kind == "policy") if references else 0

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def draw(path: Path, title: str, panels: Mapping[str, Mapping[str, Curve]]) -> None:
-    """Write an SVG with one panel for each entry (its title → label → curve).
+def draw(
+    path: Path,
+    title: str,
+    panels: Mapping[str, Mapping[str, Curve]],
+    notes: Mapping[str, str] | None = None,
+) -> None:
+    """Write an SVG with one panel for each entry (its title → label → curve); `notes` stand behind labels.
 
     The same curves give the same bytes. Raises ConfigError where matplotlib is missing.
     """
@@ -37,7 +42,7 @@ def draw(path: Path, title: str, panels: Mapping[str, Mapping[str, Curve]]) -> N
             axes.set_title(name, fontsize="medium")
             axes.set_xlabel("step")
             axes.set_ylabel("success, or mean return")
-            _fill(axes, curves)
+            _fill(axes, curves, notes or {})
         lines, labels = figure.axes[0].get_legend_handles_labels() if panels else ([], [])
         if lines:
             columns = -(-len(lines) // COLORS)
@@ -56,13 +61,13 @@ FEW = 12
 """Points of a curve up to which each is marked, so that lines between them claim nothing."""
 
 
-def _fill(axes: Axes, curves: Mapping[str, Curve]) -> None:
+def _fill(axes: Axes, curves: Mapping[str, Curve], notes: Mapping[str, str]) -> None:
     for number, (label, curve) in enumerate(curves.items()):
         steps = list(curve)
         (line,) = axes.plot(
             steps,
             [curve[s].median for s in steps],
-            label=label,
+            label=f"{label}, {notes[label]}" if label in notes else label,
             linewidth=1.5,
             linestyle=STROKES[number // COLORS % len(STROKES)],
             marker=_marker(steps),

@@ -2,7 +2,9 @@
 
 `compare.json` holds `recipe`, `budget` (steps, tasks per step, episodes per task), `contenders` (label, algorithm and
 what was measured over their seeds) and `runs`. Numbers that do not exist are null; a run that failed or has not ended
-says so under `error`, and counts in no median.
+says so under `error`, and counts in no median. `success` is the mean over the `scored` of `problems` episodes of the
+last evaluation; those that failed, or that nothing scored, are in no mean. Where one seat wins what the others lose,
+a mean over seats says nothing: there `returns` holds each seat's.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 from kapelle.comparison.contenders import Contender, Run
 from kapelle.durable import explain, replace_file
+from kapelle.environment import Opposed
 from kapelle.errors import RunDirectoryError
 from kapelle.run_files import is_run, read_evaluations, read_metrics
 from kapelle.statistics import Quartiles, quartiles
@@ -44,6 +47,12 @@ class Measured:
     """Completion tokens sampled for training, by all agents."""
     seconds: float | None = None
     """Wall time of the training steps, which neighbours on the machine lengthen."""
+    scored: int | None = None
+    """Problems that `success` is the mean of; None in runs of versions that did not record it."""
+    problems: int | None = None
+    """Problems that were played."""
+    failed: int | None = None
+    """Those whose episode ended in an error."""
 
     @property
     def mean_return(self) -> float | None:
@@ -69,6 +78,9 @@ def measure(run: Run, folder: Path) -> Measured:
         last["reward"],
         sum(value for row in rows for key, value in row.items() if key.startswith("tokens/")),
         sum(row["time/step"] for row in rows),
+        last.get("scored"),
+        last.get("problems"),
+        last.get("failed"),
     )
 
 
@@ -85,6 +97,18 @@ class Standing:
     mean_return: Quartiles | None
     tokens: Quartiles | None
     seconds: Quartiles | None
+    scored: int | None = None
+    """Problems that `success` is the mean of, over all seeds; None where one did not record it."""
+    problems: int | None = None
+    failed_episodes: int | None = None
+    returns: Mapping[str, Quartiles] | None = None
+    """By seat, where one wins what the others lose."""
+
+
+def is_constant_sum(contender: Contender) -> bool:
+    """Return whether what one seat wins the others lose, so that a mean over seats says nothing."""
+    environment = contender.recipe.config.environment
+    return isinstance(environment, Opposed) and environment.constant_sum
 
 
 def standings(contenders: Sequence[Contender], measured: Sequence[Measured]) -> list[Standing]:
@@ -93,6 +117,8 @@ def standings(contenders: Sequence[Contender], measured: Sequence[Measured]) -> 
     for contender in contenders:
         own = [m for m in measured if m.label == contender.label]
         good = [m for m in own if m.error is None]
+        apart = is_constant_sum(contender)
+        seats = dict.fromkeys(seat for m in good for seat in m.reward or {})
         found.append(
             Standing(
                 contender.label,
@@ -100,12 +126,26 @@ def standings(contenders: Sequence[Contender], measured: Sequence[Measured]) -> 
                 len(good),
                 len(own) - len(good),
                 _over(good, lambda m: m.success),
-                _over(good, lambda m: m.mean_return),
+                None if apart else _over(good, lambda m: m.mean_return),
                 _over(good, lambda m: m.tokens),
                 _over(good, lambda m: m.seconds),
+                _total([m.scored for m in good]),
+                _total([m.problems for m in good]),
+                _total([m.failed for m in good]),
+                {
+                    seat: quartiles([m.reward[seat] for m in good if m.reward and seat in m.reward])
+                    for seat in seats
+                }
+                if apart
+                else None,
             )
         )
     return found
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def _over(measured: Sequence[Measured], of: Callable[[Measured], float | None]) -> Quartiles | None:
@@ -115,13 +155,16 @@ def _over(measured: Sequence[Measured], of: Callable[[Measured], float | None]) 
 
 def table(found: Sequence[Standing]) -> list[str]:
     """Return the standings as lines: median [first quartile, third quartile]."""
-    head = ["algorithm", "seeds", "success", "return", "tokens", "seconds"]
+    seats = list(dict.fromkeys(seat for s in found for seat in s.returns or {}))
+    paid = [f"return {seat}" for seat in seats] or ["return"]
+    head = ["algorithm", "seeds", "success", "scored", *paid, "tokens", "seconds"]
     rows = [
         [
             s.label,
             f"{s.runs} of {s.runs + s.failed}" if s.failed else f"{s.runs}",
             spread_text(s.success),
-            spread_text(s.mean_return),
+            counts_text(s),
+            *([spread_text((s.returns or {}).get(seat)) for seat in seats] or [spread_text(s.mean_return)]),
             "–" if s.tokens is None else f"{s.tokens.median:.0f}",
             "–" if s.seconds is None else f"{s.seconds.median:.1f}",
         ]
@@ -132,6 +175,14 @@ def table(found: Sequence[Standing]) -> list[str]:
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in [head, *rows]
     ]
+
+
+def counts_text(standing: Standing) -> str:
+    """Return what the success is the mean of: `1498 of 1500, 2 failed`, or a dash where no run recorded it."""
+    if standing.scored is None or standing.problems is None:
+        return "–"
+    failed = f", {standing.failed_episodes} failed" if standing.failed_episodes else ""
+    return f"{standing.scored} of {standing.problems}{failed}"
 
 
 def spread_text(spread: Quartiles | None) -> str:
@@ -168,11 +219,13 @@ def _csv(measured: Sequence[Measured]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     agents = list(dict.fromkeys(agent for m in measured for agent in m.reward or {}))
     rewards = [f"return/{agent}" for agent in agents]
-    writer.writerow(["label", "seed", "success", "return", *rewards, "tokens", "seconds", "error"])
+    counts = ["scored", "problems", "failed"]
+    writer.writerow(["label", "seed", "success", *counts, "return", *rewards, "tokens", "seconds", "error"])
     for m in measured:
         paid: dict[str, Any] = dict(m.reward or {})
         own = [paid.get(agent) for agent in agents]
-        writer.writerow([m.label, m.seed, m.success, m.mean_return, *own, m.tokens, m.seconds, m.error])
+        told = [m.success, m.scored, m.problems, m.failed]
+        writer.writerow([m.label, m.seed, *told, m.mean_return, *own, m.tokens, m.seconds, m.error])
     return text.getvalue()
 
 
@@ -193,22 +246,44 @@ def curves(runs: Sequence[Run], value: Callable[[Run], Mapping[int, float]]) -> 
     }
 
 
-def held_out(run: Run) -> dict[int, float]:
-    """Return the score of every evaluation: success, or the mean return where nothing is solved or not."""
+def held_out(run: Run, seat: str | None = None) -> dict[int, float]:
+    """Return the score of every evaluation: success, or the mean return (of one seat) where nothing is solved or not."""
     scores = {}
     for row in read_evaluations(run.path):
-        paid = list(row["reward"].values())
+        paid = [value for name, value in row["reward"].items() if seat in {None, name}]
         score = row["success"] if row["success"] is not None else fmean(paid) if paid else None
         if score is not None:
             scores[int(row["step"])] = float(score)
     return scores
 
 
-def sampled(run: Run) -> dict[int, float]:
-    """Return the score of every training step's episodes, as they were sampled."""
+def unscored(runs: Sequence[Run]) -> dict[str, str]:
+    """Return `scored 480 of 500` by label, over all evaluations, where a curve leaves out some of its problems."""
+    counts: dict[str, list[int]] = {}
+    for run in runs:
+        for row in read_evaluations(run.path) if is_run(run.path) else []:
+            if row["success"] is not None and "scored" in row:
+                total = counts.setdefault(run.label, [0, 0])
+                total[0] += row["scored"]
+                total[1] += row["problems"]
+    return {
+        label: f"scored {scored} of {played}" for label, (scored, played) in counts.items() if scored < played
+    }
+
+
+def seats_of(runs: Sequence[Run]) -> list[str]:
+    """Return the seats that evaluations have recorded returns of."""
+    rows = [row for run in runs if is_run(run.path) for row in read_evaluations(run.path)]
+    return list(dict.fromkeys(seat for row in rows for seat in row["reward"]))
+
+
+def sampled(run: Run, seat: str | None = None) -> dict[int, float]:
+    """Return the score of every training step's episodes, as they were sampled (of one seat where nothing is solved)."""
     scores = {}
     for row in read_metrics(run.path):
-        paid = [value for key, value in row.items() if key.startswith("return/")]
+        paid = [
+            v for key, v in row.items() if key.startswith("return/") and seat in {None, key[len("return/") :]}
+        ]
         if "success" in row or paid:
             scores[int(row["step"])] = row["success"] if "success" in row else fmean(paid)
     return scores

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,17 @@ import yaml
 
 from kapelle.comparison.contenders import Contender, Run
 from kapelle.comparison.processes import Failure, in_processes
-from kapelle.comparison.results import Measured, curves, held_out, measure, sampled, write_results
+from kapelle.comparison.results import (
+    Measured,
+    curves,
+    held_out,
+    is_constant_sum,
+    measure,
+    sampled,
+    seats_of,
+    unscored,
+    write_results,
+)
 from kapelle.config import RunConfig
 from kapelle.durable import explain
 from kapelle.errors import RunDirectoryError
@@ -45,12 +56,17 @@ class Comparison:
         """Write `compare.svg` and return its path; ConfigError without matplotlib."""
         from kapelle.comparison.plot import draw
 
-        panels = {
-            "training, as sampled": curves(self.runs, sampled),
-            "unseen problems": curves(self.runs, held_out),
-        }
+        # Where one seat wins what the others lose, each has a panel of its own: their mean is always the same.
+        seats: list[str | None] = [None]
+        if is_constant_sum(self.contenders[0]):
+            seats = [*seats_of(self.runs)] or seats
+        panels = {}
+        for seat in seats:
+            whose = f", {seat}" if seat else ""
+            panels[f"training, as sampled{whose}"] = curves(self.runs, partial(sampled, seat=seat))
+            panels[f"unseen problems{whose}"] = curves(self.runs, partial(held_out, seat=seat))
         path = self.folder / "compare.svg"
-        draw(path, f"{self.name}: median and quartiles over seeds", panels)
+        draw(path, f"{self.name}: median and quartiles over seeds", panels, unscored(self.runs))
         return path
 
 
@@ -135,5 +151,9 @@ def _keep(run: Run, failure: Failure | None) -> None:
 
 def _told(measured: Measured) -> str:
     if measured.success is not None:
-        return f"success {measured.success:.3f}"
-    return "no score" if measured.mean_return is None else f"return {measured.mean_return:.3f}"
+        counts = "" if measured.scored is None else f", scored {measured.scored} of {measured.problems}"
+        return f"success {measured.success:.3f}{counts}"
+    if not measured.reward:
+        failed = f": {measured.failed} of {measured.problems} problems failed" if measured.failed else ""
+        return f"no score{failed}"
+    return "return " + ", ".join(f"{agent} {value:.3f}" for agent, value in measured.reward.items())

@@ -165,7 +165,11 @@ class RecordedWorld:
         """Return what the last words were worth; nobody is paid for words that are not on record."""
         worth = {agent: self._worth(agent, text) for agent, text in self._last.items()}
         known = {agent: value for agent, value in worth.items() if value is not None}
-        return Outcome(known, sum(known.values()) / len(known) if known else None)
+        if not known:
+            return Outcome(
+                info={"unscored": "what was said is not on record, so nothing says what it is worth"}
+            )
+        return Outcome(known, sum(known.values()) / len(known))
 
     async def close(self) -> None:
         """Hold nothing."""

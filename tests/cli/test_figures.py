@@ -1,0 +1,214 @@
+"""What is printed and kept of runs whose figures could mislead: nothing scored, a dead endpoint, zero-sum games, SFT."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cli.conftest import Kapelle, Said
+
+from kapelle.run_files import read_evaluations, read_metrics
+from kapelle.trainer import Trainer
+
+TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32, "context": 96}
+BASE = {
+    "seed": 0,
+    "model": {"path": "embedded", "embedded": TINY},
+    "training": {"steps": 2, "tasks_per_step": 2},
+    "evaluation": {"problems": 4},
+}
+
+
+def recipe(name: str, **sections: object) -> str:
+    Path(f"{name}.yaml").write_text(yaml.safe_dump({**BASE, "name": name, **sections}))
+    return f"{name}.yaml"
+
+
+def dead_port() -> str:
+    """Return the URL of a port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+
+
+def behind_a_dead_endpoint(**training: object) -> str:
+    agents = [
+        {"name": "reasoner", "prompt": "{question}", "weights": {"endpoint": dead_port(), "model": "m"}},
+        {"name": "actor", "prompt": "{question} {reasoner}"},
+    ]
+    return recipe(
+        "dead",
+        team={"sharing": "lora", "lora": {"rank": 2}, "sampling": {"max_tokens": 4}, "agents": agents},
+        environment={"name": "arithmetic", "digits": 1},
+        workflow={"name": "chain"},
+        algorithm={"name": "grpo", "group_size": 2},
+        training={"steps": 1, "tasks_per_step": 2, **training},
+    )
+
+
+def rates_in(said: Said) -> list[str]:
+    return re.findall(r"[\d.]+ %", said.out.replace("95 % intervals", ""))
+
+
+def test_a_dead_endpoint_gives_no_rate_but_its_reason(kapelle: Kapelle) -> None:
+    said = kapelle("train", behind_a_dead_endpoint(max_failed_share=1.0), "--run-dir", "run")
+    assert said.code == 0, said.err
+    assert rates_in(said) == [], "nothing was measured, so there is no figure"
+    assert "accuracy  no score  →  no score  scored 0 of 4 unseen problems, 4 failed" in said.out
+    assert "not scored: EpisodeError: The endpoint of policy 'reasoner'" in said.out
+    assert re.search(r"step 1/1  4 of 4 episodes failed", said.out)
+    [step] = read_metrics(Path("run"))
+    assert {"success", "return/actor", "reward/actor"} & set(step) == set()
+    for row in read_evaluations(Path("run")):
+        assert (row["success"], row["reward"], row["scored"], row["failed"]) == (None, {}, 0, 4)
+    measured = kapelle("eval", "run", "--no-baselines")
+    assert measured.code == 2, "nothing was measured"
+    assert rates_in(measured) == []
+    assert "scored 0 of 4, 4 failed" in measured.out
+    assert "did not answer: ConnectError" in measured.out
+
+
+def test_the_step_that_stops_on_a_dead_endpoint_says_why(kapelle: Kapelle) -> None:
+    said = kapelle("train", behind_a_dead_endpoint(), "--run-dir", "run")
+    assert said.code == 2
+    assert (
+        "unseen problems after step 0: no score, scored 0 of 4, 4 failed: EpisodeError: The endpoint"
+        in said.out
+    )
+    assert rates_in(said) == []
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """40 answers to train on, of which 8 test questions have one, too."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    for split, count in (("train", 40), ("test", 8)):
+        rows = [
+            {"question": f"{split} {k}", "solution": str(k % 3), "is_correct": True} for k in range(count)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def on_records(folder: Path) -> str:
+    return recipe(
+        "records",
+        team={"sharing": "shared", "sampling": {"max_tokens": 4}, "agents": [{"name": "solver"}]},
+        environment={"name": "labelled", "path": str(folder)},
+        workflow={"name": "solo"},
+        algorithm={"name": "sft"},
+        optimizer={"lr": 1e-2},
+        training={"steps": 40, "tasks_per_step": 8},
+        evaluation={"problems": 8},
+    )
+
+
+def test_sft_on_records_shows_its_loss_and_says_how_many_answers_were_scored(
+    kapelle: Kapelle, records: Path
+) -> None:
+    said = kapelle("train", on_records(records), "--run-dir", "run")
+    assert said.code == 0, said.err
+    steps = [line for line in said.out.splitlines() if "] step " in line]
+    assert all(re.search(r"step \d+/40  [\d.]+ nats a token", line) for line in steps)
+    assert not any("reward" in line or line.endswith("right") for line in steps)
+    assert all(line.endswith("→ to be learned") for line in steps)
+    row = read_metrics(Path("run"))[-1]
+    assert row["demonstrated_success"] == 1.0
+    assert not {"success", "reward/solver", "return/solver"} & set(row), (
+        "the teacher's worth is not the team's"
+    )
+    last = read_evaluations(Path("run"))[-1]
+    assert last["problems"] == 8
+    assert 0 < last["scored"] < 8, "a trained model says some of what is on record, and other things"
+    tail = said.out[said.out.index("accuracy ") :]
+    assert f"scored {last['scored']} of 8" in tail
+    assert "not scored: what was said is not on record" in tail
+    counted = kapelle("eval", "run", "--no-baselines").out
+    assert counted.count(f"scored {last['scored']} of 8") == 2, "beside the team's rate and the agent's"
+
+
+def test_dpo_shows_its_margin_and_the_share_of_pairs_that_are_right(kapelle: Kapelle) -> None:
+    folder = Path("pairs")
+    folder.mkdir()
+    for split in ("train", "test"):
+        rows = [{"prompt": f"{split} {k}", "chosen": "yes", "rejected": "no"} for k in range(4)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = recipe(
+        "dpo",
+        team={
+            "sharing": "lora",
+            "lora": {"rank": 2},
+            "sampling": {"max_tokens": 4},
+            "agents": [{"name": "solver"}],
+        },
+        environment={"name": "preferences", "path": "pairs", "question_field": "prompt"},
+        workflow={"name": "solo"},
+        algorithm={"name": "dpo", "data": "recorded", "group_size": 2},
+    )
+    said = kapelle("train", words, "--run-dir", "run")
+    assert said.code == 0, said.err
+    steps = [line for line in said.out.splitlines() if "] step " in line]
+    assert all(re.search(r"step \d/2  [\d.]+ pairs right  -?[\d.]+ margin", line) for line in steps), steps
+    assert not any("reward" in line for line in steps)
+
+
+def test_a_zero_sum_game_is_told_by_seat(kapelle: Kapelle) -> None:
+    words = recipe(
+        "pennies",
+        team={"sharing": "lora", "lora": {"rank": 2}, "sampling": {"max_tokens": 2}, "agents": 2},
+        environment={"name": "matrix", "game": "matching_pennies"},
+        workflow={"name": "parallel"},
+        algorithm={"name": "grpo", "group_size": 2, "team_reward": "individual"},
+    )
+    said = kapelle("train", words, "--run-dir", "run")
+    assert said.code == 0, said.err
+    assert not re.search(r"accuracy|right|wrong|no score", said.out)
+    seats = r"agent_0 -?[\d.]+, agent_1 -?[\d.]+"
+    assert re.search(rf"return    {seats}  →  {seats}  played 4 of 4 unseen problems", said.out)
+    assert re.search(rf"unseen problems after step 2: return {seats}, played 4 of 4", said.out)
+    [team] = [line for line in kapelle("eval", "run").out.splitlines() if line.startswith("team")]
+    assert re.search(rf"return {seats}  played 4 of 4", team)
+    compared = kapelle(
+        "compare", words, "--algorithms", "grpo,rloo", "--seeds", "1", "--jobs", "1", "--run-dir", "all"
+    )
+    assert compared.code == 0, compared.err
+    [head] = [line for line in compared.out.splitlines() if line.startswith("algorithm")]
+    assert "return agent_0  " in head
+    assert "return agent_1  " in head
+
+
+def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
+    kapelle: Kapelle, records: Path
+) -> None:
+    with Trainer.from_recipe(
+        on_records(records), "training.steps=0", "evaluation.before_and_after=false"
+    ) as t:
+        result = t.evaluate(4)
+    assert str(result) == (
+        "no score, scored 0 of 4: what was said is not on record, so nothing says what it is worth"
+    )
+    assert "groups" not in repr(result)
+    assert result.scalars() == {"problems": 4.0, "scored": 0.0, "failed": 0.0, "tokens": result.tokens}
+
+
+def test_a_frozen_verifier_is_not_shown_as_training() -> None:
+    from kapelle.cli.weights_map import describe, weights_map
+    from kapelle.config import EmbeddedConfig
+    from kapelle.models.outline import outline
+    from kapelle.team import Agent, Critic, Lora, Policy, Team
+
+    lora = Lora(rank=1, targets=("q_proj",))
+    critics = {name: Critic(name, "base", lora, trained=name == "critic") for name in ("critic", "verifier")}
+    team = Team((Agent("a"),), {"a": Policy("a", lora=lora)}, {"a": "a"}, critics=critics)
+    found = weights_map(
+        team, {"base": outline("embedded", EmbeddedConfig(**TINY))}, references=False, half=False
+    )
+    trains = {learner.name: learner.trained for learner in found.learners}
+    assert trains == {"a": True, "critic": True, "verifier": False}
+    [line] = [line for line in describe(found) if line.startswith("verifier")]
+    assert "frozen" in line
