@@ -190,6 +190,15 @@ class Opposed(Protocol):
 
 
 @runtime_checkable
+class Skipping(Protocol):
+    """An environment of rows that leaves out those it cannot use, up to a stated share."""
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return, by split, how many rows are left out, where the first stand and why; empty where all are used."""
+        ...
+
+
+@runtime_checkable
 class Scripted(Protocol):
     """An environment that can demonstrate what an agent in a role should say."""
 

@@ -23,7 +23,7 @@ from kapelle.checks import check_prompts, check_run
 from kapelle.config import RunConfig
 from kapelle.engines.rollout import RolloutEngine
 from kapelle.engines.torch_train import Limits, TorchTrainEngine
-from kapelle.environment import Environment
+from kapelle.environment import Environment, Skipping
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation import Evaluation, choose_tasks, evaluate_tasks
 from kapelle.interrupts import catch_interrupts
@@ -96,6 +96,9 @@ class Trainer:
         self.team: Team = build_team(self.config, self.algorithm)
         self.listener = listener or Silent()
         check_run(self.config, self.algorithm, self.team, given)
+        if isinstance(self.config.environment, Skipping):
+            for split, said in self.config.environment.skipped().items():
+                self.listener.phase("data", f"{split}: {said}")
         check_prompts(self.config, self.team, given)
         shapes = outlines(self.team, self.config.model, given)
         check_adapters(self.team, shapes)

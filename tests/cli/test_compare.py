@@ -88,7 +88,7 @@ def test_a_run_that_fails_stops_no_other(kapelle: Kapelle, tmp_path: Path) -> No
     assert done.code == 2
     assert "rloo seed 0 failed: RunDirectoryError" in done.out
     table = [line.split() for line in done.out.splitlines()]
-    assert ["rloo", "0", "of", "1", "–", "–", "–", "–"] in table
+    assert ["rloo", "0", "of", "1", "–", "–", "–", "–", "–"] in table
     assert any(line[:2] == ["grpo", "1"] for line in table)
     assert "Traceback" in (folder / "rloo" / "seed-0.error.txt").read_text()
     (folder / "rloo" / "seed-0").unlink()

@@ -56,7 +56,7 @@ def test_piped_output_is_plain_lines_with_the_numbers_at_the_end(kapelle: Kapell
     assert "no model is downloaded" in said.out
     tail = said.out[said.out.index("accuracy ") :].splitlines()
     assert re.fullmatch(
-        r"accuracy  [\d.]+ % \[[\d.]+, [\d.]+\]  →  [\d.]+ % \[[\d.]+, [\d.]+\]  on 4 unseen problems, 95 % intervals",
+        r"accuracy  [\d.]+ % \[[\d.]+, [\d.]+\]  →  [\d.]+ % \[[\d.]+, [\d.]+\]  scored 4 of 4 unseen problems, 95 % intervals",
         tail[0],
     )
     assert f"run       {run}" in tail

@@ -48,6 +48,10 @@ def check(config: RunConfig, passed: Callable[[str, str], None] = lambda _name, 
         f"{split}: {source} ({_many(environment.size(split))})"
         for split, source in environment.sources.items()
     ]
+    from kapelle.environment import Skipping
+
+    if isinstance(environment, Skipping):
+        told += [f"{split}: {said}" for split, said in environment.skipped().items()]
     passed("data", "; ".join(told))
     check_prompts(config, team, problems=PROMPTS)
     passed("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")

@@ -238,6 +238,44 @@ def _add_real(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["prepare"], help="write the files of a data set")
+    parser.add_argument("name", metavar="NAME", help="gsm8k, math, deepscaler, deepmath, anli or mbpp")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write; must not exist yet")
+    parser.add_argument(
+        "--source",
+        metavar="WHERE",
+        help="a folder, a file or `owner/name` on the Hugging Face hub (the usual name there)",
+    )
+    parser.add_argument(
+        "--train", default="", metavar="A,B", help="splits or files to train on, in place of the usual ones"
+    )
+    parser.add_argument("--test", default="", metavar="A,B", help="splits or files to test on")
+    parser.add_argument("--form", choices=["jsonl", "parquet"], default="jsonl", help="what to write (jsonl)")
+    parser.add_argument(
+        "--test-share",
+        type=_share,
+        default=0.1,
+        metavar="X",
+        help="share to test on where none is published (0.1)",
+    )
+    parser.add_argument(
+        "--max-unusable",
+        type=_share,
+        default=0.01,
+        metavar="X",
+        help="greatest share of rows left out as unusable (0.01)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the manifest")
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0.0 <= share < 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is no share from 0 to 1")
+    return share
+
+
 def _add_run_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help="where the run is kept (runs/NAME-TIME)")
 
@@ -322,6 +360,13 @@ COMMANDS: Mapping[str, Command] = {
         "check a recipe and everything it names, or an environment alone, without loading a model",
         "validate",
         _validate,
+    ),
+    "data": Command(
+        "prepare NAME --out FOLDER [--source WHERE] [--train A,B] [--test A,B] [--form jsonl|parquet] [--test-share X] "
+        "[--max-unusable X] [--json]",
+        "write a data set's train and test files, for those who keep preparation apart",
+        "data",
+        _data,
     ),
     "info": Command("[--json]", "say what is installed and what this machine has", "info", _info),
 }

@@ -131,6 +131,8 @@ class Watch:
     ) -> None:
         """`constant_sum`: what one seat wins the others lose, so that their mean says nothing."""
         self.now = Progress()
+        self.notes: list[str] = []
+        """What the data leave out."""
         self._constant_sum = constant_sum
         self._view = view
         self._clock = clock
@@ -138,6 +140,8 @@ class Watch:
 
     def phase(self, name: str, detail: str) -> None:
         """Hear that the run does something else now."""
+        if name == "data":
+            self.notes.append(detail)
         seconds = self.seconds()
         self._since = self._clock()
         # Training goes on after an evaluation, and its bar with it; that of the warm-up does not.

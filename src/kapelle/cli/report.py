@@ -32,6 +32,8 @@ class Report:
     run_dir: Path
     stopped_by: int
     """0, or the exit code of the signal that stopped it."""
+    notes: tuple[str, ...] = ()
+    """What the data leave out."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -57,6 +59,7 @@ class Report:
             "conversation": None if self.learned is None else [_spoken(each) for each in self.learned],
             "run_dir": str(self.run_dir),
             "stopped_by": self.stopped_by,
+            "data": list(self.notes),
         }
 
     def lines(self, next_commands: Sequence[tuple[str, str]]) -> list[str]:
@@ -70,6 +73,7 @@ class Report:
                 "time",
                 ", ".join(f"{name} {self.seconds.get(name, 0.0):.1f} s" for name in _phases(self.seconds)),
             ),
+            *(line for note in self.notes for line in _row("data", note)),
             *_row("run", str(self.run_dir)),
             *(["", "try next", *(f"  {words:{width}}   {what}" for words, what in next_commands)]),
         ]

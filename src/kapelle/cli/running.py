@@ -98,6 +98,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
         parameters=parameters,
         run_dir=run_dir,
         stopped_by=stopped_by,
+        notes=tuple(watch.notes),
     )
 
 

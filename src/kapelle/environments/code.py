@@ -8,16 +8,17 @@ said to its program and tries again, under a workflow in which the environment d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from kapelle.configured import Configured
 from kapelle.environments.code_problems import FORMATS, MBPP_SPLITS, Format, Problem
 from kapelle.environments.code_world import CodeWorld
-from kapelle.environments.data_source import DataSource, Row
+from kapelle.environments.data_settings import DataSettings
+from kapelle.environments.data_source import Row, Words
+from kapelle.environments.row_fields import question_in, text_in
 from kapelle.errors import DataError
 from kapelle.grading.code_text import program_of
 from kapelle.sandbox.backends import backend, require
@@ -26,26 +27,21 @@ from kapelle.sandbox.shared import shared_pool
 from kapelle.types import Message, Split, Task
 
 
-class Code(Configured):
+class Code(DataSettings):
     """Programming problems, graded by running their tests on what an agent wrote."""
 
     name: Literal["code"] = "code"
     format: Format = "mbpp"
     """The form of the rows."""
     path: str = "google-research-datasets/mbpp"
-    """A folder with a file per split, one file, or `owner/name` on the Hugging Face hub."""
     config: str | None = "full"
-    """Configuration of the hub's data set; null for its only one."""
-    train: str = "train"
-    """File (suffix optional) or hub split to train on."""
-    test: str = "test"
-    """File or hub split to evaluate on."""
-    test_share: float = Field(0.1, gt=0.0, lt=1.0)
-    """Share of the problems held out for testing where `path` is one file; a hash of each decides."""
     published_split: bool = True
     """Whether one file of MBPP is split by `task_id` as published: train 601 to 974, test 11 to 510."""
     question_field: str = "question"
-    """Field of the problem's text in `format: stdio`."""
+    """Field of the problem's text in `format: stdio`; dots reach into objects, a conversation is asked without its system
+    messages."""
+    tests_field: str = "input_output"
+    """Field of the private tests in `format: stdio`; verl's rows have them in `reward_model.ground_truth`."""
     max_attempts: int = Field(1, ge=1)
     """How many programs an agent may hand in; the last one counts."""
     partial_credit: bool = False
@@ -61,19 +57,6 @@ class Code(Configured):
     parallel: int = Field(2, ge=1)
     """Programs that are graded at one time; the others wait."""
 
-    @model_validator(mode="after")
-    def _apart(self) -> Code:
-        if self.train == self.test:
-            raise ValueError(
-                f"`train` and `test` both name '{self.train}'. Nothing is tested on what it trains on."
-            )
-        return self
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """From no test passed to all."""
-        return (0.0, 1.0)
-
     @property
     def sources(self) -> Mapping[Split, str]:
         """The file or hub split of each."""
@@ -82,19 +65,44 @@ class Code(Configured):
                 split: f"{self.path}, task_id {ids.start} to {ids.stop - 1}"
                 for split, ids in MBPP_SPLITS.items()
             }
-        return {"train": self._source.describe("train"), "test": self._source.describe("test")}
+        return super().sources
 
     @property
     def _by_id(self) -> bool:
         return self.format == "mbpp" and self.published_split and Path(self.path).expanduser().is_file()
 
-    @property
-    def _source(self) -> DataSource:
-        return DataSource(self.path, self.config, self.train, self.test, self.test_share)
+    def _key(self) -> tuple[str, str, Words]:
+        if self.format == "stdio":
+            return self.question_field, "question_field", question_in
+        return "task_id", "format", text_in
+
+    def _read(self, row: Row) -> Problem:
+        try:
+            return FORMATS[self.format](row, self.question_field, self.tests_field)
+        except DataError as fault:
+            placed = str(fault) if str(fault).startswith(row.place) else f"{row.place}: {fault}"
+            raise DataError(f"{placed} Is it a row of `environment.format: {self.format}`?") from None
+
+    @cached_property
+    def _by_split(self) -> Mapping[Split, tuple[Problem, ...]]:
+        chosen: dict[Split, tuple[Row, ...]] = {"train": self.rows.train, "test": self.rows.test}
+        if self._by_id:
+            every = sorted(
+                (*self.rows.train, *self.rows.test), key=lambda row: int(text_in(row, "task_id", "format"))
+            )
+            chosen = {
+                split: tuple(row for row in every if int(text_in(row, "task_id", "format")) in ids)
+                for split, ids in MBPP_SPLITS.items()
+            }
+        if empty := [split for split, kept in chosen.items() if not kept]:
+            raise DataError(
+                f"'{self.path}' has no problem of MBPP's published {empty[0]} split. Set "
+                "`environment.published_split: false`."
+            )
+        return {split: tuple(map(self._read, kept)) for split, kept in chosen.items()}
 
     def _problems(self, split: Split) -> tuple[Problem, ...]:
-        key = self.question_field if self.format == "stdio" else "task_id"
-        return _read(self._source, self.format, key, self.question_field, self._by_id)[split]
+        return self._by_split[split]
 
     @property
     def _limits(self) -> Limits:
@@ -139,31 +147,3 @@ class Code(Configured):
         if solution is None:
             raise DataError(f"The problem {task.id} of '{self.path}' has no solution to show.")
         return f"```python\n{solution.rstrip()}\n```"
-
-
-@lru_cache(maxsize=8)
-def _read(
-    source: DataSource, form: Format, key: str, question: str, by_id: bool
-) -> Mapping[Split, tuple[Problem, ...]]:
-    rows = source.load(key, "format" if key == "task_id" else "question_field")
-    chosen: dict[Split, tuple[Row, ...]] = {"train": rows.train, "test": rows.test}
-    if by_id:
-        every = sorted((*rows.train, *rows.test), key=lambda row: int(row.text("task_id", "format")))
-        chosen = {
-            split: tuple(row for row in every if int(row.text("task_id", "format")) in ids)
-            for split, ids in MBPP_SPLITS.items()
-        }
-    if empty := [split for split, kept in chosen.items() if not kept]:
-        raise DataError(
-            f"'{source.path}' has no problem of MBPP's published {empty[0]} split. Set "
-            "`environment.published_split: false`."
-        )
-    return {split: tuple(_problem(row, form, question) for row in kept) for split, kept in chosen.items()}
-
-
-def _problem(row: Row, form: Format, question: str) -> Problem:
-    try:
-        return FORMATS[form](row, question)
-    except DataError as fault:
-        placed = str(fault) if str(fault).startswith(row.place) else f"{row.place}: {fault}"
-        raise DataError(f"{placed} Is it a row of `environment.format: {form}`?") from None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kapelle.environments.data_source import Row
+from kapelle.environments.row_fields import field_of, question_in
 from kapelle.errors import DataError
 from kapelle.grading.code import grade_program
 from kapelle.grading.code_output import OutputTest, grade_output
@@ -65,27 +66,25 @@ def humaneval_problem(row: Row) -> Problem:
     return Problem(task.prompt, (), grade, task.solution.removeprefix(task.prompt))
 
 
-def stdio_problem(row: Row, question: str) -> Problem:
+def stdio_problem(row: Row, question: str, tests: str = "input_output") -> Problem:
     """Return a problem whose program reads standard input and prints; its text stands in the field `question`.
 
     Tests stand in `public_tests` and `private_tests` (CodeContests:
     `{"input": […], "output": […]}`, or a list of `{"input": …, "output": …}`) or as `input_output` (APPS:
-    `{"inputs": […], "outputs": […]}`, also as JSON text), which are private. `solution`, or the first of
+    `{"inputs": […], "outputs": […]}`, also as JSON text) in the field `tests`, which are private. `solution`, or the first of
     `solutions`, is a program that is right. Public tests are shown. `tolerance` is that of printed reals.
     """
     tolerance = float(row.text("tolerance", "path")) if "tolerance" in row.fields else 1e-6
     public = _tests(row, "public_tests", tolerance)
-    private = _tests(row, "private_tests", tolerance) + _tests(row, "input_output", tolerance)
-    tests = public + private
-    if not tests:
-        raise DataError(
-            f"{row.place} has no test. Give it `public_tests`, `private_tests` or `input_output`."
-        )
+    private = _tests(row, "private_tests", tolerance) + _tests(row, tests, tolerance)
+    every = public + private
+    if not every:
+        raise DataError(f"{row.place} has no test. Give it `public_tests`, `private_tests` or `{tests}`.")
     shown = tuple(f"Input:\n{test.stdin.rstrip()}\nOutput:\n{test.stdout.rstrip()}" for test in public)
     return Problem(
-        "\n\n".join([row.text(question, "question_field").strip(), *shown]),
+        "\n\n".join([question_in(row, question, "question_field").strip(), *shown]),
         shown,
-        lambda program, sandbox, limits: grade_output(program, tests, sandbox, limits),
+        lambda program, sandbox, limits: grade_output(program, every, sandbox, limits),
         _solution(row),
     )
 
@@ -117,6 +116,8 @@ def _texts(value: Json) -> bool:
 
 def _parsed(row: Row, field: str) -> Json:
     value = row.fields.get(field)
+    if "." in field and field not in row.fields and field.partition(".")[0] in row.fields:
+        value = field_of(row, field, "tests_field")
     if not isinstance(value, str):
         return value
     try:
@@ -134,11 +135,11 @@ def _solution(row: Row) -> str | None:
     return several[0] if _texts(several) and several else None
 
 
-FORMATS: Mapping[Format, Callable[[Row, str], Problem]] = {
-    "mbpp": lambda row, _question: mbpp_problem(row),
-    "humaneval": lambda row, _question: humaneval_problem(row),
+FORMATS: Mapping[Format, Callable[[Row, str, str], Problem]] = {
+    "mbpp": lambda row, _question, _tests: mbpp_problem(row),
+    "humaneval": lambda row, _question, _tests: humaneval_problem(row),
     "stdio": stdio_problem,
 }
-"""How a row is read, given the field of its text where the format leaves that open."""
+"""How a row is read, given the fields of its text and its private tests where the format leaves them open."""
 MBPP_SPLITS: Mapping[Split, range] = {"train": range(601, 975), "test": range(11, 511)}
 """The `task_id`s of MBPP's published splits; 1 to 10 are for prompts, 511 to 600 for validation."""

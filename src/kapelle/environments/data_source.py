@@ -12,14 +12,17 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, cast
 
+from kapelle.environments.usable import Skipped, usable
 from kapelle.errors import DataError, did_you_mean
 from kapelle.types import Json, Split
 
+MANIFEST = "manifest.json"
+"""What `kapelle data prepare` says of the files beside it."""
 SUFFIXES = (".jsonl.gz", ".jsonl", ".json.gz", ".json", ".parquet")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -73,13 +76,51 @@ class DataSource:
             return f"{self.path}, {share:.0%} of the rows, by a hash of the question"
         return f"{self.path}, {self.train if split == 'train' else self.test}"
 
-    def load(self, key: str, setting: str, words: Words = Row.text) -> Splits:
+    def load(
+        self,
+        key: str,
+        setting: str,
+        words: Words = Row.text,
+        read: Callable[[Row], object] | None = None,
+        max_unusable: float = 0.0,
+    ) -> Splits:
         """Return both splits; they share no value of the field `key` (`setting` names it in messages).
 
-        `words` says what a row's value of the field is, as text. A train row whose key occurs in the test split is left out and counted. DataError for data that
-        are missing, damaged, empty or of another form.
+        `words` says what a row's value of the field is, as text, and `read` reads whatever else a task needs; a row at
+        which one of them raises DataError is left out, up to the share `max_unusable` of a split. A train row whose key
+        occurs in the test split is left out and counted. DataError for data that are missing, damaged, empty or of
+        another form.
         """
-        return _load(self, key, setting, words)
+
+        def check(row: Row) -> None:
+            words(row, key, setting)
+            if read is not None:
+                read(row)
+
+        first, second = _raw(self)
+        found = usable(first, check, max_unusable, self.path if second is None else self.describe("train"))
+        skipped: dict[Split, Skipped] = {"train": found.skipped}
+        if second is None:
+            shares = [held_out(words(row, key, setting), self.test_share) for row in found.rows]
+            test = tuple(row for row, out in zip(found.rows, shares, strict=True) if out)
+            train = tuple(row for row, out in zip(found.rows, shares, strict=True) if not out)
+        else:
+            other = usable(second, check, max_unusable, self.describe("test"))
+            train, test = found.rows, other.rows
+            skipped["test"] = other.skipped
+        for split, rows in (("train", train), ("test", test)):
+            if not rows:
+                raise DataError(
+                    f"The {split} split of '{self.path}' is empty. Name another file, or more rows."
+                )
+        tested = {words(row, key, setting) for row in test}
+        kept = tuple(row for row in train if words(row, key, setting) not in tested)
+        if not kept:
+            raise DataError(
+                f"Every train row of '{self.path}' is a test row too. Set `environment.train` and "
+                "`environment.test` to different data."
+            )
+        return Splits(kept, test, len(train) - len(kept), skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +131,8 @@ class Splits:
     test: tuple[Row, ...]
     left_out: int
     """Train rows that also stood in the test split."""
+    skipped: Mapping[Split, Skipped] = field(default_factory=dict)
+    """Rows that could not be used; `train` counts those of a file that is both splits."""
 
     def of(self, split: Split) -> tuple[Row, ...]:
         """Return the rows of one split."""
@@ -97,34 +140,21 @@ class Splits:
 
 
 @lru_cache(maxsize=8)
-def _load(source: DataSource, key: str, setting: str, words: Words) -> Splits:
+def _raw(source: DataSource) -> tuple[tuple[Row, ...], tuple[Row, ...] | None]:
+    """Return the rows to train on and those to test on; None for the second where one file is both."""
     local = Path(source.path).expanduser()
     if local.is_file():
-        rows = read_rows(local)
-        test = tuple(row for row in rows if held_out(words(row, key, setting), source.test_share))
-        train = tuple(row for row in rows if not held_out(words(row, key, setting), source.test_share))
-    elif local.is_dir():
-        train, test = (_folder(local, name, source) for name in (source.train, source.test))
-    elif _HUB_NAME.fullmatch(source.path) and not source.path.endswith(SUFFIXES):
-        train, test = (_hub(source, name) for name in (source.train, source.test))
-    else:
-        raise DataError(
-            f"There is no file or folder '{source.path}'. Set `environment.path` to one that exists, "
-            "or to `owner/name` of a data set on the Hugging Face hub."
+        return read_rows(local), None
+    if local.is_dir():
+        return _folder(local, "train", source), _folder(local, "test", source)
+    if _HUB_NAME.fullmatch(source.path) and not source.path.endswith(SUFFIXES):
+        return hub_rows(source.path, source.config, source.train), hub_rows(
+            source.path, source.config, source.test
         )
-    for split, rows in (("train", train), ("test", test)):
-        if not rows:
-            raise DataError(
-                f"The {split} split of '{source.path}' is empty. Name another file, or more rows."
-            )
-    tested = {words(row, key, setting) for row in test}
-    kept = tuple(row for row in train if words(row, key, setting) not in tested)
-    if not kept:
-        raise DataError(
-            f"Every train row of '{source.path}' is a test row too. Set `environment.train` and "
-            "`environment.test` to different data."
-        )
-    return Splits(kept, test, len(train) - len(kept))
+    raise DataError(
+        f"There is no file or folder '{source.path}'. Set `environment.path` to one that exists, "
+        "or to `owner/name` of a data set on the Hugging Face hub."
+    )
 
 
 def held_out(key: str, share: float) -> bool:
@@ -133,7 +163,8 @@ def held_out(key: str, share: float) -> bool:
     return int.from_bytes(digest, "little") < share * 2**64
 
 
-def _folder(folder: Path, name: str, source: DataSource) -> tuple[Row, ...]:
+def _folder(folder: Path, split: Split, source: DataSource) -> tuple[Row, ...]:
+    name = source.train if split == "train" else source.test
     places = [folder, folder / source.config] if source.config else [folder]
     for place in places:
         for candidate in (place / name, *(place / f"{name}{suffix}" for suffix in SUFFIXES)):
@@ -141,12 +172,24 @@ def _folder(folder: Path, name: str, source: DataSource) -> tuple[Row, ...]:
                 return read_rows(candidate)
         if shards := sorted(place.glob(f"{name}-*.parquet")):
             return tuple(row for shard in shards for row in read_rows(shard))
+    if (folder / MANIFEST).is_file():
+        return read_rows(folder / _prepared(folder, split))
     there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
     raise DataError(
         f"The folder '{folder}' has no file '{name}' with one of the endings {', '.join(SUFFIXES)}. "
         f"It holds {', '.join(there) or 'no data file'}. Put the file there, or set `environment.train` and "
         "`environment.test` to names of files that are."
     )
+
+
+def _prepared(folder: Path, split: Split) -> str:
+    """Return the file of a split in a folder that `kapelle data prepare` has written, which says so itself."""
+    try:
+        return str(json.loads((folder / MANIFEST).read_bytes())["splits"][split]["file"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"'{folder / MANIFEST}' does not say which file is the {split} split: {error!r}. Prepare the folder again."
+        ) from error
 
 
 def read_rows(file: Path) -> tuple[Row, ...]:
@@ -222,21 +265,22 @@ def _parquet(file: Path) -> tuple[Row, ...]:
     return tuple(Row(f"{file}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _hub(source: DataSource, split: str) -> tuple[Row, ...]:
+def hub_rows(path: str, config: str | None, split: str) -> tuple[Row, ...]:
+    """Return the rows of a split on the Hugging Face hub; DataError when it cannot be had."""
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise DataError(
-            f"'{source.path}' is no local file or folder; reading it from the hub needs an extra: "
+            f"'{path}' is no local file or folder; reading it from the hub needs an extra: "
             "pip install 'kapelle[data]'. Or set `environment.path` to a local copy."
         ) from error
     try:
-        rows = load_dataset(source.path, source.config, split=split)
+        rows = load_dataset(path, config, split=split)
     except Exception as error:
         # The boundary to the hub: its client raises whatever its own libraries do.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise DataError(
-            f"'{source.path}' is no local file or folder, and the hub did not give its split '{split}': "
+            f"'{path}' is no local file or folder, and the hub did not give its split '{split}': "
             f"{reason[0]}. Check the name and the network, or set `environment.path` to a local copy."
         ) from error
-    return tuple(Row(f"{source.path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))
+    return tuple(Row(f"{path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))

@@ -9,13 +9,14 @@ All rows of one question are one task, and sample k of its group says the k-th s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from kapelle.environments.data_source import DataSource, Row
-from kapelle.environments.recorded import RecordedData, RecordedWorld, asked_in, field_of, said_in
+from kapelle.environments.data_source import Row, Words
+from kapelle.environments.recorded import RecordedData, RecordedWorld
+from kapelle.environments.row_fields import asked_in, field_of, said_in
 from kapelle.errors import DataError
 from kapelle.types import Split, Task
 
@@ -40,12 +41,34 @@ class Labelled(RecordedData):
         return max(len(each.solutions) for split in ("train", "test") for each in self._questions(split))
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every row; DataError names file, line and field of the first that has no solution or label."""
+        """Read every row; DataError names file, line and field of those without solution or label, if they are many."""
         for split in ("train", "test"):
             self._questions(split)
 
+    def _key(self) -> tuple[str, str, Words]:
+        return self.question_field, "question_field", asked_in
+
+    def _read(self, row: Row) -> list[tuple[str, float]]:
+        return [
+            (said_in(row, solution, "solutions"), _label(row, label))
+            for solution, label in self.solutions.items()
+        ]
+
+    @cached_property
+    def _by_split(self) -> dict[str, tuple[Question, ...]]:
+        return {"train": self._gathered(self.rows.train), "test": self._gathered(self.rows.test)}
+
+    def _gathered(self, rows: Sequence[Row]) -> tuple[Question, ...]:
+        found: dict[str, dict[str, float]] = {}
+        for row in rows:
+            question = asked_in(row, self.question_field, "question_field")
+            for text, label in self._read(row):
+                # Two labels of one text: what is said first stands.
+                found.setdefault(question, {}).setdefault(text, label)
+        return tuple(Question(text, tuple(solutions.items())) for text, solutions in found.items())
+
     def _questions(self, split: Split) -> tuple[Question, ...]:
-        return _read(self.source, self.question_field, tuple(self.solutions.items()), split)
+        return self._by_split[split]
 
     def _question(self, task: Task) -> Question:
         split, _, index = task.id.rpartition("-")
@@ -71,20 +94,6 @@ class Labelled(RecordedData):
         """Return solution `sample`, counted round and round."""
         solutions = self._question(task).solutions
         return solutions[sample % len(solutions)][0]
-
-
-@lru_cache(maxsize=8)
-def _read(
-    source: DataSource, question_field: str, fields: tuple[tuple[str, str], ...], split: Split
-) -> tuple[Question, ...]:
-    found: dict[str, dict[str, float]] = {}
-    for row in source.load(question_field, "question_field", asked_in).of(split):
-        question = asked_in(row, question_field, "question_field")
-        for solution, label in fields:
-            text = said_in(row, solution, "solutions")
-            # Two labels of one text: what is said first stands.
-            found.setdefault(question, {}).setdefault(text, _label(row, label))
-    return tuple(Question(text, tuple(solutions.items())) for text, solutions in found.items())
 
 
 def _label(row: Row, field: str) -> float:

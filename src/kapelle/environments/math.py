@@ -15,14 +15,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from kapelle.configured import Configured
-from kapelle.environments.data_source import DataSource, Row
+from kapelle.environments.data_settings import DataSettings
+from kapelle.environments.data_source import Row, Words
 from kapelle.environments.math_program import printed_by
 from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.row_fields import field_of, question_in
 from kapelle.errors import DataError
 from kapelle.grading.code_text import program_of
 from kapelle.grading.extraction import Policy, extract
@@ -37,22 +39,16 @@ Role = Literal["work", "answer", "solve"]
 """`work`: the solution up to its answer. `answer`: the answer alone. `solve`: both."""
 
 
-class Math(Configured):
+class Math(DataSettings):
     """Questions of a data set, graded by their final answer."""
 
     name: Literal["math"] = "math"
     path: str = "openai/gsm8k"
-    """A folder with a file per split, one file, or `owner/name` on the Hugging Face hub."""
     config: str | None = "main"
-    """Configuration of the hub's data set; null for its only one."""
-    train: str = "train"
-    """File (suffix optional) or hub split to train on."""
-    test: str = "test"
-    """File or hub split to evaluate on."""
-    test_share: float = Field(0.1, gt=0.0, lt=1.0)
-    """Share of the questions held out for testing where `path` is one file; a hash of each decides."""
     question_field: str = "question"
+    """Dots reach into objects. A conversation (verl's and siiRL's `prompt`) is asked without its system messages."""
     answer_field: str = "answer"
+    """For rows in the form of verl and siiRL: `reward_model.ground_truth`."""
     extraction: tuple[Policy, ...] = Field(("hash", "last_box"), min_length=1)
     """Where an agent's answer is looked for, in this order."""
     answer_by: Literal["text", "program"] = "text"
@@ -65,44 +61,24 @@ class Math(Configured):
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "answer"})
     """What the script plays for an agent of this name; it solves for any other."""
 
-    @model_validator(mode="after")
-    def _apart(self) -> Math:
-        if self.train == self.test:
-            raise ValueError(
-                f"`train` and `test` both name '{self.train}'. Nothing is tested on what it trains on."
-            )
-        return self
+    def _key(self) -> tuple[str, str, Words]:
+        return self.question_field, "question_field", question_in
 
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """An answer is right or wrong."""
-        return (0.0, 1.0)
-
-    @property
-    def sources(self) -> Mapping[Split, str]:
-        """The file or hub split of each."""
-        return {"train": self._source.describe("train"), "test": self._source.describe("test")}
-
-    @property
-    def _source(self) -> DataSource:
-        return DataSource(self.path, self.config, self.train, self.test, self.test_share)
-
-    def _rows(self, split: Split) -> tuple[Row, ...]:
-        return self._source.load(self.question_field, "question_field").of(split)
+    def _read(self, row: Row) -> str:
+        return self.gold_of(row)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError names the file and line of the first row that has no answer.
+        """Read both splits; DataError names the file and line of rows that have no answer, if they are many.
 
         SandboxError when answers come by program and this machine cannot give the sandbox.
         """
         if self.answer_by == "program":
             require(backend(self.sandbox))
-        for split in ("train", "test"):
-            for row in self._rows(split):
-                self._gold(row)
+        self.skipped()
 
-    def _gold(self, row: Row) -> str:
-        written = row.text(self.answer_field, "answer_field").strip()
+    def gold_of(self, row: Row) -> str:
+        """Return the gold answer of a row; DataError for one that has none."""
+        written = str(self._written(row)).strip()
         if "####" in written or "\\boxed{" in written:
             found = extract(written, ("hash", "last_box"))
             gold, problem = found.text, found.problem
@@ -112,19 +88,38 @@ class Math(Configured):
             raise DataError(f"{row.place} has no answer. {problem} Mend or drop the row.")
         return gold
 
+    def _written(self, row: Row) -> str | int | float:
+        value = field_of(row, self.answer_field, "answer_field")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise DataError(
+                f"{row.place}: the field '{self.answer_field}' holds {type(value).__name__}, not text or a number. Mend "
+                "or drop the row, or set `environment.answer_field`."
+            )
+        return value
+
+    @cached_property
+    def _parts(self) -> frozenset[str]:
+        """The values of `data_source` (verl's), where the rows have several."""
+        rows = (*self.rows.train, *self.rows.test)
+        found = frozenset(str(row.fields["data_source"]) for row in rows if "data_source" in row.fields)
+        return found if len(found) > 1 else frozenset()
+
     def size(self, split: Split) -> int | None:
         """Return the number of questions."""
-        return len(self._rows(split))
+        return len(self.rows.of(split))
 
     def task(self, split: Split, index: int) -> Task:
         """Return the question at an index."""
-        row = self._rows(split)[index]
-        question = row.text(self.question_field, "question_field")
-        return Task(f"{split}-{index}", question, {"answer": self._gold(row)})
+        row = self.rows.of(split)[index]
+        question = question_in(row, self.question_field, "question_field")
+        part = {"part": str(row.fields.get("data_source"))} if self._parts else {}
+        return Task(f"{split}-{index}", question, {"answer": self.gold_of(row), **part})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
         """Open the world of one question."""
-        return QuestionWorld(task, agents, lambda text: self.grade(text, task.data["answer"]), {})
+        part = task.data.get("part")
+        info = {} if part is None else {"part": part, f"part/{part}": True}
+        return QuestionWorld(task, agents, lambda text: self.grade(text, task.data["answer"]), info)
 
     async def grade(self, text: str, answer: str) -> Grade:
         """Return whether a text's final answer is the one given."""
@@ -154,8 +149,8 @@ class Math(Configured):
         if self.answer_by == "program":
             return f"```python\nprint({task.data['answer']!r})\n```"
         split, _, index = task.id.rpartition("-")
-        row = self._rows("train" if split == "train" else "test")[int(index)]
-        solution = _ANNOTATION.sub("", row.text(self.answer_field, "answer_field"))
+        row = self.rows.of("train" if split == "train" else "test")[int(index)]
+        solution = _ANNOTATION.sub("", str(self._written(row)))
         worked = solution.partition("####")[0].strip()
         answer = _MARKED[self.extraction[0]].format(task.data["answer"])
         role = self.roles.get(agent, "solve")

@@ -22,6 +22,7 @@ from kapelle.environment import (
     Retriable,
     Scorable,
     Scripted,
+    Skipping,
     World,
     asks_questions,
     environment_class,
@@ -108,6 +109,15 @@ class Mixture(Configured):
             if isinstance(part, Alive)
             for what in part.alive
         ]
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return what the parts leave out."""
+        found: dict[Split, str] = {}
+        for name in self.parts:
+            part = self._part(name)
+            for split, said in (part.skipped() if isinstance(part, Skipping) else {}).items():
+                found[split] = "; ".join([*([found[split]] if split in found else []), f"{name}: {said}"])
+        return found
 
     def check(self, agents: Sequence[str]) -> None:
         """Check every part; ConfigError names the part that these agents do not fit, or questions beside games."""

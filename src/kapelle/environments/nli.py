@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from kapelle.configured import Configured
-from kapelle.environments.data_source import DataSource, Row
+from kapelle.environments.data_settings import DataSettings
+from kapelle.environments.data_source import Row, Words
 from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.row_fields import question_in, text_in
 from kapelle.errors import DataError
 from kapelle.grading.exact import plain_text
 from kapelle.grading.extraction import Policy, extract
@@ -30,68 +31,51 @@ _LABELS: Mapping[str, Label] = {
 _ANSWERS: Mapping[str, Label] = {name: label for name, label in _LABELS.items() if not name.isdigit()}
 
 
-class NLI(Configured):
+class NLI(DataSettings):
     """Premise and hypothesis in, one of three words out."""
 
     name: Literal["nli"] = "nli"
     path: str = "facebook/anli"
-    """A folder with a file per split, one file, or `owner/name` on the Hugging Face hub."""
-    config: str | None = None
-    """Configuration of the hub's data set; null for its only one."""
     train: str = "train_r1"
-    """File (suffix optional) or hub split to train on."""
     test: str = "test_r1"
-    """File or hub split to evaluate on."""
-    test_share: float = Field(0.1, gt=0.0, lt=1.0)
-    """Share of the premises held out for testing where `path` is one file; a hash of each decides."""
+    question_field: str | None = None
+    """A field with the whole question, such as verl's `prompt`; null asks about `premise` and `hypothesis`."""
+    label_field: str = "label"
     extraction: tuple[Policy, ...] = Field(("tag", "hash", "last_box", "whole"), min_length=1)
     """Where an agent's answer is looked for, in this order."""
 
-    @model_validator(mode="after")
-    def _apart(self) -> NLI:
-        if self.train == self.test:
-            raise ValueError(
-                f"`train` and `test` both name '{self.train}'. Nothing is tested on what it trains on."
-            )
-        return self
+    def _key(self) -> tuple[str, str, Words]:
+        if self.question_field is not None:
+            return self.question_field, "question_field", question_in
+        return "premise", "path", question_in
 
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """An answer is right or wrong."""
-        return (0.0, 1.0)
+    def _read(self, row: Row) -> tuple[str, Label]:
+        return self.pair_of(row)
 
-    @property
-    def sources(self) -> Mapping[Split, str]:
-        """The file or hub split of each."""
-        return {"train": self._source.describe("train"), "test": self._source.describe("test")}
-
-    @property
-    def _source(self) -> DataSource:
-        return DataSource(self.path, self.config, self.train, self.test, self.test_share)
-
-    def _rows(self, split: Split) -> tuple[Row, ...]:
-        return self._source.load("premise", "path").of(split)
-
-    def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError names the file and line of the first row without a label."""
-        for split in ("train", "test"):
-            for row in self._rows(split):
-                _label(row)
-                row.text("hypothesis", "path")
-
-    def size(self, split: Split) -> int | None:
-        """Return the number of pairs."""
-        return len(self._rows(split))
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return the pair at an index."""
-        row = self._rows(split)[index]
-        premise, hypothesis = row.text("premise", "path"), row.text("hypothesis", "path")
+    def pair_of(self, row: Row) -> tuple[str, Label]:
+        """Return question and label of a row; DataError for one that lacks either."""
+        label = _label(row, self.label_field)
+        if self.question_field is not None:
+            return question_in(row, self.question_field, "question_field"), label
+        premise, hypothesis = (question_in(row, field, "path") for field in ("premise", "hypothesis"))
         question = (
             f"Premise: {premise}\nHypothesis: {hypothesis}\n"
             "Does the premise entail the hypothesis? Answer entailment, neutral or contradiction."
         )
-        return Task(f"{split}-{index}", question, {"answer": _label(row)})
+        return question, label
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read both splits; DataError names the file and line of rows without a label, if they are many."""
+        self.skipped()
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of pairs."""
+        return len(self.rows.of(split))
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the pair at an index."""
+        question, label = self.pair_of(self.rows.of(split)[index])
+        return Task(f"{split}-{index}", question, {"answer": label})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
         """Open the world of one pair."""
@@ -130,8 +114,8 @@ def _answer(text: str) -> Label | None:
     return _ANSWERS.get(plain_text(text).casefold().strip(" .*()\"'"))
 
 
-def _label(row: Row) -> Label:
-    written = row.text("label", "path").strip().casefold()
+def _label(row: Row, field: str) -> Label:
+    written = text_in(row, field, "label_field").strip().casefold()
     if written not in _LABELS:
         raise DataError(
             f"{row.place}: the label '{written}' is none of e, n, c (0, 1, 2). Mend or drop the row."

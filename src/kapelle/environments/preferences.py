@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from kapelle.environments.data_source import Row, Splits
-from kapelle.environments.recorded import RecordedData, RecordedWorld, asked_in, said_in, split_of
+from kapelle.environments.data_source import Row, Words
+from kapelle.environments.recorded import RecordedData, RecordedWorld, split_of
+from kapelle.environments.row_fields import asked_in, said_in
 from kapelle.errors import DataError
 from kapelle.types import Split, Task
 
@@ -45,20 +46,19 @@ class Preferences(RecordedData):
         return 2
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every row; DataError names file, line and field of the first that is no pair."""
-        for split in ("train", "test"):
-            for row in self._splits.of(split):
-                pair = self._pair(row)
-                if pair.chosen == pair.rejected:
-                    raise DataError(
-                        f"{row.place}: both answers are the same, so nothing is preferred. Drop the row."
-                    )
+        """Read every row; DataError names file, line and field of those that are no pair, if they are many."""
+        self.skipped()
 
-    @property
-    def _splits(self) -> Splits:
+    def _key(self) -> tuple[str, str, Words]:
         if self.question_field is None:
-            return self.source.load(self.chosen_field, "chosen_field", _before)
-        return self.source.load(self.question_field, "question_field", asked_in)
+            return self.chosen_field, "chosen_field", _before
+        return self.question_field, "question_field", asked_in
+
+    def _read(self, row: Row) -> Pair:
+        pair = self._pair(row)
+        if pair.chosen == pair.rejected:
+            raise DataError(f"{row.place}: both answers are the same, so nothing is preferred. Drop the row.")
+        return pair
 
     def _pair(self, row: Row) -> Pair:
         chosen = said_in(row, self.chosen_field, "chosen_field")
@@ -71,15 +71,15 @@ class Preferences(RecordedData):
 
     def size(self, split: Split) -> int | None:
         """Return the number of pairs."""
-        return len(self._splits.of(split))
+        return len(self.rows.of(split))
 
     def task(self, split: Split, index: int) -> Task:
         """Return the pair at an index."""
-        return Task(f"{split}-{index}", self._pair(self._splits.of(split)[index]).question)
+        return Task(f"{split}-{index}", self._pair(self.rows.of(split)[index]).question)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
         """Open the world of one pair."""
-        pair = self._pair(split_of(self._splits, task.id))
+        pair = self._pair(split_of(self.rows, task.id))
         worth = {pair.chosen: 1.0, pair.rejected: 0.0}
         return RecordedWorld(
             {agent: [pair.question] for agent in agents}, lambda agent, text: worth.get(text)
@@ -87,7 +87,7 @@ class Preferences(RecordedData):
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
         """Return the chosen answer in even samples, the rejected one in odd ones."""
-        pair = self._pair(split_of(self._splits, task.id))
+        pair = self._pair(split_of(self.rows, task.id))
         return pair.rejected if sample % 2 else pair.chosen
 
 

@@ -12,7 +12,15 @@ from typing import Annotated, Literal, cast
 from pydantic import Field, SerializeAsAny, field_validator
 
 from kapelle.configured import Configured
-from kapelle.environment import Alive, Answerable, Environment, Scripted, asks_questions, environment_class
+from kapelle.environment import (
+    Alive,
+    Answerable,
+    Environment,
+    Scripted,
+    Skipping,
+    asks_questions,
+    environment_class,
+)
 from kapelle.environments.tool_calculator import Calculator
 from kapelle.environments.tool_files import Files
 from kapelle.environments.tool_functions import Functions
@@ -87,6 +95,10 @@ class Tools(Configured):
             if isinstance(tool, Mcp) or (isinstance(tool, Search) and tool.url is not None)
         ]
         return (*servers, *own)
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return what the environment that asks leaves out."""
+        return self._asks.skipped() if isinstance(self._asks, Skipping) else {}
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions and every tool; ConfigError for games, and for two tools of one name."""

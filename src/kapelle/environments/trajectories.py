@@ -16,17 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle.environments.data_source import Row, Splits
+from kapelle.environments.data_source import Row, Words
 from kapelle.environments.recorded import (
     SPEAKS,
     RecordedData,
     RecordedWorld,
-    asked_in,
-    field_of,
-    messages_of,
-    said_in,
     split_of,
 )
+from kapelle.environments.row_fields import asked_in, field_of, messages_of, said_in
 from kapelle.errors import ConfigError, DataError, did_you_mean
 from kapelle.types import Split, Task
 
@@ -53,22 +50,26 @@ class Trajectories(RecordedData):
         return 1
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every row; DataError names file, line and field of the first that has no record."""
+        """Read every row; DataError names file, line and field of those without a record, if they are many."""
         for agent in self.answers:
             if agent not in agents:
                 raise ConfigError(
                     f"environment.answers names the unknown agent '{agent}'.{did_you_mean(agent, agents)}"
                 )
         for split in ("train", "test"):
-            for row in self._splits.of(split):
-                for agent in self._speakers(row, agents):
-                    self._spoken(row, agent)
+            for row in self.rows.of(split):
+                self._speakers(row, agents)
 
-    @property
-    def _splits(self) -> Splits:
+    def _key(self) -> tuple[str, str, Words]:
         if self.messages_field is None:
-            return self.source.load(self.question_field, "question_field", asked_in)
-        return self.source.load(self.messages_field, "messages_field", asked_in)
+            return self.question_field, "question_field", asked_in
+        return self.messages_field, "messages_field", asked_in
+
+    def _read(self, row: Row) -> None:
+        for agent in (*self.answers, ""):
+            # Of agents that `answers` names all, nobody says what stands in `answer_field`.
+            if agent or not self.answers or self.answer_field in row.fields:
+                self._spoken(row, agent)
 
     def _speakers(self, row: Row, agents: Sequence[str]) -> tuple[str, ...]:
         if self.agent_field is None:
@@ -109,18 +110,18 @@ class Trajectories(RecordedData):
 
     def size(self, split: Split) -> int | None:
         """Return the number of rows."""
-        return len(self._splits.of(split))
+        return len(self.rows.of(split))
 
     def task(self, split: Split, index: int) -> Task:
         """Return the record at an index; its question is what is read first."""
-        row = self._splits.of(split)[index]
+        row = self.rows.of(split)[index]
         if self.messages_field is None:
             return Task(f"{split}-{index}", asked_in(row, self.question_field, "question_field"))
         return Task(f"{split}-{index}", self._conversation(row, self.messages_field)[0][0])
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
         """Open the world of one record."""
-        row = split_of(self._splits, task.id)
+        row = split_of(self.rows, task.id)
         spoken = {agent: self._spoken(row, agent) for agent in self._speakers(row, agents)}
 
         def worth(agent: str, text: str) -> float | None:
@@ -130,5 +131,5 @@ class Trajectories(RecordedData):
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
         """Return what the agent said in its turn."""
-        spoken = self._spoken(split_of(self._splits, task.id), agent)
+        spoken = self._spoken(split_of(self.rows, task.id), agent)
         return spoken[min(turn, len(spoken) - 1)][1]

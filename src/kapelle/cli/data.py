@@ -1,0 +1,47 @@
+"""`kapelle data prepare`: the files of a data set, ready for `environment.path`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from kapelle.cli.output import command, say
+from kapelle.cli.quiet import hush
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the files and say what they hold."""
+    hush()
+    from kapelle.preparation import prepare
+
+    prepared = prepare(
+        arguments.name,
+        Path(arguments.out),
+        source=arguments.source,
+        train=_names(arguments.train),
+        test=_names(arguments.test),
+        form=arguments.form,
+        test_share=arguments.test_share,
+        max_unusable=arguments.max_unusable,
+    )
+    manifest = prepared.manifest
+    if arguments.json:
+        say(json.dumps({**manifest, "folder": str(prepared.folder)}))
+        return 0
+    for split, written in manifest["splits"].items():
+        say(f"{split:6}{written['rows']:>8,} rows  {prepared.folder / written['file']}")
+    for place, left in manifest["left_out"].items():
+        if left["count"]:
+            say(
+                f"{place}: {left['count']} of {left['of']} rows cannot be used and are left out: {' | '.join(left['first'])}"
+            )
+    if manifest["train_rows_that_are_tested"]:
+        say(f"{manifest['train_rows_that_are_tested']} train rows that are tested are left out")
+    say(f"licence of the data: {manifest['licence']}")
+    say(f"train on it with: {command('train', 'RECIPE', *prepared.use)}")
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
