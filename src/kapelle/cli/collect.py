@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(
             f"{out}: {tally.turns} turns of {tally.kept} episodes out of {tally.played} with a reward of "
             f"{arguments.min_reward:g} or more"
+            + (f"; {tally.failed} failed: {' '.join(tally.error.split())}" if tally.failed else "")
         )
     return stopped
 
@@ -55,6 +56,8 @@ class Tally:
     """Rows written: one for each turn of an episode that was kept."""
     best: float | None = None
     """Greatest reward of an episode."""
+    failed: int = 0
+    """Played ones that ended in an error; they have no reward."""
     error: str = ""
     """Why an episode failed, if one did."""
 
@@ -84,6 +87,7 @@ def _play(arguments: argparse.Namespace, file: IO[bytes], tally: Tally) -> None:
         groups = run_async(lambda now=chosen: rollout(player.play, now, arguments.samples, seed))  # type: ignore[misc]
         episodes = [episode for group in groups for episode in group.episodes]
         tally.played += len(episodes)
+        tally.failed += sum(episode.error is not None for episode in episodes)
         tally.error = next((e.error for e in episodes if e.error), tally.error)
         rewards = [episode_reward(episode) for episode in episodes if episode.error is None]
         tally.best = max([*rewards, *([] if tally.best is None else [tally.best])], default=None)

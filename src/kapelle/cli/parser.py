@@ -82,7 +82,7 @@ def overview() -> str:
             *lines,
             "",
             "`kapelle COMMAND --help` says what a command takes; `kapelle --version` says which one this is.",
-            "Exit codes: 0 done, 2 something is wrong with what was asked, 130 Ctrl-C, 143 SIGTERM.",
+            "Exit codes: 0 done, 2 something is wrong with what was asked or nothing could be measured, 130 Ctrl-C, 143 SIGTERM.",
         ]
     )
 
