@@ -50,8 +50,8 @@ class DataSet:
     """Empty where nothing is published to test on: a hash of each question holds `test_share` out."""
     fields: Callable[[Row], Fields]
     """What is written of a row; DataError for one that cannot be used."""
-    key: str
-    """The written field that train and test do not share."""
+    key: tuple[str, ...]
+    """The written field that train and test do not share: the first of these that a row has."""
     environment: str
     """The environment that reads it."""
     licence: str
@@ -108,7 +108,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         ("train",),
         ("test",),
         _math_fields(("question",), ("answer",)),
-        "question",
+        ("question",),
         "math",
         "MIT",
     ),
@@ -118,7 +118,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         ("train", "train_math"),
         ("test",),
         _math_fields(_PROBLEM, _ANSWER),
-        "question",
+        ("question",),
         "math",
         "MIT (problems by MAA and AoPS)",
     ),
@@ -128,7 +128,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         ("train", "deepscaler", "train_math"),
         (),
         _math_fields(_PROBLEM, _ANSWER),
-        "question",
+        ("question",),
         "math",
         "MIT (problems by MAA and AoPS)",
     ),
@@ -138,7 +138,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         ("train",),
         (),
         _math_fields(("question", "prompt"), ("final_answer", "ground_truth")),
-        "question",
+        ("question",),
         "math",
         "MIT",
     ),
@@ -148,7 +148,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         ("train_r1", "r1_train"),
         ("test_r1", "r1_test"),
         _nli_fields,
-        "premise",
+        ("premise",),
         "nli",
         "CC BY-NC 4.0: not for commercial use",
     ),
@@ -158,7 +158,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         ("train",),
         ("test",),
         _mbpp_fields,
-        "task_id",
+        ("text", "prompt"),
         "code",
         "CC BY 4.0",
         by_id=True,
@@ -252,7 +252,7 @@ class _Gathering:
                 split: [row for row in rows if int(str(row["task_id"])) in ids]
                 for split, ids in MBPP_SPLITS.items()
             }
-        out = [held_out(_normal(row[self._set.key]), share) for row in rows]
+        out = [held_out(_normal(row, self._set.key), share) for row in rows]
         return {
             "train": [row for row, test in zip(rows, out, strict=True) if not test],
             "test": [row for row, test in zip(rows, out, strict=True) if test],
@@ -292,15 +292,18 @@ class _Gathering:
         return read_rows(files[0])
 
 
-def _normal(key: Json) -> str:
-    """Return a key without what tells two spellings of one question apart."""
-    return " ".join(str(key).split()).casefold()
+def _normal(row: Fields, key: Sequence[str]) -> str:
+    """Return a row's key without what tells two spellings of one question apart."""
+    written = next(row[name] for name in key if name in row)
+    return " ".join(str(written).split()).casefold()
 
 
-def _apart(rows: Mapping[Split, Sequence[Fields]], key: str) -> tuple[dict[Split, list[Fields]], int]:
+def _apart(
+    rows: Mapping[Split, Sequence[Fields]], key: Sequence[str]
+) -> tuple[dict[Split, list[Fields]], int]:
     """Return the splits without repeated rows and without train rows that are tested, and how many those were."""
-    tested = {_normal(row[key]) for row in rows["test"]}
-    train = [row for row in rows["train"] if _normal(row[key]) not in tested]
+    tested = {_normal(row, key) for row in rows["test"]}
+    train = [row for row in rows["train"] if _normal(row, key) not in tested]
     return {"train": _once(train), "test": _once(rows["test"])}, len(rows["train"]) - len(train)
 
 
