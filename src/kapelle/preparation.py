@@ -25,7 +25,15 @@ from typing import Any, Literal
 
 from kapelle.durable import explain
 from kapelle.environments.code_problems import MBPP_SPLITS, mbpp_problem
-from kapelle.environments.data_source import MANIFEST, SUFFIXES, Row, held_out, hub_rows, read_rows
+from kapelle.environments.data_source import (
+    MANIFEST,
+    SUFFIXES,
+    Row,
+    held_out,
+    hub_rows,
+    one_spelling,
+    read_rows,
+)
 from kapelle.environments.math import Math
 from kapelle.environments.nli import NLI
 from kapelle.environments.row_fields import field_of, question_in, text_in
@@ -295,7 +303,7 @@ class _Gathering:
 def _normal(row: Fields, key: Sequence[str]) -> str:
     """Return a row's key without what tells two spellings of one question apart."""
     written = next(row[name] for name in key if name in row)
-    return " ".join(str(written).split()).casefold()
+    return one_spelling(str(written))
 
 
 def _apart(

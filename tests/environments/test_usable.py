@@ -185,6 +185,15 @@ def test_every_environment_of_rows_leaves_out_and_says_so(tmp_path: Path) -> Non
     assert both.skipped()["train"].count("1 of 10 rows") == 2
 
 
+def test_a_question_that_is_tested_is_not_trained_on_in_another_spelling(tmp_path: Path) -> None:
+    tested = {"question": "How many  Apples?", "answer": "1"}
+    train = [{"question": "how many apples? ", "answer": "1"}, {"question": "How many pears?", "answer": "2"}]
+    environment = Math(path=jsonl(tmp_path / "d", train=train, test=[tested]))
+    assert [environment.task("train", k).question for k in range(environment.size("train") or 0)] == [
+        "How many pears?"
+    ]
+
+
 def test_nli_and_code_read_verls_form_too(tmp_path: Path) -> None:
     rows = [verl("Premise … entail?", "neutral"), verl("Another?", "c")]
     nli = NLI(

@@ -84,7 +84,7 @@ class DataSource:
         read: Callable[[Row], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
-        """Return both splits; they share no value of the field `key` (`setting` names it in messages).
+        """Return both splits; they share no value of the field `key` (`setting` names it in messages), spacing and case aside.
 
         `words` says what a row's value of the field is, as text, and `read` reads whatever else a task needs; a row at
         which one of them raises DataError is left out, up to the share `max_unusable` of a split. A train row whose key
@@ -113,8 +113,8 @@ class DataSource:
                 raise DataError(
                     f"The {split} split of '{self.path}' is empty. Name another file, or more rows."
                 )
-        tested = {words(row, key, setting) for row in test}
-        kept = tuple(row for row in train if words(row, key, setting) not in tested)
+        tested = {one_spelling(words(row, key, setting)) for row in test}
+        kept = tuple(row for row in train if one_spelling(words(row, key, setting)) not in tested)
         if not kept:
             raise DataError(
                 f"Every train row of '{self.path}' is a test row too. Set `environment.train` and "
@@ -155,6 +155,11 @@ def _raw(source: DataSource) -> tuple[tuple[Row, ...], tuple[Row, ...] | None]:
         f"There is no file or folder '{source.path}'. Set `environment.path` to one that exists, "
         "or to `owner/name` of a data set on the Hugging Face hub."
     )
+
+
+def one_spelling(question: str) -> str:
+    """Return a question without the spacing and case in which two copies of it may differ."""
+    return " ".join(question.split()).casefold()
 
 
 def held_out(key: str, share: float) -> bool:
