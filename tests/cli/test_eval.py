@@ -70,7 +70,8 @@ def test_a_model_plays_an_environment_or_a_recipe(kapelle: Kapelle) -> None:
 
 def test_games_are_measured_by_rewards(kapelle: Kapelle) -> None:
     said = kapelle(
-        "eval", "--model", "embedded", "--environment", "matrix", "team.agents=2", "evaluation.problems=4",
+        "eval", "--model", "embedded", "--environment", "matrix", "environment.rules=none", "team.agents=2",
+        "evaluation.problems=4",
         "team.sampling.max_tokens=4", *(word for word in TINY if word.startswith("model.")),
     )  # fmt: skip
     assert said.code == 0, said.err

@@ -196,7 +196,7 @@ def test_a_zero_sum_game_is_told_by_seat(kapelle: Kapelle) -> None:
     words = recipe(
         "pennies",
         team={"sharing": "lora", "lora": {"rank": 2}, "sampling": {"max_tokens": 2}, "agents": 2},
-        environment={"name": "matrix", "game": "matching_pennies"},
+        environment={"name": "matrix", "game": "matching_pennies", "rules": "none"},
         workflow={"name": "parallel"},
         algorithm={"name": "grpo", "group_size": 2, "team_reward": "individual"},
     )

@@ -136,7 +136,7 @@ def test_games_are_played_and_not_answered() -> None:
 
 
 def test_a_shared_reward_is_refused_where_a_part_is_zero_sum() -> None:
-    config = load_recipe("self_play_games", (), ("algorithm.team_reward=mean",)).config
+    config = load_recipe("self_play_games", (), ("algorithm.team_reward=mean", "warmup=null")).config
     algorithm: Any = config.algorithm
     with pytest.raises(ConfigError, match=r"algorithm\.team_reward: individual"):
         check_run(config, algorithm.build(), trained_team(*AGENTS), given=("embedded",))
