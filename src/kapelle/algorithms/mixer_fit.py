@@ -23,7 +23,7 @@ from kapelle.algorithms.replay import Fitted, Replay, Rounds
 from kapelle.algorithms.utilities import TeamEstimate, TeamValue
 from kapelle.configured import Configured
 from kapelle.errors import ConfigError
-from kapelle.functional.masking import keep_masked, masked_mean, pack, unpack
+from kapelle.functional.masking import keep_masked, masked_mean, pack, segment_mean, unpack
 from kapelle.functional.mixing import copied, periodic_update, soft_update
 from kapelle.functional.returns import lambda_return, return_to_go
 from kapelle.seeds import derive_seed
@@ -31,6 +31,9 @@ from kapelle.team import Team
 
 GRADIENT_NORM = 10.0
 """To which the gradient of a fit is clipped, as in QMIX's code."""
+
+FADING = 0.8
+"""By which what was seen of a fit's worth fades from step to step: it counts the last five or so."""
 
 
 class Soft(Configured):
@@ -57,8 +60,7 @@ class FitConfig(Configured):
     follow: Annotated[Soft | Periodic, Field(discriminator="name")] = Soft()
     """How the target network follows; read with `target: td`."""
     capacity: int = Field(256, ge=1)
-    """Episodes that are remembered. An episode is credited well when the fit has seen it often: in a step it is drawn
-    about `updates`·`batch`/`capacity` times."""
+    """Episodes that are remembered."""
     min_fill: int = Field(64, ge=1)
     """Episodes that must be remembered before anything is fitted."""
     updates: int = Field(100, ge=1)
@@ -78,6 +80,43 @@ def check_device(team: Team, device: str) -> None:
         raise ConfigError(
             f"`algorithm.fit.device: {device}` cannot be used: {reason}. Set `cpu`, or a device that is there."
         ) from error
+
+
+class Foresight:
+    """How much of the returns Q_tot explains in episodes that it was not fitted on.
+
+    R² = 1 − Σ (R − Q_tot)² / Σ R² with both taken above their means over the episodes of a task (only what differs
+    there is credited), each step before it is fitted. The sums are kept over steps, the older ones fading by `FADING`.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._error = self._spread = 0.0
+
+    @property
+    def weight(self) -> float:
+        """R² over the steps seen so far, clipped to [0, 1]; 0 before there were any."""
+        return max(0.0, 1.0 - self._error / self._spread) if self._spread > 0 else 0.0
+
+    def see(self, return_B: Tensor, total_B: Tensor, set_B: Tensor, sets: int) -> float | None:
+        """Take a step's returns and what was foreseen; return its own R², None where no task's returns vary."""
+        over_B, foreseen_B = (group_above_mean(x_B, set_B, sets) for x_B in (return_B, total_B))
+        error, spread = float((over_B - foreseen_B).square().sum()), float(over_B.square().sum())
+        self._error, self._spread = FADING * self._error + error, FADING * self._spread + spread
+        return 1.0 - error / spread if spread > 0 else None
+
+    def state(self) -> dict[str, float]:
+        """Return the sums."""
+        return {"error": self._error, "spread": self._spread}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Take what `state` returned."""
+        self._error, self._spread = state["error"], state["spread"]
+
+
+def group_above_mean(x_B: Tensor, set_B: Tensor, sets: int) -> Tensor:
+    """Return each entry less its set's mean; a set of one gives 0."""
+    return x_B - segment_mean(x_B, torch.ones_like(x_B), set_B, sets)[set_B]
 
 
 class Target(NamedTuple):

@@ -50,7 +50,11 @@ class SumMixer(nn.Module):
 
 
 class MonotonicMixer(nn.Module):
-    """QMIX: a mixing network whose weights hypernetworks make of the state (1803.11485 §4.1)."""
+    """QMIX: a mixing network whose weights hypernetworks make of the state (1803.11485 §4.1).
+
+    The hypernetworks start as constants (only the bias of their last layer is drawn): what a state has to do with the
+    mix is learned, and a state never seen before is not mixed by chance.
+    """
 
     def __init__(self, width: int, agents: int, units: int, hidden: int) -> None:
         """Take D, A, H and the width of the hypernetworks' hidden layer."""
@@ -60,6 +64,9 @@ class MonotonicMixer(nn.Module):
         self.b1 = nn.Linear(width, units)
         self.w2 = layers(width, (hidden,), units)
         self.value = layers(width, (units,), 1)
+        for last in (self.w1[-1], self.b1, self.w2[-1], self.value[-1]):
+            assert isinstance(last, nn.Linear)
+            nn.init.zeros_(last.weight)
 
     def forward(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
         """Return Q_tot [B]."""

@@ -61,6 +61,39 @@ def difference_credit(
     return keep_masked(torch.stack(differences, dim=1), acted_BA).detach()
 
 
+def mean_of_others(x_NA: Tensor, acted_NA: Tensor) -> Tensor:
+    """Mean of each agent's entries over the *other* rows in which it acted → [N, A]; 0 where there are none."""
+    x_NA, acted_NA = keep_masked(x_NA, acted_NA), acted_NA.to(x_NA.dtype)
+    return (x_NA.sum(0) - x_NA) / (acted_NA.sum(0) - acted_NA).clamp(min=1)
+
+
+def explained_by_others(
+    mix: Callable[[Tensor, Tensor, Tensor], Tensor], utility_NA: Tensor, acted_NA: Tensor, after_NAA: Tensor
+) -> Tensor:
+    """By how much what others did made a row of one set better than the set's rows → [N, A], detached.
+
+    For row n and agent i it is B_n − mean_m B_m over the rows m in which i acted, with B_m = Q_tot of row m where Q_i
+    is replaced by its mean over all rows but n, and where the agents that spoke after i (`after_NAA[m, i, j]` = 1:
+    j's words may be an effect of i's) are left out. So nothing in it depends on what i did in row n: taken off a
+    return it changes no expected gradient. `mix` maps utilities [K, A], who is part of the mix [K, A], and the rows
+    [K] whose state they are mixed in, to Q_tot [K]. A set of one gives 0.
+    """
+    utility_NA = as_float(utility_NA).detach()
+    rows, agents = utility_NA.shape
+    rest_NA = mean_of_others(utility_NA, acted_NA)
+    row_K = torch.arange(rows, device=utility_NA.device).repeat(rows)
+    differences: list[Tensor] = []
+    for i in range(agents):
+        without_NMA = utility_NA.expand(rows, rows, agents).clone()
+        without_NMA[:, :, i] = rest_NA[:, i, None]
+        part_MA = keep_masked(acted_NA, 1 - after_NAA[:, i].to(acted_NA.dtype))
+        total_NM = mix(without_NMA.flatten(0, 1), part_MA.repeat(rows, 1), row_K).view(rows, rows)
+        compared_M = acted_NA[:, i].to(total_NM.dtype)
+        mean_N = (total_NM * compared_M).sum(1) / compared_M.sum().clamp(min=1)
+        differences.append(total_NM.diagonal() - mean_N)
+    return keep_masked(torch.stack(differences, dim=1), acted_NA).detach()
+
+
 def copied(online: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy a network's tensors: what a target network starts as."""
     return {name: tensor.detach().clone() for name, tensor in online.items()}
