@@ -6,7 +6,9 @@ No model is loaded here; `checks.py` looks at the result before anything expensi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 from kapelle.algorithm import Algorithm
 from kapelle.config import (
@@ -21,10 +23,48 @@ from kapelle.config import (
     TeamConfig,
 )
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.models.devices import check_device
 from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Team
 from kapelle.types import Sampling
 
 BASE = "base"
+REWARD_BASE = "base@reward"
+"""The base of a reward model that reads on a device of its own."""
+
+
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """Return the algorithm's row, with the reward model that a recipe adds to what it is paid.
+
+    Raises ConfigError where the algorithm learns from no reward of turns.
+    """
+    row = cast("Algorithm", cast("Any", config.algorithm).build())
+    model = config.reward_model
+    if model is None:
+        return row
+    if row.verifier is not None or (row.scores and row.returns is None):
+        raise ConfigError(
+            f"`reward_model` is a term of what the environment pays, and `{row.name}` pays by a verifier's scores alone. "
+            f"Remove it, and set `algorithm.verifier: {model.path}`."
+        )
+    if row.returns is None or row.source != "rollout":
+        raise ConfigError(
+            f"`reward_model` is a term of the reward of a turn, and `{row.name}` learns from no such rewards. Remove it, or "
+            "set an algorithm that does, for example `algorithm.name: grpo`."
+        )
+    if row.branches > 1:
+        raise ConfigError(
+            f"`reward_model` scores the turns of an episode, and `{row.name}` with a tree is paid by what its candidates "
+            "earn. Remove it, or set `algorithm.tree: false`."
+        )
+    if model.device is not None:
+        check_device(model.device, "reward_model.device")
+    return replace(row, verifier=model.path)
+
+
+def reward_device(config: RunConfig) -> dict[str, str]:
+    """Return where the base of a reward model is, by the base's name; empty where it shares another's."""
+    model = config.reward_model
+    return {} if model is None or model.device is None else {REWARD_BASE: model.device}
 
 
 def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
@@ -44,7 +84,12 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
         policy_of[seat.name] = policy.name
     critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
     if algorithm.verifier is not None:
-        critics[VERIFIER] = _verifier(algorithm.verifier, policies, bases)
+        model = config.reward_model
+        if model is not None and model.device is not None:
+            bases[REWARD_BASE] = bases[BASE]
+            critics[VERIFIER] = _held(algorithm.verifier, REWARD_BASE)
+        else:
+            critics[VERIFIER] = _verifier(algorithm.verifier, policies, bases)
     agents = tuple(
         Agent(seat.name, seat.system, seat.prompt, _sampling(seat.sampling or config.team.sampling))
         for seat in seats
@@ -126,10 +171,13 @@ def _critics(
 
 def _verifier(folder: str, policies: Mapping[str, Policy], bases: dict[str, str]) -> Critic:
     """Return the critic that a folder holds; it learns nothing here, and stands on a base that nothing trains."""
+    moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
+    return _held(folder, BASE if moving is None else _still_base(moving, bases))
+
+
+def _held(folder: str, base: str) -> Critic:
     from kapelle.models.weights import read_lora
 
-    moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
-    base = BASE if moving is None else _still_base(moving, bases)
     return Critic(VERIFIER, base, read_lora(Path(folder)), trained=False)
 
 

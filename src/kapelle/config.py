@@ -138,6 +138,17 @@ class OptimizerConfig(Configured):
     """Optimiser steps over which the rate rises from 0."""
 
 
+class RewardModelConfig(Configured):
+    """A trained reward model: λ times its score of an answer is a term of the reward of its turn."""
+
+    path: str
+    """Folder `verifier` of a checkpoint of `algorithm.name: verifier`, or `stage:NAME`."""
+    weight: float = 1.0
+    """λ, in units of reward; scores lie between 0 and 1."""
+    device: str | None = None
+    """Where it reads, with weights of its own; null shares the base that it stands on."""
+
+
 class WarmupConfig(Configured):
     """Supervised warm-up on scripted demonstrations of the roles, before anything else; cached."""
 
@@ -212,6 +223,7 @@ class RunConfig(Configured):
     engine: SerializeAsAny[Configured]
     """Settings of the rollout engine that `engine.name` finds; `local` unless said otherwise."""
     warmup: WarmupConfig | None = None
+    reward_model: RewardModelConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

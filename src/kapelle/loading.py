@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+import torch
+
 from kapelle.config import ModelConfig, RunConfig
 from kapelle.engines.compose import ComposedEngine
 from kapelle.engines.endpoint import EndpointEngine
@@ -17,9 +19,15 @@ from kapelle.team import Team
 
 
 def load_models(
-    team: Team, config: ModelConfig, given: Mapping[str, LanguageModel]
+    team: Team,
+    config: ModelConfig,
+    given: Mapping[str, LanguageModel],
+    devices: Mapping[str, str] | None = None,
 ) -> dict[str, LanguageModel]:
-    """Return every base of a team: those given by path, the others made or loaded."""
+    """Return every base of a team: those given by path, the others made or loaded.
+
+    `devices` says of bases, by name, where they are to be if not where models are put.
+    """
     models: dict[str, LanguageModel] = {}
     taken: set[int] = set()
     for base, path in team.bases.items():
@@ -30,6 +38,8 @@ def load_models(
             model = _copied(model, path)
         taken.add(id(model))
         models[base] = model
+        if base in (devices or {}):
+            torch.nn.Module.to(model.model, (devices or {})[base])
     return models
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kapelle.ahead import Ahead
 from kapelle.algorithm import Algorithm, Credit, Embedding, Estimates, TurnKey, turns_of
+from kapelle.algorithms.rewards import with_scores
 from kapelle.batch import Sample
 from kapelle.blocking import run_async
 from kapelle.collate import (
@@ -97,7 +98,7 @@ class Loop:
             metrics |= verifier_metrics(groups, estimates.score)
         clock.enter("update")
         self._play.engine.rest()
-        metrics |= self._update(groups, estimates, number)
+        metrics |= self._update(self._paid(groups, estimates), estimates, number)
         clock.leave()
         clock.enter("publish")
         self._hand_over(number)
@@ -105,6 +106,11 @@ class Loop:
         tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
         return Step(number, tuple(groups), metrics | _time_metrics(clock, tokens))
+
+    def _paid(self, groups: Sequence[Group], estimates: Estimates) -> Sequence[Group]:
+        """Return the groups as they are learned from: with the reward model's term."""
+        model = self._config.reward_model
+        return groups if model is None else with_scores(groups, estimates.score, model.weight)
 
     def _taken(self, play: Play, number: int) -> list[Group]:
         """Return what step `number` learns from; ParityError when other weights spoke than may have."""

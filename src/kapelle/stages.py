@@ -6,7 +6,8 @@
       02-ppo/         …
 
 A stage is the recipe with its own sections laid over it. Its trained policies start from the newest weights that an
-earlier stage kept under the same name, and `algorithm.verifier: stage:NAME` is the verifier that stage NAME trained.
+earlier stage kept under the same name, and `algorithm.verifier: stage:NAME`, or `reward_model.path: stage:NAME`, is the
+verifier that stage NAME trained.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kapelle.team import Policy
 
 FILE = "stages.yaml"
 FROM_STAGE = "stage:"
-"""How `algorithm.verifier` names a stage."""
+"""How `algorithm.verifier` and `reward_model.path` name a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,17 +206,21 @@ def _difference(then: Mapping[str, object], now: Mapping[str, object]) -> str:
 def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str, Path]) -> RunConfig:
     """Return a stage's settings with `stage:NAME` replaced by that stage's verifier."""
     config = stage.recipe.config
-    named = _algorithm(config).verifier
+    model = config.reward_model
+    named = _algorithm(config).verifier if model is None else model.path
+    key = "algorithm.verifier" if model is None else "reward_model.path"
     if named is None or not named.startswith(FROM_STAGE):
         return config
     wanted = named.removeprefix(FROM_STAGE)
     names = [each.name for each in earlier if _trains_verifier(each)]
     if wanted not in names:
         raise ConfigError(
-            f"`algorithm.verifier` of stage '{stage.name}' is '{named}', and no stage before it of that name trains a "
+            f"`{key}` of stage '{stage.name}' is '{named}', and no stage before it of that name trains a "
             f"verifier.{did_you_mean(wanted, names)}"
         )
     path = str((folders[wanted] / "verifier").resolve())
+    if model is not None:
+        return config.model_copy(update={"reward_model": model.model_copy(update={"path": path})})
     algorithm = config.algorithm.model_copy(update={"verifier": path})
     return config.model_copy(update={"algorithm": algorithm})
 

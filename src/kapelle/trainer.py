@@ -17,7 +17,7 @@ from typing import Any, Self, cast
 
 from kapelle import checkpoint
 from kapelle.algorithm import Algorithm
-from kapelle.assembly import build_team
+from kapelle.assembly import build_algorithm, build_team, reward_device
 from kapelle.blocking import run_async
 from kapelle.checks import check_prompts, check_run
 from kapelle.config import RunConfig
@@ -92,7 +92,7 @@ class Trainer:
         """
         given = dict(models or {})
         self.config = config if config is not None else resolve(_named_model(sections, given))
-        self.algorithm: Algorithm = cast("Any", self.config.algorithm).build()
+        self.algorithm: Algorithm = build_algorithm(self.config)
         self.team: Team = build_team(self.config, self.algorithm)
         self.listener = listener or Silent()
         check_run(self.config, self.algorithm, self.team, given)
@@ -172,7 +172,7 @@ class Trainer:
             path = self.config.model.path
             team = replace(team, bases={b: folder if p == path else p for b, p in team.bases.items()})
         self._phase("loading", ", ".join(dict.fromkeys(self.team.bases.values())))
-        self.models = load_models(team, self.config.model, given)
+        self.models = load_models(team, self.config.model, given, reward_device(self.config))
         self.base_hashes = {base: weights_hash(m.base_parameters()) for base, m in self.models.items()}
         training = self.config.training
         self.engine = TorchTrainEngine(

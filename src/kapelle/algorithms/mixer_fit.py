@@ -22,10 +22,10 @@ from torch import Tensor
 from kapelle.algorithms.replay import Fitted, Replay, Rounds
 from kapelle.algorithms.utilities import TeamEstimate, TeamValue
 from kapelle.configured import Configured
-from kapelle.errors import ConfigError
 from kapelle.functional.masking import keep_masked, masked_mean, pack, segment_mean, unpack
 from kapelle.functional.mixing import copied, periodic_update, soft_update
 from kapelle.functional.returns import lambda_return, return_to_go
+from kapelle.models import devices
 from kapelle.seeds import derive_seed
 from kapelle.team import Team
 
@@ -73,13 +73,7 @@ class FitConfig(Configured):
 
 def check_device(team: Team, device: str) -> None:
     """Raise ConfigError when there is no such device to put the networks on."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"`algorithm.fit.device: {device}` cannot be used: {reason}. Set `cpu`, or a device that is there."
-        ) from error
+    devices.check_device(device, "algorithm.fit.device")
 
 
 class Foresight:

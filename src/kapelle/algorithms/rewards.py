@@ -16,17 +16,18 @@ count the team's reward once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal, Protocol
 
 import torch
 from pydantic import Field
 
-from kapelle.algorithm import Estimates
+from kapelle.algorithm import Estimates, TurnKey
 from kapelle.configured import Configured
 from kapelle.functional.returns import team_individual, team_last, team_max, team_mean, team_min, team_sum
 from kapelle.functional.shaping import length_penalty, overlong_penalty
-from kapelle.types import Episode, Turn
+from kapelle.types import Episode, Group, Turn
 
 TeamReward = Literal["mean", "sum", "max", "min", "last", "individual"]
 """How rewards of the agents that were scored become everybody's: `last` pays the agent that closed the
@@ -71,6 +72,29 @@ class PenaltyConfig(Configured):
 
 
 FREE = PenaltyConfig()
+
+
+def with_scores(groups: Sequence[Group], score: Mapping[TurnKey, float], weight: float) -> tuple[Group, ...]:
+    """Return the groups with `weight` times its score added to the reward of every scored turn.
+
+    This is a reward model as a term of the reward: whatever shares, places and compares rewards comes after it.
+    """
+    return tuple(
+        replace(
+            group,
+            episodes=tuple(
+                replace(
+                    episode,
+                    turns=tuple(
+                        replace(turn, reward=turn.reward + weight * score.get(TurnKey(g, e, turn.index), 0.0))
+                        for turn in episode.turns
+                    ),
+                )
+                for e, episode in enumerate(group.episodes)
+            ),
+        )
+        for g, group in enumerate(groups)
+    )
 
 
 class RewardSource(Protocol):

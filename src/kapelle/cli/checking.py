@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from kapelle.assembly import build_team
+from kapelle.assembly import build_algorithm, build_team
 from kapelle.checks import check_prompts, check_run
 from kapelle.config import RunConfig
 from kapelle.models.outline import check_adapters, outlines
@@ -38,7 +38,7 @@ def check(config: RunConfig, passed: Callable[[str, str], None] = lambda _name, 
     Raises the first KapelleError that the run would meet.
     """
     environment = cast("Environment", config.environment)
-    algorithm: Algorithm = cast("Any", config.algorithm).build()
+    algorithm = build_algorithm(config)
     team = build_team(config, algorithm)
     passed("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
     check_run(config, algorithm, team)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from kapelle.algorithm import Algorithm, algorithm_class
-from kapelle.assembly import build_team
+from kapelle.assembly import build_algorithm, build_team
 from kapelle.checks import check_prompts, check_run
 from kapelle.config import NAME, RunConfig
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
@@ -225,7 +225,7 @@ def _carried(recipe: Recipe, kind: type[Configured]) -> dict[str, Any]:
 
 
 def _row(config: RunConfig) -> Algorithm:
-    return cast("Algorithm", cast("Any", config.algorithm).build())
+    return build_algorithm(config)
 
 
 def _check(contender: Contender) -> None:

@@ -1,0 +1,169 @@
+"""A reward model as a term of the reward, in every algorithm that learns from rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.algorithms.test_every_algorithm import learned, run_of
+from tests.tiny import episode, group, same_bits, turn
+
+from kapelle import Trainer
+from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction, Estimates, TurnKey
+from kapelle.algorithms.rewards import turn_rewards, with_scores
+from kapelle.assembly import REWARD_BASE
+from kapelle.collate import verifier_samples
+from kapelle.errors import ConfigError
+from kapelle.recipe import resolve
+from kapelle.stages import checkable, read_stages
+from kapelle.team import VERIFIER
+from kapelle.types import Group
+
+PAID_OTHERWISE = {
+    "sft": "learns from no such rewards",
+    "verifier": "learns from no such rewards",
+    "maporl": "pays by a verifier's scores alone",
+}
+"""Algorithms for which a term of the reward has no meaning, and what they say."""
+LAMBDA = 0.5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model, trained on answers of the frozen team."""
+    place = tmp_path_factory.mktemp("reward")
+    with Trainer(**run_of("verifier")) as judge:
+        judge.train(1)
+        judge.save_policies(place)
+    return place / "verifier"
+
+
+class Spy:
+    """Credit that keeps the groups it was given."""
+
+    def __init__(self, credit: CreditFunction) -> None:
+        self.credit = credit
+        self.seen: list[Sequence[Group]] = []
+
+    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        self.seen.append(groups)
+        return self.credit(groups, estimates)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.credit, name)
+
+
+def spied(trainer: Trainer) -> Spy:
+    loop = trainer._loop
+    if loop._memory is not None:
+        spy = Spy(loop._memory)
+        loop._memory = spy
+    else:
+        assert loop._algorithm.credit is not None
+        spy = Spy(loop._algorithm.credit)
+        loop._algorithm = replace(loop._algorithm, credit=spy)
+    return spy
+
+
+@pytest.mark.parametrize("name", [name for name in BUILTIN_ALGORITHMS if name not in PAID_OTHERWISE])
+def test_what_is_learned_from_is_the_environment_s_reward_and_lambda_times_the_score(
+    name: str, folder: Path
+) -> None:
+    settings = run_of(name)
+    with Trainer(**settings, reward_model={"path": str(folder), "weight": LAMBDA}) as trainer:
+        spy = spied(trainer)
+        step = next(trainer.steps(1))
+        asked = verifier_samples(step.groups, trainer.engine.renderer(VERIFIER))
+        score = dict(zip(asked, trainer.engine.score(list(asked.values())), strict=True))
+        [paid] = spy.seen
+        for key, given in score.items():
+            before = step.groups[key.group].episodes[key.episode].turns[key.turn].reward
+            after = paid[key.group].episodes[key.episode].turns[key.turn].reward
+            assert after == pytest.approx(before + LAMBDA * float(given.sigmoid()), abs=1e-6)
+            assert after > before
+        with_model = learned(trainer)
+        assert VERIFIER not in trainer.engine.learners
+        assert 0.0 < step.metrics[f"verifier_score/{trainer.team.names[0]}"] < 1.0
+    with Trainer(**settings) as other:
+        next(other.steps(1))
+        assert not same_bits(with_model, learned(other)), "the term changes what is learned"
+
+
+def test_the_term_is_shared_by_the_team_as_every_reward_is() -> None:
+    # Environment: a 1 at the end, b nothing. Scores 0.8 and 0.4, λ = 0.5. Means: ½ at the end, and ½·0.6 of the round.
+    played = episode(turn("a", 0), turn("b", 1), rewards={"a": 1.0, "b": 0.0})
+    [paid] = with_scores([group(played)], {TurnKey(0, 0, 0): 0.8, TurnKey(0, 0, 1): 0.4}, 0.5)
+    assert turn_rewards(paid.episodes[0], "mean") == pytest.approx({0: 0.8, 1: 0.8})
+    assert turn_rewards(paid.episodes[0], "individual") == pytest.approx({0: 1.4, 1: 0.2})
+    assert turn_rewards(paid.episodes[0], "sum") == pytest.approx({0: 1.6, 1: 1.6})
+
+
+class TestPlace:
+    def test_a_device_of_its_own_means_weights_of_its_own(self, folder: Path) -> None:
+        model = {"path": str(folder), "device": "cpu"}
+        with Trainer(**run_of("grpo"), reward_model=model) as trainer:
+            own, base = trainer.models[REWARD_BASE], trainer.models["base"]
+            assert trainer.team.critics[VERIFIER].base == REWARD_BASE
+            assert VERIFIER in own.bank.adapters
+            assert VERIFIER not in base.bank.adapters
+            pointers = {p.data_ptr() for p in own.base_parameters().values()}
+            assert pointers.isdisjoint(p.data_ptr() for p in base.base_parameters().values())
+            alone = next(trainer.steps(1))
+        with Trainer(**run_of("grpo"), reward_model={"path": str(folder)}) as trainer:
+            assert VERIFIER in trainer.models["base"].bank.adapters
+            beside = next(trainer.steps(1))
+        scores = {k: v for k, v in alone.metrics.items() if k.startswith("verifier_score")}
+        assert scores
+        assert scores == pytest.approx({k: beside.metrics[k] for k in scores})
+
+    def test_a_device_that_is_not_there_is_refused_by_name(self, folder: Path) -> None:
+        with pytest.raises(ConfigError, match=r"reward_model.device: cuda:99"):
+            Trainer(**run_of("grpo"), reward_model={"path": str(folder), "device": "cuda:99"})
+
+
+class TestRefused:
+    @pytest.mark.parametrize("name", PAID_OTHERWISE)
+    def test_where_no_reward_is_learned_from(self, name: str, folder: Path) -> None:
+        with pytest.raises(ConfigError, match=f"reward_model.*`{name}` {PAID_OTHERWISE[name]}"):
+            Trainer(**run_of(name), reward_model={"path": str(folder)})
+
+    def test_recorded_pairs(self, folder: Path) -> None:
+        settings = run_of("dpo") | {"algorithm": {"name": "dpo", "data": "recorded"}}
+        with pytest.raises(ConfigError, match=r"`dpo` learns from no such rewards"):
+            Trainer(**settings, reward_model={"path": str(folder)})
+
+    def test_a_tree_of_candidates(self, folder: Path) -> None:
+        settings = run_of("at_grpo")
+        settings["algorithm"] |= {"tree": True}
+        with pytest.raises(ConfigError, match=r"`at_grpo` with a tree"):
+            Trainer(**settings, reward_model={"path": str(folder)})
+
+    def test_a_folder_that_is_not_there(self) -> None:
+        with pytest.raises(Exception, match="nowhere"):
+            Trainer(**run_of("grpo"), reward_model={"path": "nowhere"})
+
+
+def test_a_stage_is_paid_by_the_reward_model_of_the_stage_before(tmp_path: Path) -> None:
+    import yaml
+
+    shared = run_of("grpo")
+    stages = [
+        {"name": "judge", "algorithm": {"name": "verifier", "group_size": 2}, "team": {"sharing": "frozen"}},
+        {"name": "play", "reward_model": {"path": "stage:judge"}},
+    ]
+    file = tmp_path / "both.yaml"
+    file.write_text(yaml.safe_dump({**shared, "stages": stages}), "utf-8")
+    with checkable(read_stages(str(file))) as configs:
+        model = resolve(configs[1].model_dump()).reward_model
+    assert model is not None
+    assert model.path.endswith("01-judge/verifier")
+    stages[1]["reward_model"] = {"path": "stage:jugde"}
+    file.write_text(yaml.safe_dump({**shared, "stages": stages}), "utf-8")
+    with (
+        pytest.raises(ConfigError, match=r"reward_model.path.*stage:jugde"),
+        checkable(read_stages(str(file))),
+    ):
+        pass
