@@ -47,6 +47,9 @@ BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "qmix": "kapelle.algorithms.qmix:QMIX",
 }
 
+SENTENCES = "sentence-transformers:"
+"""How `Algorithm.embeddings` names a model of that library."""
+
 
 class TurnKey(NamedTuple):
     """Where a turn stands in a step's groups."""
@@ -273,8 +276,9 @@ class Algorithm:
     """True when the loss or the credit reads the trainer's own log-probs before the update."""
     greedy: bool = False
     """True when every task is played once more, greedily, as a baseline."""
-    embeddings: bool = False
-    """True when credit reads turns as vectors."""
+    embeddings: str | None = None
+    """What reads turns as vectors for the credit: `base`, a model's path, or `sentence-transformers:NAME`; None where it
+    reads none."""
     swap_every: int = 0
     """Steps after which the team's first two policies exchange their weights; 0 never."""
     tree: Tree | None = None

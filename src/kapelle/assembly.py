@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from kapelle.algorithm import Algorithm
+from kapelle.algorithm import SENTENCES, Algorithm
 from kapelle.config import (
     AgentConfig,
     EndpointConfig,
@@ -24,7 +24,7 @@ from kapelle.config import (
 )
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.models.devices import check_device
-from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Team
+from kapelle.team import EMBEDDER, VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Team
 from kapelle.types import Sampling
 
 BASE = "base"
@@ -90,6 +90,9 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
             critics[VERIFIER] = _held(algorithm.verifier, REWARD_BASE)
         else:
             critics[VERIFIER] = _verifier(algorithm.verifier, policies, bases)
+    embedder = algorithm.embeddings
+    if embedder is not None and embedder != "base" and not embedder.startswith(SENTENCES):
+        bases[EMBEDDER] = embedder
     agents = tuple(
         Agent(seat.name, seat.system, seat.prompt, _sampling(seat.sampling or config.team.sampling))
         for seat in seats

@@ -20,7 +20,6 @@ from kapelle.blocking import run_async
 from kapelle.collate import (
     critic_samples,
     demonstrated_samples,
-    embedding_samples,
     fresh_samples,
     policy_samples,
     reference_samples,
@@ -28,7 +27,8 @@ from kapelle.collate import (
     verifier_samples,
 )
 from kapelle.config import RunConfig
-from kapelle.engines.torch_train import embedder_name, reference_name
+from kapelle.embedding import turn_reader
+from kapelle.engines.torch_train import reference_name
 from kapelle.engines.train import Objective, TrainEngine
 from kapelle.environment import Environment
 from kapelle.errors import TrainingHalted
@@ -68,6 +68,8 @@ class Loop:
         self._parity: dict[str, float] = {}
         """Of what was played in this step, where the step learns from what older weights said."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
+        named = algorithm.embeddings
+        self._read = None if named is None else turn_reader(named, play.team, engine)
         critic = algorithm.critic
         self._objective = Objective(
             algorithm.policy_loss,
@@ -188,7 +190,7 @@ class Loop:
             reference,
             self._scored(groups, {name: name for name in team.trained}) if algorithm.proximal else {},
             self._greedy(play, groups, number) if algorithm.greedy else {},
-            self._embedding(groups) if algorithm.embeddings else {},
+            self._embedding(groups),
             self._verified(groups) if algorithm.verifier is not None else {},
             step=number,
         )
@@ -204,13 +206,7 @@ class Loop:
         return {key: float(score.sigmoid()) for key, score in zip(questions, scores, strict=True)}
 
     def _embedding(self, groups: Sequence[Group]) -> dict[TurnKey, Embedding]:
-        team = self._play.team
-        saw, said = embedding_samples(groups, {name: embedder_name(name) for name in team.trained})
-        vectors = self._engine.embed([*saw.values(), *said.values()])
-        return {
-            key: Embedding(a, b)
-            for key, a, b in zip(saw, vectors[: len(saw)], vectors[len(saw) :], strict=True)
-        }
+        return {} if self._read is None else self._read(groups)
 
     def _greedy(self, play: Play, groups: Sequence[Group], number: int) -> dict[int, Episode]:
         """Play each task once more with every agent at its likeliest; a task where that fails is left out."""

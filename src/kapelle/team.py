@@ -16,6 +16,9 @@ from kapelle.types import Sampling
 VERIFIER = "judge:verifier"
 """Name of the critic that judges answers; no agent, and so no policy, can have it."""
 
+EMBEDDER = "judge:embedder"
+"""Name of a model that reads turns as vectors and acts for nobody: of its base, and of the learner that is asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Agent:

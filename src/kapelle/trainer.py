@@ -45,7 +45,7 @@ from kapelle.models.weights import weights_hash
 from kapelle.recipe import Recipe, changed_settings, load_recipe, resolve, to_yaml
 from kapelle.rollout import Play
 from kapelle.run_dir import RunDirectory, episode_steps
-from kapelle.team import VERIFIER, Team
+from kapelle.team import EMBEDDER, VERIFIER, Policy, Team
 from kapelle.trackers import Tracker, open_tracker
 from kapelle.warmup import warmed_up, warmup_is_cached
 from kapelle.workflow import Workflow
@@ -175,9 +175,10 @@ class Trainer:
         self.models = load_models(team, self.config.model, given, reward_device(self.config))
         self.base_hashes = {base: weights_hash(m.base_parameters()) for base, m in self.models.items()}
         training = self.config.training
+        embedder = [Policy(EMBEDDER, EMBEDDER, trained=False)] if EMBEDDER in team.bases else []
         self.engine = TorchTrainEngine(
             self.models,
-            list(team.policies.values()),
+            [*team.policies.values(), *embedder],
             list(team.critics.values()),
             self.config.optimizer,
             Limits(
@@ -188,7 +189,7 @@ class Trainer:
             ),
             self.config.seed,
             references=self.algorithm.reference_every is not None,
-            embedders=self.algorithm.embeddings,
+            embedders=self.algorithm.embeddings == "base",
         )
         if self.algorithm.verifier is not None:
             load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models)

@@ -289,16 +289,6 @@ class TestRefused:
         with pytest.raises(ValidationError, match=r"more than `fit.capacity` can hold"):
             settings.model_validate({"fit": {"capacity": 10, "min_fill": 11}})
 
-    def test_models_whose_vectors_do_not_compare(self) -> None:
-        team = Team(
-            (Agent("a"), Agent("b")),
-            {"a": Policy("a", "base"), "b": Policy("b", "other")},
-            {"a": "a", "b": "b"},
-            bases={"base": "embedded", "other": "some/model"},
-        )
-        with pytest.raises(ConfigError, match="'a' stands on 'embedded' and 'b' on 'some/model'"):
-            checked(QMIX(), team)
-
     @BOTH
     def test_a_device_that_is_not_there(self, settings: type[VDN | QMIX]) -> None:
         for name in ("cuda:99", "abacus"):

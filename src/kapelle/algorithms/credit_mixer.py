@@ -30,13 +30,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import SENTENCES, Algorithm, Credit, Estimates, TurnKey
 from kapelle.algorithms.groups import Member, compare
 from kapelle.algorithms.mixer_fit import FitConfig, Foresight, MixerFit, check_device
 from kapelle.algorithms.monte_carlo import MonteCarlo, spread
@@ -79,6 +80,9 @@ class CreditMixer(MonteCarlo):
     """What a turn's words are worth; see the module's text."""
     credit_warmup_steps: int = Field(5, ge=0)
     """Steps in which turns are paid the team's return, while the mixer learns already."""
+    embedder: str = "base"
+    """What reads turns as vectors: `base` (of the first trained agent where they differ), the path or hub name of a model,
+    or `sentence-transformers:NAME`."""
     utility: UtilityConfig = UtilityConfig()
     fit: FitConfig = FitConfig()
 
@@ -101,21 +105,18 @@ def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.M
         return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
 
     checks = (
-        partial(check_one_base, algorithm=name),
+        partial(check_embedder, embedder=settings.embedder),
         partial(check_device, device=settings.fit.device),
     )
-    return settings.row(name, None, checks, memory=memory, embeddings=True)
+    return settings.row(name, None, checks, memory=memory, embeddings=settings.embedder)
 
 
-def check_one_base(team: Team, algorithm: str) -> None:
-    """Raise ConfigError when the trained agents stand on different models: their vectors do not compare."""
-    of = {team.policies[policy].base: policy for policy in team.trained}
-    if len(of) > 1:
-        (one, first), (other, second) = list(of.items())[:2]
+def check_embedder(team: Team, embedder: str) -> None:
+    """Raise ConfigError when the library of an embedder is not installed."""
+    if embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
         raise ConfigError(
-            f"`{algorithm}` reads all agents' turns as vectors of one model, but '{first}' stands on "
-            f"'{team.bases[one]}' and '{second}' on '{team.bases[other]}'. Set one model for all trained agents, or "
-            "`algorithm.name: ippo`."
+            f"`algorithm.embedder: {embedder}` needs the library sentence-transformers, which is not installed. "
+            "`pip install 'kapelle[embed]'`, or set `base` or the path of a model."
         )
 
 
