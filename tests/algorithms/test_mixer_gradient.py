@@ -38,7 +38,7 @@ HEARD = normal(WORDS, WIDTH, seed=8).float()
 
 
 def fixed(settings: type[VDN | QMIX], credit: str = "difference", width: int = WIDTH) -> MixedCredit:
-    """Credit with w = 0.7 by networks that are drawn at random and never fitted."""
+    """Credit by networks that are drawn at random and never fitted."""
     fit = {"min_fill": 10**6, "capacity": 10**6}
     row = settings.model_validate({"credit_warmup_steps": 0, "credit": credit, "fit": fit}).build()
     assert row.memory is not None
@@ -48,8 +48,7 @@ def fixed(settings: type[VDN | QMIX], credit: str = "difference", width: int = W
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in made._fit.net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
-    made._foresight.load_state({"error": 0.3, "spread": 1.0})
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     return made
 
 
@@ -67,9 +66,13 @@ def played(task: int, words: Sequence[tuple[int, int]], chain: bool, seed: int =
 
 
 def advantages(made: MixedCredit, *tasks: Any) -> dict[TurnKey, Credit]:
+    """What is credited with w = 0.7, whatever was seen before."""
+    made._foresight.load_state({"error": 0.3, "spread": 1.0})
     groups = [each for each, _ in tasks]
     embedding = {key: seen for _, found in tasks for key, seen in found.items()}
-    return dict(made(groups, Estimates(embedding=embedding, step=9)))
+    given = made(groups, Estimates(embedding=embedding, step=9))
+    assert made.metrics()["credit_weight"] == pytest.approx(0.7)
+    return dict(given)
 
 
 def expected_gradient(made: MixedCredit, logits: Sequence[Tensor], chain: bool, size: int) -> list[Tensor]:
