@@ -66,7 +66,7 @@ class MonotonicMixer(nn.Module):
         self.value = layers(width, (units,), 1)
         for last in (self.w1[-1], self.b1, self.w2[-1], self.value[-1]):
             assert isinstance(last, nn.Linear)
-            nn.init.zeros_(last.weight)
+            nn.init.constant_(last.weight, 0.0)
 
     def forward(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
         """Return Q_tot [B]."""
