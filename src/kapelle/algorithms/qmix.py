@@ -5,7 +5,8 @@ follows from it, `replay.py` what the state is. Unlike a sum it can say that an 
 together with another's.
 
 Deviations from the paper: utilities judge turns and choose none, so nothing is maximised over actions; Monte Carlo
-returns by default; two layers in the hypernetworks of W1 and W2, as in the authors' later code.
+returns by default; two layers in the hypernetworks of W1 and W2, as in the authors' later code, which start as
+constants of the state.
 """
 
 from __future__ import annotations

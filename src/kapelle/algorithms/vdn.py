@@ -1,8 +1,8 @@
 """VDN: the team's value is the sum of its agents' utilities (1706.05296).
 
 Q_tot = Σ_i Q_i(saw_i, said_i), fitted to the team's return; `credit_mixer.py` says how credit follows from it. With
-the credit `difference` that of an agent is Q_i − mean Q_i over the episodes of the task: no agent's words enter
-another's credit. What is not additive in the return is split evenly, as the least-squares sum has it.
+the credit `difference` an agent is paid the return less w·Σ_j Q_j of the others, with `modelled` Q_i − mean Q_i over the
+episodes of the task. What is not additive in the return is split evenly, as the least-squares sum has it.
 
 Deviations from the paper: utilities judge turns and choose none, so nothing is maximised over actions; Monte Carlo
 returns by default.
