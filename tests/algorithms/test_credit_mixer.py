@@ -250,6 +250,16 @@ class TestPay:
         found = [advantage(credit, TurnKey(0, e, k)) for e in (0, 1) for k in (0, 1)]
         assert found == [2.0, 2.0, -2.0, -2.0]
 
+    def test_the_last_step_of_the_warm_up_pays_the_return_and_the_next_one_credit(self) -> None:
+        made, alike = memory(VDN, "abc", credit="modelled", credit_warmup_steps=2), []
+        for number in (1, 2, 3):
+            step = play(number, additive)
+            credit = made(step.groups, step.estimates)
+            alike.append(
+                all(advantage(credit, key._replace(turn=0)) == advantage(credit, key) for key in step.word)
+            )
+        assert alike == [True, True, False]
+
     def test_until_there_is_enough_to_fit_the_return_is_paid(self) -> None:
         step = play(1, additive)
         made = memory(VDN, "abc", fit={"min_fill": 49})
