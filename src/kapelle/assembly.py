@@ -51,7 +51,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
             f"`reward_model` is a term of the reward of a turn, and `{row.name}` learns from no such rewards. Remove it, or "
             "set an algorithm that does, for example `algorithm.name: grpo`."
         )
-    if row.branches > 1:
+    if row.tree is not None:
         raise ConfigError(
             f"`reward_model` scores the turns of an episode, and `{row.name}` with a tree is paid by what its candidates "
             "earn. Remove it, or set `algorithm.tree: false`."
