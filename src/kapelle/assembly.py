@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from kapelle.algorithm import SENTENCES, Algorithm
 from kapelle.config import (
@@ -18,6 +18,7 @@ from kapelle.config import (
     NamedAdapter,
     OwnModel,
     PastAdapter,
+    PerTurn,
     RunConfig,
     SamplingConfig,
     TeamConfig,
@@ -66,6 +67,9 @@ def reward_device(config: RunConfig) -> dict[str, str]:
     model = config.reward_model
     return {} if model is None or model.device is None else {REWARD_BASE: model.device}
 
+OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
+"""Weights that are the same in every turn of an agent."""
+
 
 def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
     """Return the team map that a recipe describes; ConfigError when it cannot mean anything."""
@@ -73,15 +77,19 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
     bases = {BASE: config.model.path}
     policies: dict[str, Policy] = {}
     policy_of: dict[str, str] = {}
+    turns_of: dict[str, tuple[str, ...]] = {}
     for seat in seats:
-        policy = _policy(seat, config.team, bases)
-        known = policies.setdefault(policy.name, policy)
-        if known != policy:
-            raise ConfigError(
-                f"Agent '{seat.name}' would give policy '{policy.name}' other settings than an agent before it. "
-                "Agents that share weights need the same `lora`; or give this one another name or adapter."
-            )
-        policy_of[seat.name] = policy.name
+        own = _policies(seat, config.team, bases)
+        for policy in own:
+            known = policies.setdefault(policy.name, policy)
+            if known != policy:
+                raise ConfigError(
+                    f"Agent '{seat.name}' would give policy '{policy.name}' other settings than an agent before it. "
+                    "Agents that share weights need the same `lora`; or give this one another name or adapter."
+                )
+        policy_of[seat.name] = own[0].name
+        if isinstance(seat.weights, PerTurn):
+            turns_of[seat.name] = tuple(policy.name for policy in own)
     critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
     if algorithm.verifier is not None:
         model = config.reward_model
@@ -97,7 +105,7 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
         Agent(seat.name, seat.system, seat.prompt, _sampling(seat.sampling or config.team.sampling))
         for seat in seats
     )
-    return Team(agents, policies, policy_of, bases, critics, critic_of)
+    return Team(agents, policies, policy_of, bases, critics, critic_of, turns_of)
 
 
 def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
@@ -109,8 +117,18 @@ def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
     return team.agents
 
 
-def _policy(seat: AgentConfig, team: TeamConfig, bases: dict[str, str]) -> Policy:
+def _policies(seat: AgentConfig, team: TeamConfig, bases: dict[str, str]) -> tuple[Policy, ...]:
+    """Return the policy of each of an agent's turns; one where all turns have the same."""
     weights = seat.weights or team.sharing
+    if not isinstance(weights, PerTurn):
+        return (_policy(seat, weights, team, bases),)
+    listed = weights.per_turn
+    # "@" is in no agent's name, so that no other policy can be called the same.
+    names = [f"{seat.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
+    return tuple(Policy(name, BASE, _lora(seat.lora or team.lora)) for name in names)
+
+
+def _policy(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: dict[str, str]) -> Policy:
     lora = _lora(seat.lora or team.lora)
     if isinstance(weights, EndpointConfig):
         endpoint = Endpoint(weights.endpoint, weights.model, weights.api_key_env)

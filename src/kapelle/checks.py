@@ -17,7 +17,7 @@ from kapelle.models.paths import check_model_path
 from kapelle.team import Team
 from kapelle.trackers import check_tracker
 from kapelle.types import Message
-from kapelle.workflow import ScoresRounds, Workflow
+from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
@@ -34,6 +34,7 @@ def check_run(
     workflow = cast("Workflow", config.workflow)
     environment.check(team.names)
     workflow.check(team.agents, environment)
+    _check_turns(workflow, team)
     for path in team.bases.values():
         if path not in given:
             check_model_path(path)
@@ -44,6 +45,23 @@ def check_run(
                 "was handed over would not be used. Leave `warmup` out, or hand over no model."
             )
         _check_training(config, algorithm, team)
+
+
+def _check_turns(workflow: Workflow, team: Team) -> None:
+    """Refuse weights by turn for other turns than there are, where the workflow's settings say how many there are.
+
+    Elsewhere the first turn without weights ends its episode with the reason.
+    """
+    if not isinstance(workflow, CountsTurns):
+        return
+    for agent, listed in team.turns_of.items():
+        taken = workflow.most_turns(team.names)[agent]
+        if taken != len(listed):
+            raise ConfigError(
+                f"`weights.per_turn` of agent '{agent}' has weights for {len(listed)} turns, and the workflow gives it "
+                f"{taken}. Set `per_turn: {taken}`, name an adapter again for a turn that is to share it, or change the "
+                "workflow's rounds."
+            )
 
 
 def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None:

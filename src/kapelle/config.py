@@ -7,9 +7,9 @@ combinations mean together is checked in `checks.py`.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, field_validator
 
 from kapelle.configured import Configured
 
@@ -64,6 +64,21 @@ class NamedAdapter(Configured):
     adapter: str = Field(pattern=NAME)
 
 
+class PerTurn(Configured):
+    """An adapter for each of an agent's own turns in an episode: its k-th turn is the k-th adapter's."""
+
+    per_turn: int | tuple[Annotated[str, Field(pattern=NAME)], ...]
+    """How many turns, with adapters of the agent's own (`ada@1`, `ada@2`, …); or their adapters by name, where a
+    name that comes again is the same adapter."""
+
+    @field_validator("per_turn")
+    @classmethod
+    def _some(cls, value: int | tuple[str, ...]) -> int | tuple[str, ...]:
+        if (value if isinstance(value, int) else len(value)) < 1:
+            raise ValueError("an agent has one turn or more; name a number from 1, or a list of adapters")
+        return value
+
+
 class PastAdapter(Configured):
     """An adapter as a run has saved it, which learns no more: a past self to play against."""
 
@@ -79,7 +94,9 @@ class EndpointConfig(Configured):
     api_key_env: str = "OPENAI_API_KEY"
 
 
-Weights = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
+Weights = (
+    Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PerTurn | PastAdapter | EndpointConfig
+)
 
 
 class SamplingConfig(Configured):

@@ -50,6 +50,7 @@ class LiveSeat:
         self._messages: list[Message] = []
         self._last: Turn | None = None
         self._said = 0
+        """Turns that it has taken or is taking; says whose weights speak where they differ by turn."""
 
     @property
     def agent(self) -> Agent:
@@ -63,7 +64,7 @@ class LiveSeat:
     async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
         """Return what to choose from: the candidates of a tree, else one turn; nothing is recorded yet."""
         play = self._scene.play
-        policy = play.team.policy(self._agent.name)
+        policy = play.team.policy(self._agent.name, self._said)
         messages = [Message("user", m) if isinstance(m, str) else m for m in heard]
         renderer = play.engine.renderer(policy.name)
         if self._last is None or fresh:

@@ -205,6 +205,11 @@ def _agents(play: Play, environment: OpenSpiel) -> list[Agent]:
             )
         if play.team.policy(agent.name).endpoint is not None:
             raise ConfigError(f"Agent '{agent.name}' is an endpoint: its probabilities are not known.")
+        if agent.name in play.team.turns_of:
+            raise ConfigError(
+                f"Agent '{agent.name}' has weights per turn, and a state of the game does not say which turn it is. Give it "
+                "one adapter (`weights: lora`)."
+            )
     return [agents[seat] if len(agents) > 1 else agents[0] for seat in range(players)]
 
 

@@ -86,12 +86,14 @@ class Team:
     agents: tuple[Agent, ...]
     policies: Mapping[str, Policy]
     policy_of: Mapping[str, str]
-    """Agent name → policy name."""
+    """Agent name → policy name; where turns have policies of their own, the first turn's."""
     bases: Mapping[str, str] = field(default_factory=lambda: {"base": "embedded"})
     """Base name → model path, hub name or `embedded`."""
     critics: Mapping[str, Critic] = field(default_factory=dict)
     critic_of: Mapping[str, str] = field(default_factory=dict)
     """Agent name → critic name; empty without critics."""
+    turns_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Agent name → the policy of each of its own turns in an episode, for agents whose turns differ in weights."""
 
     def __post_init__(self) -> None:
         names = [agent.name for agent in self.agents]
@@ -111,6 +113,10 @@ class Team:
                 )
         missing = [name for name in names if name not in self.policy_of]
         assert not missing, f"agents without a policy: {missing}"
+        for agent, listed in self.turns_of.items():
+            bases = {self.policies[name].base for name in listed}
+            assert len(bases) == 1, f"one conversation of '{agent}' is read by one model, not by {bases}"
+            assert listed[0] == self.policy_of[agent], f"the first turn of '{agent}' has two policies"
         self._refuse_adapters_on_moving_base()
 
     def _refuse_adapters_on_moving_base(self) -> None:
@@ -141,10 +147,25 @@ class Team:
         """Names of the policies that learn, in the order of the team map."""
         return tuple(name for name, policy in self.policies.items() if policy.trained)
 
-    def policy(self, agent: str) -> Policy:
-        """Return the policy that acts for an agent."""
-        return self.policies[self.policy_of[agent]]
+    def policy(self, agent: str, turn: int = 0) -> Policy:
+        """Return the policy that acts for an agent in its own turn of this number, from 0.
+
+        Raises ConfigError for a turn after the last one listed.
+        """
+        listed = self.turns_of.get(agent)
+        if listed is None:
+            return self.policies[self.policy_of[agent]]
+        if turn >= len(listed):
+            raise ConfigError(
+                f"Agent '{agent}' takes turn {turn + 1}, and its `weights.per_turn` has weights for {len(listed)}. Raise "
+                "it to the turns that the workflow gives an agent, or play fewer rounds."
+            )
+        return self.policies[listed[turn]]
+
+    def policies_of(self, agent: str) -> tuple[str, ...]:
+        """Return the names of all policies that act for an agent, in the order of its turns, each once."""
+        return tuple(dict.fromkeys(self.turns_of.get(agent, (self.policy_of[agent],))))
 
     def agents_of(self, policy: str) -> tuple[str, ...]:
-        """Return the agents that act with a policy, in seat order."""
-        return tuple(name for name in self.names if self.policy_of[name] == policy)
+        """Return the agents that act with a policy in some turn, in seat order."""
+        return tuple(name for name in self.names if policy in self.policies_of(name))

@@ -155,6 +155,15 @@ class ScoresRounds(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsTurns(Protocol):
+    """A workflow that knows from its settings how many turns an agent takes in an episode."""
+
+    def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return the most turns of each agent; `names` are the agents in seat order."""
+        ...
+
+
 def workflow_class(name: str) -> type:
     """Return the class of a workflow by name, `module:Class` or entry point."""
     return find_class("workflow", name, BUILTIN_WORKFLOWS)

@@ -115,7 +115,7 @@ def actor_critic_row(
 
 def check_one_policy(team: Team) -> None:
     """Raise ConfigError when a team has several policies."""
-    if len({team.policy_of[name] for name in team.names}) > 1:
+    if len({policy for name in team.names for policy in team.policies_of(name)}) > 1:
         raise ConfigError(
             "`ppo` is for one policy; this team has several. Set `algorithm.name: ippo` (a critic for each agent) or "
             "`mappo` (one central critic)."

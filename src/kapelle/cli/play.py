@@ -186,12 +186,16 @@ def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
     if not 0 <= place < len(names):
         raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)}.")
     mine = names[place]
-    policies, policy_of, agents = {}, {}, []
+    policies: dict[str, Policy] = {}
+    policy_of, agents, turns_of = {}, [], {}
     for k, name in enumerate(names):
         policy, agent = Policy(YOU if k == place else SCRIPT, base="", trained=False), Agent(name)
         if team is not None and k != place:
             trained = team.names[k if len(team.names) == len(names) else 0]
             policy, agent = team.policy(trained), replace(team[trained], name=name)
+            policies |= {each: team.policies[each] for each in team.policies_of(trained)}
+            if trained in team.turns_of:
+                turns_of[name] = team.turns_of[trained]
         policies[policy.name], policy_of[name] = policy, policy.name
         agents.append(agent)
     engines: list[RolloutEngine] = [Person(read)]
@@ -201,7 +205,7 @@ def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
         engines.append(ScriptedEngine({SCRIPT: _speaker(table.environment)}))
     bases = team.bases if team else {}
     play = Play(
-        Team(tuple(agents), policies, policy_of, bases),
+        Team(tuple(agents), policies, policy_of, bases, turns_of=turns_of),
         table.environment,
         table.workflow,
         ComposedEngine(engines),

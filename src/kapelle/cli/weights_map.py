@@ -78,7 +78,7 @@ def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: b
 def _policy(
     name: str, policy: Policy, team: Team, models: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> Learner:
-    agents = team.agents_of(name)
+    agents = tuple(_seat(agent, name, team) for agent in team.agents_of(name))
     if policy.endpoint is not None:
         return Learner(name, "policy", f"{policy.endpoint.model} at {policy.endpoint.url}", False, 0, agents)
     if policy.lora is not None:
@@ -87,6 +87,12 @@ def _policy(
         return Learner(name, "policy", words, policy.trained, own, agents)
     own = sizes[policy.base] if policy.trained else 0
     return Learner(name, "policy", f"all of {policy.base}", policy.trained, own, agents)
+
+
+def _seat(agent: str, policy: str, team: Team) -> str:
+    """Return an agent's name, and the numbers (from 1) of its turns where only some are the policy's."""
+    turns = [str(k + 1) for k, name in enumerate(team.turns_of.get(agent, ())) if name == policy]
+    return f"{agent} (turn {', '.join(turns)})" if turns else agent
 
 
 def describe(found: WeightsMap) -> list[str]:

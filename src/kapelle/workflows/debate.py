@@ -95,6 +95,10 @@ class Debate(Configured):
         ordered = {name: said[name] for name in scene.names}
         await scene.step(ordered, final=majority(ordered, answers, scene.seed))
 
+    def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return one turn a round for everybody."""
+        return dict.fromkeys(names, self.rounds)
+
     def mermaid(self, names: Sequence[str]) -> str:
         """Return who reads whom, and the vote as a Mermaid flowchart."""
         readers = {name: tuple(other for other in names if other != name) for name in names}

@@ -66,6 +66,11 @@ class Reflect(Configured):
             attempt = (await scene[actor].say(self._revision(question, notes))).text
         await scene.step({actor: attempt}, final=attempt)
 
+    def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return the attempts of the actor; critics see all but the last."""
+        actor, *critics = names
+        return {actor: self.attempts, **dict.fromkeys(critics, self.attempts - 1)}
+
     def mermaid(self, names: Sequence[str]) -> str:
         """Return actor and critics as a Mermaid flowchart."""
         actor, *critics = names
