@@ -160,7 +160,9 @@ def told(run: Path) -> list[dict[str, float]]:
 class TestRefusals:
     @pytest.mark.parametrize("rounds", [1, 3])
     def test_other_turns_than_the_workflow_gives(self, rounds: int) -> None:
-        with pytest.raises(ConfigError, match=rf"weights for 2 turns.*gives it {rounds}.*`per_turn: {rounds}`"):
+        with pytest.raises(
+            ConfigError, match=rf"weights for 2 turns.*gives it {rounds}.*`per_turn: {rounds}`"
+        ):
             run_of(rounds=rounds)
 
     def test_a_turn_after_the_last_one_where_nobody_knew_how_many_there_are(self) -> None:

@@ -289,6 +289,8 @@ class Algorithm:
     """Each agent's undiscounted return as it is trained on, the team's reward shared; None shares nothing."""
     verifier: str | None = None
     """Folder of a trained verifier that gives `Estimates.score`."""
+    least_auc: float | None = None
+    """Least AUC that the verifier must have reached on held-out questions; None asks for nothing."""
     scores: bool = False
     """True when credit reads `Turn.score`, which the workflow then has to ask for."""
     checks: tuple[Callable[[Team], None], ...] = ()

@@ -67,6 +67,7 @@ def reward_device(config: RunConfig) -> dict[str, str]:
     model = config.reward_model
     return {} if model is None or model.device is None else {REWARD_BASE: model.device}
 
+
 OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
 """Weights that are the same in every turn of an agent."""
 

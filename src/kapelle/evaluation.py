@@ -45,6 +45,8 @@ class Evaluation:
     """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
     groups: tuple[Group, ...] = field(default=(), repr=False)
     """The episodes themselves."""
+    verifier: Mapping[str, Any] | None = None
+    """For a run that trains a verifier: how well it judges (`judging.Judgement.row`); the team learns nothing then."""
 
     @property
     def rate(self) -> Rate:
@@ -74,6 +76,7 @@ class Evaluation:
                 name: {"success": part.value, "scored": part.scored, "problems": part.played}
                 for name, part in self.parts.items()
             },
+            **({} if self.verifier is None else {"verifier": dict(self.verifier)}),
         }
         if self.part_reward:
             row["part_reward"] = {part: dict(earned) for part, earned in self.part_reward.items()}

@@ -7,7 +7,8 @@ other programs load them, and a verifier that was trained:
     verifier/
       adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder
       value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
-      verifier.json                                     hash of the base that it stands on
+      verifier.json                                     `base`: hash of the base that it stands on; `held_out`: how
+                                                        well it judges (`judging.Judgement.row`), null if not measured
 """
 
 from __future__ import annotations
@@ -115,13 +116,15 @@ def write_policies(
     models: Mapping[str, LanguageModel],
     engine: TorchTrainEngine,
     bases: Mapping[str, str],
+    held_out: Mapping[str, Any] | None = None,
 ) -> None:
     """Write every trained policy under `policies/`: adapters as PEFT folders, models by `save_pretrained`.
 
-    A verifier that was trained becomes the folder `verifier`. `bases` holds the hash of each base's weights.
+    A verifier that was trained becomes the folder `verifier`, with how well it judges (`held_out`). `bases` holds the
+    hash of each base's weights.
     """
     if VERIFIER in team.critics and team.critics[VERIFIER].trained:
-        _write_verifier(folder / "verifier", team.critics[VERIFIER], models, engine)
+        _write_verifier(folder / "verifier", team.critics[VERIFIER], models, engine, held_out)
     for name in team.trained:
         policy = team.policies[name]
         place = policy_folder(folder, name)
@@ -192,7 +195,11 @@ def _read_model(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _write_verifier(
-    folder: Path, critic: Critic, models: Mapping[str, LanguageModel], engine: TorchTrainEngine
+    folder: Path,
+    critic: Critic,
+    models: Mapping[str, LanguageModel],
+    engine: TorchTrainEngine,
+    held_out: Mapping[str, Any] | None,
 ) -> None:
     from safetensors.torch import save_file
 
@@ -202,8 +209,46 @@ def _write_verifier(
     save_file(
         {key: tensor.cpu().contiguous() for key, tensor in head.items()}, folder / "value_head.safetensors"
     )
-    made_of = {"base": weights_hash(model.base_parameters())}
+    made_of = {"base": weights_hash(model.base_parameters()), "held_out": held_out}
     (folder / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
+
+
+def check_verifier(folder: Path, least_auc: float) -> None:
+    """Raise ConfigError unless a verifier's folder says that it judges held-out answers this well.
+
+    Asked is an AUC of `least_auc` among answers to one question whose 95 % interval lies above ½; see `judging.py` for
+    how it is measured, and why not over all answers.
+    """
+    try:
+        found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if found is None:
+        raise ConfigError(
+            f"Nothing says how well the verifier '{folder}' judges, and `algorithm.least_auc` asks for {least_auc:g}. Name "
+            "the folder `verifier` in a checkpoint of a run, which measures it, or set `algorithm.least_auc: null`."
+        )
+    about = (
+        f"{found['answers']} answers to {found['questions']} held-out questions, {found['right']:.1%} of them right and "
+        f"{found['both']} questions with both kinds; `algorithm.least_auc` asks for {least_auc:g} and an interval above 0.5"
+    )
+    mend = (
+        "Train it for more steps or on more questions, start from a team that is right more often (`warmup.steps`, "
+        "another `model.path`), or let the environment pay (`algorithm.verifier: null`, `workflow.score_rounds: true`). "
+        "`algorithm.least_auc: null` starts all the same."
+    )
+    if found["interval_within"] is None:
+        raise ConfigError(
+            f"The verifier '{folder}' is to pay this team, and too few questions have right and wrong answers to say how "
+            f"well it judges: {about}. {mend}"
+        )
+    low, high = found["interval_within"]
+    if found["auc_within"] < least_auc or low <= 0.5:
+        raise ConfigError(
+            f"The verifier '{folder}' is to pay this team, and tells right from wrong answers to one question with an AUC of "
+            f"{found['auc_within']:.3f} [{low:.3f}, {high:.3f}] (95 %; {found['auc']:.3f} over all answers), measured on "
+            f"{about}. {mend}"
+        )
 
 
 def load_verifier(folder: Path, critic: Critic, models: Mapping[str, LanguageModel]) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median, quantiles, stdev
 
@@ -121,6 +122,47 @@ def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float
         below += level
         at = end
     return won / pairs if pairs else None
+
+
+def area_interval(
+    scores: Sequence[float], positive: Sequence[bool], cluster: Sequence[Hashable], confidence: float = 0.95
+) -> Interval | None:
+    """Return the interval of the area under the curve when scores of one cluster depend on one another.
+
+    Obuchowski's variance for clustered data (1997, Biometrics 53), which is DeLong's where every cluster is one score;
+    the interval is normal on the scale of log-odds, so that it stays inside [0, 1]. Where nothing is out of order it is
+    Wilson's over the clusters. None without two clusters of either kind.
+    """
+    area = area_under_curve(scores, positive)
+    sums: dict[Hashable, list[float]] = {}
+    yes = sorted(score for score, flag in zip(scores, positive, strict=True) if flag)
+    no = sorted(score for score, flag in zip(scores, positive, strict=True) if not flag)
+    for score, flag, name in zip(scores, positive, cluster, strict=True):
+        won, lost, right, wrong = sums.setdefault(name, [0.0, 0.0, 0.0, 0.0])
+        below = _share_below(no, score) if flag else 1 - _share_below(yes, score)
+        sums[name] = [won + below * flag, lost + below * (not flag), right + flag, wrong + (not flag)]
+    both = (sum(row[2] > 0 for row in sums.values()), sum(row[3] > 0 for row in sums.values()))
+    if area is None or min(both) < 2:
+        return None
+    if area in (0.0, 1.0):
+        return wilson_interval(round(area * min(both)), min(both), confidence)
+    above = [(won - right * area, lost - wrong * area) for won, lost, right, wrong in sums.values()]
+    variance = (
+        both[0] / (both[0] - 1) * sum(a * a for a, _ in above) / len(yes) ** 2
+        + both[1] / (both[1] - 1) * sum(b * b for _, b in above) / len(no) ** 2
+        + 2 * len(above) / (len(above) - 1) * sum(a * b for a, b in above) / (len(yes) * len(no))
+    )
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    half = z * math.sqrt(max(0.0, variance)) / (area * (1 - area))
+    centre = math.log(area / (1 - area))
+    return 1 / (1 + math.exp(half - centre)), 1 / (1 + math.exp(-half - centre))
+
+
+def _share_below(ordered: Sequence[float], value: float) -> float:
+    """Return the share of ordered values below a value, equal ones counted half."""
+    return (
+        (bisect_left(ordered, value) + bisect_right(ordered, value)) / (2 * len(ordered)) if ordered else 0.0
+    )
 
 
 def bootstrap_interval(

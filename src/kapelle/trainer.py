@@ -27,8 +27,10 @@ from kapelle.environment import Environment, Skipping
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation import Evaluation, choose_tasks, evaluate_tasks
 from kapelle.interrupts import catch_interrupts
+from kapelle.judging import judge_held_out
 from kapelle.keeping import (
     check_start,
+    check_verifier,
     load_policies,
     load_verifier,
     read_checkpoint,
@@ -103,8 +105,12 @@ class Trainer:
         shapes = outlines(self.team, self.config.model, given)
         check_adapters(self.team, shapes)
         check_start(start_from or {}, self.team, shapes, self.algorithm.verifier)
+        if self.algorithm.verifier is not None and self.algorithm.least_auc is not None:
+            check_verifier(Path(self.algorithm.verifier), self.algorithm.least_auc)
         self.done = 0
         """Steps behind the weights."""
+        self._judged: tuple[int, int, Evaluation] | None = None
+        """After which step, on how many problems and how well the verifier that is trained judged last."""
         self._saved: int | None = None
         """The step of the newest checkpoint."""
         self._run = self._open_run(run_dir, resume, origin)
@@ -205,6 +211,8 @@ class Trainer:
         acting = self.play
         if self.algorithm.source == "demonstrations":
             acting = replace(self.play, engine=teacher(self.config, self.team, self.models))
+        self._acting = acting
+        """What training plays; it differs from `play` where records or a script speak."""
         self._loop = Loop(self.config, self.algorithm, acting, self.engine)
 
     def _start_from(self, folders: Mapping[str, Path]) -> None:
@@ -266,14 +274,11 @@ class Trainer:
 
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
         """Play held-out problems of the test split and record the result."""
+        problems = problems or self.config.evaluation.problems
+        if self._judged is not None and self._judged[:2] == (self.done, problems):
+            return self._judged[2]
         self._phase("evaluation", "unseen problems")
-        play = self.play
-        if self.config.evaluation.greedy if greedy is None else greedy:
-            play = greedy_play(play)
-        tasks = choose_tasks(play.environment, "test", problems or self.config.evaluation.problems)
-        result = run_async(
-            lambda: evaluate_tasks(play, tasks, self.config.seed, self.algorithm.returns or own_returns)
-        )
+        result = self._judge(problems) if self._trains_verifier else self._play_unseen(problems, greedy)
         if self._run is not None:
             self._run.record_evaluation(self.done, result.row())
             # A second evaluation after the same step adds a row; the episodes of the first are kept.
@@ -283,6 +288,26 @@ class Trainer:
             tracker.log(self.done, {f"evaluation/{k}": v for k, v in result.scalars().items()})
         self.listener.evaluation(self.done, result)
         self._phase("training", "")
+        return result
+
+    @property
+    def _trains_verifier(self) -> bool:
+        return self.algorithm.critic is not None and self.algorithm.critic.everyone
+
+    def _play_unseen(self, problems: int, greedy: bool | None) -> Evaluation:
+        play = self.play
+        if self.config.evaluation.greedy if greedy is None else greedy:
+            play = greedy_play(play)
+        tasks = choose_tasks(play.environment, "test", problems)
+        return run_async(
+            lambda: evaluate_tasks(play, tasks, self.config.seed, self.algorithm.returns or own_returns)
+        )
+
+    def _judge(self, problems: int) -> Evaluation:
+        """Measure the verifier that is trained on answers to questions that it never learns from."""
+        samples = self.algorithm.group_size
+        result = judge_held_out(self.config, self._acting, self.engine, samples, self.done, problems)
+        self._judged = (self.done, problems, result)
         return result
 
     def _publish_all(self) -> None:
@@ -306,6 +331,8 @@ class Trainer:
     def save(self) -> Path:
         """Write a checkpoint; nothing is lost when that fails."""
         assert self._run is not None, "a trainer without a run directory keeps nothing"
+        if self._trains_verifier and (self._judged is None or self._judged[0] != self.done):
+            self.evaluate()  # what a verifier's folder says of it is about the weights that lie there
         folder = write_checkpoint(
             self._run,
             self.done,
@@ -321,7 +348,8 @@ class Trainer:
 
     def save_policies(self, folder: Path) -> None:
         """Write every trained policy as others load it: adapters as PEFT folders, models by `save_pretrained`."""
-        write_policies(folder, self.team, self.models, self.engine, self.base_hashes)
+        known = self._judged[2].verifier if self._judged and self._judged[0] == self.done else None
+        write_policies(folder, self.team, self.models, self.engine, self.base_hashes, known)
 
     def _resume(self, run: RunDirectory) -> None:
         if not checkpoint.list_checkpoints(run.checkpoints):

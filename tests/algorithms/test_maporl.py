@@ -248,7 +248,11 @@ class TestRuns:
             "lora": {"rank": 2, "alpha": 4.0},
             "sampling": {"max_tokens": 4},
         }
-        run = run_of({"verifier": str(tmp_path / "verifier")}, team=team, workflow={"name": "debate"})
+        run = run_of(
+            {"verifier": str(tmp_path / "verifier"), "least_auc": None},
+            team=team,
+            workflow={"name": "debate"},
+        )
         critic = run.team.critics[VERIFIER]
         before = frozen_copy(run.models[critic.base].bank.parameters(VERIFIER))
         assert same_bits(before, frozen_copy(judge.models["base"].bank.parameters(VERIFIER)))
@@ -302,7 +306,9 @@ def test_debaters_may_be_different_models_with_different_tokens(tmp_path: Path) 
         "lora": {"rank": 2},
         "sampling": {"max_tokens": 4},
     }
-    run = run_of({"verifier": str(tmp_path / "verifier")}, team=team, models={"pairs": pairs})
+    run = run_of(
+        {"verifier": str(tmp_path / "verifier"), "least_auc": None}, team=team, models={"pairs": pairs}
+    )
     groups = next(run.steps(1)).groups
     reader = run.engine.renderer(VERIFIER)
     asked = verifier_samples(groups, reader)

@@ -17,7 +17,7 @@ from kapelle.engines.torch_train import reference_name
 from kapelle.errors import ConfigError, ModelError, RunDirectoryError
 from kapelle.models.weights import weights_hash
 from kapelle.recipe import load_recipe, load_stages
-from kapelle.run_files import read_episodes, read_metrics, read_status
+from kapelle.run_files import read_episodes, read_evaluations, read_metrics, read_status
 from kapelle.stages import checkable, open_stages, read_stages, start_of
 from kapelle.trainer import Trainer
 
@@ -38,7 +38,7 @@ RECIPE: dict[str, Any] = {
             "algorithm": {"name": "verifier", "data": "recorded", "group_size": 4},
             "team": {"sharing": "frozen"},
         },
-        {"name": "debate", "algorithm": {"name": "maporl", "verifier": "stage:judge"}},
+        {"name": "debate", "algorithm": {"name": "maporl", "verifier": "stage:judge", "least_auc": None}},
     ],
 }
 
@@ -186,6 +186,27 @@ def told(run: Path) -> list[dict[str, float]]:
     """Metrics of a run, times left out."""
     rows = read_metrics(run)
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+class TestGate:
+    def test_a_debate_does_not_start_on_a_verifier_at_chance_unless_asked_to(
+        self, tmp_path: Path, kapelle: Kapelle
+    ) -> None:
+        stages = json.loads(json.dumps(RECIPE["stages"]))
+        del stages[2]["algorithm"]["least_auc"]
+        file = tmp_path / "gated.yaml"
+        file.write_text(yaml.safe_dump({**RECIPE, "stages": stages}))
+        said = kapelle("train", str(file), "--run-dir", "run")
+        assert said.code == 2
+        row = read_evaluations(Path("run/02-judge"))[-1]["verifier"]
+        assert isinstance(row, dict)
+        assert f"AUC of {row['auc_within']:.3f}" in said.err or "too few questions" in said.err
+        assert f"to {row['questions']} held-out questions" in said.err
+        assert "`algorithm.least_auc` asks for 0.7" in said.err
+        assert not Path("run/03-debate").exists()
+        again = kapelle("train", "--resume", "run", "stages.2.algorithm.least_auc=null")
+        assert again.code == 0, again.err
+        assert Path("run/03-debate/metrics.jsonl").is_file()
 
 
 class TestStartingFrom:

@@ -56,6 +56,9 @@ class MAPoRL(ActorCritic):
     name: Literal["maporl"] = "maporl"
     verifier: str | None = None
     """Folder of a trained verifier; null takes the environment's own score of each answer."""
+    least_auc: float | None = Field(0.7, gt=0.5, le=1.0)
+    """Least area under the curve that the verifier must have reached among answers to one held-out question, with an
+    interval above ½, before it pays anybody; null lets any verifier pay."""
     horizon: Literal["discounted_sum", "last", "current"] = "discounted_sum"
     sharing: Literal["all", "individual"] = "all"
     discount: float = Field(1.0, ge=0.0, le=1.0)
@@ -78,7 +81,13 @@ class MAPoRL(ActorCritic):
             self, self.name, "local", credit=GAECredit(self.gae, self.umad.paid(self.rewards))
         )
         labels = self.correctness == "label" and self.influence != NO_INFLUENCE
-        return replace(row, verifier=self.verifier, scores=self.verifier is None or labels, returns=None)
+        return replace(
+            row,
+            verifier=self.verifier,
+            least_auc=self.least_auc,
+            scores=self.verifier is None or labels,
+            returns=None,
+        )
 
     def rewards(self, place: tuple[int, int], episode: Episode, estimates: Estimates) -> Mapping[int, float]:
         """Return what every turn is paid, by its index."""

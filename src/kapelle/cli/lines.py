@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from kapelle.cli.output import printable, returns, say
-from kapelle.cli.progress import Conversation, Progress
+from kapelle.cli.progress import Conversation, Progress, judged
 
 WARMUP_LINES = 10
 """Lines for a whole warm-up."""
@@ -40,6 +40,8 @@ def _line(progress: Progress) -> str:
         return _step(progress)
     if progress.event == "evaluation":
         point = progress.points[-1]
+        if point.verifier is not None:
+            return f"held-out questions after step {point.step}: {judged(point.verifier)} of {point.problems}"
         why = f": {point.reason}" if point.reason else ""
         what = "return " if point.is_game else ""
         return f"unseen problems after step {point.step}: {what}{point.told()}, {point.counts()}{why}"

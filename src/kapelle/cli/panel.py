@@ -16,7 +16,7 @@ from rich.text import Text
 
 from kapelle.cli.lines import verdict
 from kapelle.cli.output import printable
-from kapelle.cli.progress import SHOWN, Conversation, Point, Progress
+from kapelle.cli.progress import SHOWN, Conversation, Point, Progress, judged
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HINT = "Ctrl-C stops; nothing is lost"
@@ -124,6 +124,8 @@ def _unseen(points: tuple[Point, ...]) -> Text:
     if not points:
         return Text("–")
     first, last = points[0], points[-1]
+    if last.verifier is not None:
+        return Text(f"{judged(last.verifier)} on {last.problems} held-out questions after step {last.step}")
     # The newest first: a narrow terminal cuts off the end.
     text = Text.assemble((last.told(), "bold green"), f", {last.counts()} after step {last.step}")
     if last is not first:

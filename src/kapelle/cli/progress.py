@@ -53,6 +53,8 @@ class Point:
     """Problems that `success` is the mean of; None in rows that were written before this was recorded."""
     failed: int = 0
     reason: str = ""
+    verifier: Mapping[str, Any] | None = None
+    """How well a verifier judges, where one is trained (`judging.Judgement.row`)."""
 
     @property
     def rate(self) -> Rate:
@@ -91,7 +93,16 @@ def point_of(row: Mapping[str, Any]) -> Point:
         row.get("scored"),
         row.get("failed", 0),
         row.get("reason", ""),
+        row.get("verifier"),
     )
+
+
+def judged(verifier: Mapping[str, Any]) -> str:
+    """Return how well a verifier tells answers to one question apart: `AUC 0.812 [0.785, 0.839]`."""
+    if verifier["interval_within"] is None:
+        return "no AUC, as too few questions had right and wrong answers"
+    low, high = verifier["interval_within"]
+    return f"AUC {verifier['auc_within']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.lines import told
-from kapelle.cli.progress import Conversation, Point, conversation
+from kapelle.cli.progress import Conversation, Point, conversation, judged
 
 if TYPE_CHECKING:
     from kapelle.types import Episode, Group
@@ -43,6 +43,7 @@ class Report:
             "accuracy_after": after.success if after else None,
             "interval": _listed(after),
             "interval_before": _listed(before),
+            **({"verifier": dict(after.verifier)} if after and after.verifier else {}),
             "problems": after.problems if after else before.problems if before else None,
             "scored_before": before.rate.scored if before else None,
             "scored_after": after.rate.scored if after else None,
@@ -80,6 +81,9 @@ class Report:
 
     def _scores(self) -> list[str]:
         """Return the figures before and after, each with what it is the mean of; said once where that is the same."""
+        measured = self.after or self.before
+        if measured is not None and measured.verifier is not None:
+            return _judge(None if measured is self.before else self.before, measured)
         points = [point for point in (self.before, self.after) if point is not None]
         if not points:
             return _row("steps", str(self.steps))
@@ -113,6 +117,25 @@ def _row(name: str, text: str) -> list[str]:
 
 def _phases(seconds: Mapping[str, float]) -> list[str]:
     return [name for name in ("warm-up", "training", "evaluation") if name in seconds]
+
+
+def _judge(before: Point | None, after: Point) -> list[str]:
+    """Return how well a verifier judges held-out answers, and what its probabilities are worth."""
+    found = after.verifier or {}
+    then = f"{judged(before.verifier)}  →  " if before and before.verifier else ""
+    lines = _row(
+        "verifier",
+        f"{then}{judged(found)}  among answers to one of {found['both']} held-out questions, 95 %",
+    )
+    if found["auc"] is None:
+        return lines
+    low, high = found["interval"] or (0.0, 1.0)
+    over_all = f"{found['answers']} answers to {found['questions']} questions, {100 * found['right']:.1f} % of them right"
+    return [
+        *lines,
+        *_row("", f"AUC {found['auc']:.3f} [{low:.3f}, {high:.3f}] over all {over_all}"),
+        *_row("", f"calibration error {found['calibration_error']:.3f}, Brier score {found['brier']:.3f}"),
+    ]
 
 
 def _listed(point: Point | None) -> list[float] | None:
