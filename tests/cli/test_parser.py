@@ -54,7 +54,7 @@ def test_the_version_is_the_package_s(kapelle: Kapelle) -> None:
         (["trian"], "kapelle: Unknown command 'trian'. Did you mean 'train'?\n"),
         (["train", "--resum"], "kapelle: `kapelle train` does not know '--resum'. Did you mean '--resume'?\n"),
         (["eval", "--no-baseline"], "kapelle: `kapelle eval` does not know '--no-baseline'. Did you mean '--no-baselines'?\n"),
-        (["collect", "run", "--min-reward", "1"], "kapelle: the following arguments are required: --out. See `kapelle collect --help`.\n"),
+        (["collect", "run", "--min-reward", "1"], "kapelle: `kapelle collect` writes a file. Name it with --out FILE.\n"),
         (["collect", "run", "--out", "x", "--min-reward", "1", "--tasks", "0"], "kapelle: argument --tasks: 0 is less than 1. See `kapelle collect --help`.\n"),
         (["recipes", "list"], "kapelle: Unknown action 'list' of `kapelle recipes`. Did you mean 'ls'?\n"),
         (["recipes", "cp", "dmo"], "kapelle: Unknown recipe 'dmo'. Did you mean 'demo'?\n"),

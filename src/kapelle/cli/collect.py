@@ -1,4 +1,7 @@
-"""`kapelle collect`: play train tasks and keep the good episodes as data for SFT; see `collection.py`."""
+"""`kapelle collect`: play train tasks and keep the good episodes as data for SFT; see `collection.py`.
+
+With `--for verifier` graded answers are kept instead, see `collect_answers.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from kapelle.cli.collect_answers import collect, show
 from kapelle.cli.output import say
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
 from kapelle.durable import write_all
-from kapelle.errors import DataError, OutputError
+from kapelle.errors import ConfigError, DataError, OutputError
 
 TASKS_AT_ONCE = 64
 """Tasks that are played together; the result does not depend on it."""
@@ -24,8 +28,14 @@ TASKS_AT_ONCE = 64
 
 def run(arguments: argparse.Namespace) -> int:
     """Play, filter, write, and say how many were kept; Ctrl-C keeps what was collected so far."""
+    if arguments.show is not None:
+        return show(Path(arguments.show), as_json=arguments.json)
+    _check(arguments)
     hush()
     out = Path(arguments.out)
+    if arguments.purpose == "verifier":
+        with _file(out) as file, _writing(out):
+            return collect(arguments, file, TASKS_AT_ONCE)
     tally = Tally()
     stopped = 0
     with _file(out) as file:
@@ -44,6 +54,18 @@ def run(arguments: argparse.Namespace) -> int:
             + (f"; {tally.failed} failed: {' '.join(tally.error.split())}" if tally.failed else "")
         )
     return stopped
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go together."""
+    if arguments.out is None:
+        raise ConfigError("`kapelle collect` writes a file. Name it with --out FILE.")
+    if arguments.purpose == "verifier" and arguments.min_reward is not None:
+        raise ConfigError("A verifier learns from wrong answers too. Leave --min-reward out.")
+    if arguments.purpose == "sft" and arguments.min_reward is None:
+        raise ConfigError("Say which episodes are good with --min-reward X, or take --for verifier.")
+    if arguments.purpose == "sft" and arguments.no_balance:
+        raise ConfigError("--no-balance is for --for verifier; episodes for SFT are not balanced.")
 
 
 @dataclass(slots=True)

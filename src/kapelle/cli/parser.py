@@ -164,10 +164,23 @@ def _compare(parser: argparse.ArgumentParser) -> None:
 def _collect(parser: argparse.ArgumentParser) -> None:
     _add_player(parser)
     parser.add_argument(
-        "--out", required=True, metavar="FILE", help="JSON lines to write; must not exist yet"
+        "--for",
+        dest="purpose",
+        choices=("sft", "verifier"),
+        default="sft",
+        help="sft: good episodes, turn by turn; verifier: graded answers, right and wrong (sft)",
+    )
+    parser.add_argument("--out", metavar="FILE", help="JSON lines to write; must not exist yet")
+    parser.add_argument(
+        "--min-reward", type=float, metavar="X", help="sft: keep episodes with at least this reward"
     )
     parser.add_argument(
-        "--min-reward", required=True, type=float, metavar="X", help="keep episodes with at least this reward"
+        "--no-balance",
+        action="store_true",
+        help="verifier: keep all different answers, not as many right as wrong ones to each question",
+    )
+    parser.add_argument(
+        "--show", metavar="FILE", help="play nothing, and say what stands in a file of graded answers"
     )
     parser.add_argument("--tasks", type=_count, default=200, metavar="N", help="train tasks to play (200)")
     parser.add_argument("--samples", type=_count, default=4, metavar="K", help="episodes per task (4)")
@@ -337,9 +350,9 @@ COMMANDS: Mapping[str, Command] = {
         _compare,
     ),
     "collect": Command(
-        "(RUN | --model PATH --environment NAME [--real]) [key.path=value …] --out FILE --min-reward X "
-        "[--tasks N] [--samples K] [--json]",
-        "play train tasks and keep the good episodes as data for SFT",
+        "((RUN | --model PATH --environment NAME [--real]) [key.path=value …] --out FILE "
+        "(--min-reward X | --for verifier [--no-balance]) [--tasks N] [--samples K] | --show FILE) [--json]",
+        "play train tasks and keep the good episodes for SFT, or graded answers for a verifier",
         "collect",
         _collect,
     ),

@@ -1,0 +1,141 @@
+"""`kapelle collect --for verifier` and `--show`: graded answers written, balanced and looked at; see `answers.py`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from kapelle.cli.output import command, printable, say
+from kapelle.cli.stopping import exit_code
+from kapelle.durable import write_all
+from kapelle.errors import DataError
+
+if TYPE_CHECKING:
+    from kapelle.answers import Balance, Survey
+    from kapelle.cli.player import Player
+
+WIDTH = 60
+"""Characters of a text in an example."""
+
+
+def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) -> int:
+    """Let a team answer train tasks, keep what was graded as `arguments` ask, and say what was dropped.
+
+    Returns the exit code; Ctrl-C keeps what was played so far.
+    """
+    from kapelle.answers import answer_rows, balance
+    from kapelle.blocking import run_async
+    from kapelle.cli.player import open_player
+    from kapelle.collection import dump_rows
+    from kapelle.evaluation import choose_tasks
+    from kapelle.rollout import rollout
+    from kapelle.seeds import derive_seed
+
+    player = open_player(arguments)
+    tasks = choose_tasks(player.play.environment, "train", arguments.tasks, player.config.seed)
+    seed = derive_seed(player.config.seed, "collect")
+    rows: list[dict[str, Any]] = []
+    failure = ""
+    stopped = 0
+    try:
+        for first in range(0, len(tasks), tasks_at_once):
+            chosen = tasks[first : first + tasks_at_once]
+            groups = run_async(lambda now=chosen: rollout(player.play, now, arguments.samples, seed))  # type: ignore[misc]
+            failure = next((e.error for group in groups for e in group.episodes if e.error), failure)
+            rows += answer_rows(groups)
+            say(f"{first + len(chosen)}/{len(tasks)} tasks played, {len(rows)} answers graded", sys.stderr)
+    except KeyboardInterrupt as stop:
+        stopped = exit_code(stop)
+    kept = balance(rows, seed, equal=not arguments.no_balance)
+    if not kept.rows:
+        raise DataError(_nothing(kept, failure))
+    write_all(file.fileno(), dump_rows(kept.rows))
+    _report(arguments, player, kept, stopped)
+    return stopped
+
+
+def _nothing(kept: Balance, failure: str) -> str:
+    if not kept.graded:
+        return (
+            f"No answer was graded: {failure or 'the workflow asks for no score (`workflow.score_rounds`)'}"
+        )
+    return (
+        f"None of {kept.one_kind_questions} questions was answered rightly and wrongly: nothing can be balanced. Raise "
+        "--samples or --tasks, take another team, or keep all with --no-balance."
+    )
+
+
+def _report(arguments: argparse.Namespace, player: Player, kept: Balance, stopped: int) -> None:
+    questions = len({row["question"] for row in kept.rows})
+    path = _base(player)
+    told = {
+        "out": arguments.out,
+        "answers": len(kept.rows),
+        "questions": questions,
+        "graded": kept.graded,
+        "repeated": kept.repeated,
+        "one_kind": kept.one_kind,
+        "one_kind_questions": kept.one_kind_questions,
+        "surplus": kept.surplus,
+        "model": path,
+        "stopped_by": stopped,
+    }
+    if arguments.json:
+        say(json.dumps(told))
+        return
+    how = "" if arguments.no_balance else ", as many right as wrong ones to each"
+    say(f"{arguments.out}: {len(kept.rows)} answers to {questions} questions{how}")
+    say(
+        f"dropped of {kept.graded} graded answers: {kept.repeated} said before, {kept.one_kind} to "
+        f"{kept.one_kind_questions} questions with one kind alone, {kept.surplus} without a counterpart"
+    )
+    say(
+        f"train on it: {command('train', 'verifier_file', f'environment.path={arguments.out}', f'model.path={path}')}"
+    )
+
+
+def _base(player: Player) -> str:
+    """Return where the model lies on which the answers were given, and a verifier of them is to stand."""
+    if player.config.warmup is None:
+        return player.config.model.path
+    from kapelle.warmup import warmed_up
+
+    return str(warmed_up(player.config))
+
+
+def show(file: Path, *, as_json: bool) -> int:
+    """Say what stands in a file of graded answers."""
+    from kapelle.answers import survey
+
+    found = survey(file)
+    if as_json:
+        say(json.dumps({"file": str(file), **found.row()}))
+        return 0
+    for line in _lines(file, found):
+        say(line)
+    return 0
+
+
+def _lines(file: Path, found: Survey) -> list[str]:
+    low, middle, high = found.per_question
+    wrong = found.answers - found.right
+    lines = [
+        f"{file}: {found.answers} answers to {found.questions} questions, {found.right} right, {wrong} wrong",
+        f"questions    {found.both} answered both ways, {found.only_right} rightly alone, {found.only_wrong} wrongly alone",
+        f"each         {low} to {high} answers, median {middle:g}",
+        f"split        {found.questions - found.held_out} questions to train on, {found.held_out} held out (`labelled`)",
+    ]
+    for name, parts in (("agent", found.by_agent), ("round", found.by_round)):
+        lines += [
+            f"{name:12} {which}: {part.answers} answers, {100 * part.right:.1f} % right"
+            for which, part in parts.items()
+        ]
+    lines += [
+        f"example      {printable(each['question'], WIDTH)} → right: {printable(each['right'], WIDTH)} → wrong: "
+        f"{printable(each['wrong'], WIDTH) or '(nothing)'}"
+        for each in found.examples
+    ]
+    return lines
