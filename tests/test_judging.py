@@ -95,7 +95,12 @@ class TestInterval:
 
 class TestHeldOut:
     @pytest.mark.parametrize(
-        "environment", [{"name": "tests.copies:Copies"}, {"name": "arithmetic", "digits": 1}]
+        "environment",
+        [
+            {"name": "tests.copies:Copies"},
+            {"name": "arithmetic", "digits": 1},
+            {"name": "tests.plugins:Digest", "tasks": 60},  # asks the same in both splits
+        ],
     )
     def test_no_question_of_any_training_step_is_asked(self, environment: dict[str, Any]) -> None:
         config = resolve(sections(environment=environment, training={"steps": 5, "tasks_per_step": 6}))
