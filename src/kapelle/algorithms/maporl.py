@@ -19,7 +19,11 @@ nobody played do not exist. What the environment pays is not used: v takes its p
 Deviations. R_t holds the future already, so GAE does not pass it on from turn to turn by default (`gae.gamma_turn:
 0`): each turn is an action of its own, as each is one PPO sample in the authors' code. That code seems to have α2
 and α3 with other signs and places; ours follow the meaning in words. A team may share weights or have an adapter or
-a model for each agent; an adapter for each *turn*, an option of the paper, is what naming agents per turn gives.
+a model for each agent, or an adapter for each agent and turn as the authors' (`weights: {per_turn: 3}`); critics belong to
+agents in either case.
+
+A verifier that cannot tell right from wrong answers to one question pays noise: `least_auc` says how well it must
+have done so on held-out questions (see `judging.py`).
 """
 
 from __future__ import annotations
