@@ -10,7 +10,7 @@ from tests.cli.conftest import call
 from tests.tiny import SIZE
 
 from kapelle.recipe import builtin_recipes, load_recipe, load_stages
-from kapelle.run_files import read_metrics
+from kapelle.run_files import read_evaluations, read_metrics
 from kapelle.stages import checkable, read_stages
 
 SMALL = (
@@ -26,8 +26,8 @@ SMALL = (
     "checkpoint.every=1",
     "algorithm.epochs=1",
 )
-UNJUDGED = "stages.1.algorithm.least_auc=null"
-"""What two steps teach a verifier pays nobody."""
+PAID = ("stages.1.algorithm.verifier=stage:judge", "stages.1.algorithm.least_auc=null")
+"""The verifier of the first stage pays, though two steps have taught it nothing."""
 ARITHMETIC = "environment={name: arithmetic, digits: 1}"
 """Takes the place of data that a machine may not have."""
 
@@ -64,10 +64,25 @@ def test_sft_then_ppo_goes_on_from_what_was_learned(tmp_path: Path) -> None:
 
 
 def test_a_debate_is_judged_by_the_verifier_of_the_stage_before(tmp_path: Path) -> None:
-    found = rows_of("maporl_gsm8k_debate", tmp_path / "run", ARITHMETIC, UNJUDGED)
+    found = rows_of("maporl_gsm8k_debate", tmp_path / "run", ARITHMETIC, *PAID)
     assert [*found] == ["01-judge", "02-debate"]
     assert "verifier_right_share" in found["01-judge"][0]
-    assert {"loss/ada", "loss/ben"} < found["02-debate"][0].keys()
+    assert {"loss/ada", "loss/ben", "verifier_score/ada"} < found["02-debate"][0].keys()
+
+
+def test_as_it_stands_the_environment_pays_and_the_verifier_is_measured(tmp_path: Path) -> None:
+    found = rows_of("maporl_gsm8k_debate", tmp_path / "run", ARITHMETIC)
+    assert [*found] == ["01-judge", "02-debate"]
+    assert "verifier_score/ada" not in found["02-debate"][0]
+    assert read_evaluations(tmp_path / "run" / "01-judge")[-1]["verifier"]["questions"] == 4
+
+
+def test_a_verifier_that_two_steps_have_taught_pays_nobody(tmp_path: Path) -> None:
+    words = (*SMALL, ARITHMETIC, PAID[0], "--run-dir", str(tmp_path / "run"))
+    said = call("train", "maporl_gsm8k_debate", *words)
+    assert said.code == 2
+    assert "`algorithm.least_auc` asks for 0.7" in said.err
+    assert not (tmp_path / "run" / "02-debate").exists()
 
 
 @pytest.mark.data
@@ -77,7 +92,7 @@ def test_the_same_on_gsm8k(gsm8k_folder: Path, tmp_path: Path) -> None:
         tmp_path / "run",
         f"environment.path={gsm8k_folder}",
         "model.embedded.context=512",
-        UNJUDGED,
+        *PAID,
     )
     assert [*found] == ["01-judge", "02-debate"]
 
@@ -127,5 +142,5 @@ def test_the_comments_settings_mean_something() -> None:
 def test_the_verifier_of_maporl_never_sees_the_team_learn() -> None:
     stages = dict(load_stages("maporl_gsm8k_debate"))
     assert stages["judge"].config.team.sharing == "frozen"
-    with checkable(read_stages("maporl_gsm8k_debate")) as configs:
+    with checkable(read_stages("maporl_gsm8k_debate", settings=PAID)) as configs:
         assert configs[1].algorithm.model_dump()["verifier"].endswith("01-judge/verifier")
