@@ -63,8 +63,9 @@ def test_sft_then_ppo_goes_on_from_what_was_learned(tmp_path: Path) -> None:
     assert "value_error/critic:solver" in found["02-ppo"][0]
 
 
-def test_a_debate_is_judged_by_the_verifier_of_the_stage_before(tmp_path: Path) -> None:
-    found = rows_of("maporl_gsm8k_debate", tmp_path / "run", ARITHMETIC, *PAID)
+@pytest.mark.parametrize("recipe", ["maporl_gsm8k_debate", "maporl_sums_debate"])
+def test_a_debate_is_judged_by_the_verifier_of_the_stage_before(recipe: str, tmp_path: Path) -> None:
+    found = rows_of(recipe, tmp_path / "run", ARITHMETIC, *PAID)
     assert [*found] == ["01-judge", "02-debate"]
     assert "verifier_right_share" in found["01-judge"][0]
     assert {"loss/ada", "loss/ben", "verifier_score/ada"} < found["02-debate"][0].keys()

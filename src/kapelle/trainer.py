@@ -273,7 +273,10 @@ class Trainer:
         return self.evaluate()
 
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
-        """Play held-out problems of the test split and record the result."""
+        """Play held-out problems of the test split and record the result.
+
+        Where a verifier is trained it is what is measured (`judging.py`), and `greedy` means nothing.
+        """
         problems = problems or self.config.evaluation.problems
         if self._judged is not None and self._judged[:2] == (self.done, problems):
             return self._judged[2]
