@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -16,6 +16,18 @@ from kapelle.environment import Recorded, Scripted
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
 from kapelle.team import Team
+
+IN_MEMORY = "in-memory"
+"""Path of a model that was handed over and not loaded."""
+
+
+def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> dict[str, Any]:
+    """Let the section `model` of settings be a path, or a model in memory, which goes into `given`."""
+    model = sections.get("model")
+    if isinstance(model, LanguageModel):
+        given[IN_MEMORY] = model
+        return {**sections, "model": {"path": IN_MEMORY}}
+    return {**sections, "model": {"path": model}} if isinstance(model, str) else dict(sections)
 
 
 def load_models(

@@ -38,7 +38,7 @@ from kapelle.keeping import (
     write_policies,
 )
 from kapelle.listener import Listener, Silent
-from kapelle.loading import build_engine, load_models, teacher
+from kapelle.loading import build_engine, load_models, name_model, teacher
 from kapelle.loop import Loop, Step, greedy_play
 from kapelle.metrics import own_returns
 from kapelle.models.language_model import LanguageModel
@@ -52,7 +52,6 @@ from kapelle.trackers import Tracker, open_tracker
 from kapelle.warmup import warmed_up, warmup_is_cached
 from kapelle.workflow import Workflow
 
-IN_MEMORY = "in-memory"
 """What `model.path` says for a model that was handed over."""
 
 
@@ -93,7 +92,7 @@ class Trainer:
         goes on from. Without `run_dir` nothing is written. Raises the errors of `errors.py`.
         """
         given = dict(models or {})
-        self.config = config if config is not None else resolve(_named_model(sections, given))
+        self.config = config if config is not None else resolve(name_model(sections, given))
         self.algorithm: Algorithm = build_algorithm(self.config)
         self.team: Team = build_team(self.config, self.algorithm)
         self.listener = listener or Silent()
@@ -392,15 +391,6 @@ class Trainer:
             self._run.__exit__(kind, error, trace)
             self._run = None
         self.close()
-
-
-def _named_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> dict[str, Any]:
-    """Let the section `model` be a path or a model in memory, too."""
-    model = sections.get("model")
-    if isinstance(model, LanguageModel):
-        given[IN_MEMORY] = model
-        return {**sections, "model": {"path": IN_MEMORY}}
-    return {**sections, "model": {"path": model}} if isinstance(model, str) else dict(sections)
 
 
 def default_run_dir(recipe: str) -> Path:
