@@ -297,6 +297,11 @@ class Algorithm:
     """Each raises ConfigError when a team cannot be trained by it."""
 
     @property
+    def judges(self) -> bool:
+        """Whether a verifier is what it trains."""
+        return self.critic is not None and self.critic.everyone
+
+    @property
     def attempts(self) -> int:
         """How many attempts are compared with one another: the episodes of a task, or a tree's candidates."""
         return self.group_size if self.tree is None else self.tree.candidates

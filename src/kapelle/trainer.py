@@ -211,7 +211,6 @@ class Trainer:
         if self.algorithm.source == "demonstrations":
             acting = replace(self.play, engine=teacher(self.config, self.team, self.models))
         self._acting = acting
-        """What training plays; it differs from `play` where records or a script speak."""
         self._loop = Loop(self.config, self.algorithm, acting, self.engine)
 
     def _start_from(self, folders: Mapping[str, Path]) -> None:
@@ -272,15 +271,12 @@ class Trainer:
         return self.evaluate()
 
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
-        """Play held-out problems of the test split and record the result.
-
-        Where a verifier is trained it is what is measured (`judging.py`), and `greedy` means nothing.
-        """
+        """Play held-out problems of the test split, or measure the verifier that is trained; record the result."""
         problems = problems or self.config.evaluation.problems
         if self._judged is not None and self._judged[:2] == (self.done, problems):
             return self._judged[2]
         self._phase("evaluation", "unseen problems")
-        result = self._judge(problems) if self._trains_verifier else self._play_unseen(problems, greedy)
+        result = self._judge(problems) if self.algorithm.judges else self._play_unseen(problems, greedy)
         if self._run is not None:
             self._run.record_evaluation(self.done, result.row())
             # A second evaluation after the same step adds a row; the episodes of the first are kept.
@@ -292,10 +288,6 @@ class Trainer:
         self._phase("training", "")
         return result
 
-    @property
-    def _trains_verifier(self) -> bool:
-        return self.algorithm.critic is not None and self.algorithm.critic.everyone
-
     def _play_unseen(self, problems: int, greedy: bool | None) -> Evaluation:
         play = self.play
         if self.config.evaluation.greedy if greedy is None else greedy:
@@ -306,7 +298,6 @@ class Trainer:
         )
 
     def _judge(self, problems: int) -> Evaluation:
-        """Measure the verifier that is trained on answers to questions that it never learns from."""
         samples = self.algorithm.group_size
         result = judge_held_out(self.config, self._acting, self.engine, samples, self.done, problems)
         self._judged = (self.done, problems, result)
@@ -333,7 +324,7 @@ class Trainer:
     def save(self) -> Path:
         """Write a checkpoint; nothing is lost when that fails."""
         assert self._run is not None, "a trainer without a run directory keeps nothing"
-        if self._trains_verifier and (self._judged is None or self._judged[0] != self.done):
+        if self.algorithm.judges and (self._judged is None or self._judged[0] != self.done):
             self.evaluate()  # what a verifier's folder says of it is about the weights that lie there
         folder = write_checkpoint(
             self._run,
