@@ -184,7 +184,8 @@ class TestVerifiers:
         return tmp_path / "verifier"
 
     def run(self, verifier: Path) -> Trainer:
-        return Trainer(**sections(algorithm={"name": "maporl", "verifier": str(verifier), "group_size": 2}))
+        pays = {"name": "maporl", "verifier": str(verifier), "least_auc": None, "group_size": 2}
+        return Trainer(**sections(algorithm=pays))
 
     def test_more_tensors_than_its_settings_name_are_refused(self, verifier: Path) -> None:
         self.run(verifier).close()
