@@ -167,7 +167,7 @@ class TestRefusals:
 
     def test_a_turn_after_the_last_one_where_nobody_knew_how_many_there_are(self) -> None:
         trainer = run_of(
-            environment={"name": "matrix", "rounds": 3},
+            environment={"name": "matrix", "rounds": 3, "rules": "none"},
             workflow={"name": "play"},
             algorithm={"name": "grpo", "group_size": 2, "team_reward": "individual"},
         )
