@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -22,7 +22,7 @@ from kapelle.algorithm import Algorithm, Estimates, Outputs, Targets, TurnKey, t
 from kapelle.batch import Sample
 from kapelle.collate import policy_samples
 from kapelle.engines.train import Objective, TrainEngine
-from kapelle.types import Episode, Group, Task, Turn
+from kapelle.types import Episode, Group, Payment, Task, Turn
 from kapelle.updates import update_in_order
 
 Words = tuple[int, ...]
@@ -44,6 +44,8 @@ class Game:
     order: tuple[str, ...]
     payoff: Payoff
     words: tuple[Words, ...] = LONG_AND_SHORT
+    on_the_way: Payoff = lambda said: {}
+    """What agents are paid right after what has been said so far."""
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -76,7 +78,19 @@ class Game:
             )
             for place, (name, words) in enumerate(zip(self.order, said, strict=True))
         ]
-        return Episode(task, 0, self.agents, tuple(turns), self.payoff(said))
+        payments = []
+        for place in range(len(said)):
+            for agent, reward in self.on_the_way(said[: place + 1]).items():
+                # Booked as a scene does: on the agent's last turn by then, which may be one before the move.
+                own = max(k for k in range(place + 1) if self.order[k] == agent)
+                turns[own] = replace(turns[own], reward=turns[own].reward + reward)
+                payments.append(Payment(agent, place + 1, reward))
+        return Episode(task, 0, self.agents, tuple(turns), self.payoff(said), payments=tuple(payments))
+
+    def earned(self, said: Sequence[Words]) -> float:
+        """Return what all agents are paid in an episode."""
+        paid = [self.on_the_way(said[: place + 1]) for place in range(len(said))]
+        return sum(sum(each.values()) for each in (*paid, self.payoff(said)))
 
     def prompt(self, said: Sequence[Words]) -> Words:
         """Return what the next agent reads: a mark, then each completion with a mark behind it."""
@@ -150,7 +164,7 @@ class Tables:
                 prompt = game.prompt(said[:place])
                 places = range(len(prompt), len(prompt) + len(words))
                 logp = logp + self.log_probs(name, (*prompt, *words), places).sum()
-            total = total + logp.exp() * sum(game.payoff(said).values())
+            total = total + logp.exp() * game.earned(said)
         return total
 
     def gradient(self) -> dict[str, Tensor]:

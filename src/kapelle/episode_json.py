@@ -16,7 +16,7 @@ from typing import Any
 
 from kapelle.errors import DataError
 from kapelle.exact_json import decode, encode
-from kapelle.types import Episode, Group, Json, Message, Task, Turn
+from kapelle.types import Episode, Group, Json, Message, Payment, Task, Turn
 
 
 def dump_groups(step: int, groups: Iterable[Group]) -> bytes:
@@ -42,6 +42,7 @@ def dump_episode(episode: Episode, **labels: int) -> bytes:
         row["success"] = _number(episode.success)
         row["turns"] = [_turn_row(turn) for turn in episode.turns]
         row["branches"] = [_turn_row(turn) for turn in episode.branches]
+        row["payments"] = [{**_fields(each), "reward": _number(each.reward)} for each in episode.payments]
         # Escaping all but ASCII keeps lone surrogates, which UTF-8 cannot hold.
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -54,13 +55,14 @@ def dump_episode(episode: Episode, **labels: int) -> bytes:
 def load_episode(row: Mapping[str, Json]) -> Episode:
     """Return the episode of a row; raises DataError for a row of another form."""
     try:
-        # Rows of before there were roles, or before continuations were counted, have none.
-        row = {"roles": {}, "continued": {}, **row}
+        # Rows of before there were roles, continuations or payments have none.
+        row = {"roles": {}, "continued": {}, "payments": (), **row}
         values = {field.name: row[field.name] for field in fields(Episode)}
         values["task"] = Task(**{**values["task"], "data": decode(values["task"]["data"])})
         values["agents"] = tuple(values["agents"])
         values["turns"] = tuple(_turn(turn) for turn in values["turns"])
         values["branches"] = tuple(_turn(turn) for turn in values["branches"])
+        values["payments"] = tuple(Payment(**decode(payment)) for payment in values["payments"])
         for name in ("rewards", "info", "success"):
             values[name] = decode(values[name])
         return Episode(**values)
@@ -78,7 +80,7 @@ def load_groups(rows: Iterable[Mapping[str, Json]]) -> list[Group]:
     return [Group(members[0].task, tuple(members)) for members in episodes.values()]
 
 
-def _fields(value: Episode | Turn | Task | Message) -> dict[str, Any]:
+def _fields(value: Episode | Turn | Task | Message | Payment) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 

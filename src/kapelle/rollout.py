@@ -20,7 +20,7 @@ from kapelle.errors import ContextError, EngineError, EpisodeError
 from kapelle.seeds import derive_seed
 from kapelle.team import Agent, Team
 from kapelle.timeline import Timeline
-from kapelle.types import Episode, Group, Message, Sampling, Task, Turn
+from kapelle.types import Episode, Group, Message, Payment, Sampling, Task, Turn
 from kapelle.workflow import Workflow
 
 
@@ -164,6 +164,7 @@ class LiveScene:
         self._open: dict[str, list[Turn]] = {}
         """Agent → candidates beside its draft, until that is recorded."""
         self._branches: list[Turn] = []
+        self.payments: list[Payment] = []
         self._owed: dict[str, float] = {}
         """Agent → what it earned before it first spoke."""
 
@@ -271,11 +272,12 @@ class LiveScene:
         for agent, reward in paid.items():
             if agent not in self._seats:
                 raise EpisodeError(f"The environment paid '{agent}', who is not in the team.")
+            self.payments.append(Payment(agent, self.clock, reward))
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
             if last is None:
                 self._owed[agent] = self._owed.get(agent, 0.0) + reward
-                continue
-            self._turns[last] = replace(self._turns[last], reward=self._turns[last].reward + reward)
+            else:
+                self._turns[last] = replace(self._turns[last], reward=self._turns[last].reward + reward)
         return paid
 
     def settle(self, outcome: Outcome) -> Outcome:
@@ -297,15 +299,14 @@ class LiveScene:
 
     async def score(self, turn: Turn) -> float:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
-        agent = turn.agent
         if not isinstance(self._world, Scorable):
             raise EpisodeError(
                 f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
                 "Set `workflow.score_rounds: false`, or another environment."
             )
-        score = await self.play.timeline.during("grade", self._world.score(agent, turn.text))
+        score = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
         if not 0.0 <= score <= 1.0:
-            raise EpisodeError(f"The world scored a text of '{agent}' {score}, outside [0, 1].")
+            raise EpisodeError(f"The world scored a text of '{turn.agent}' {score}, outside [0, 1].")
         self._turns[turn.index] = replace(self._turns[turn.index], score=score)
         return score
 
@@ -358,6 +359,7 @@ async def _played(
         outcome.info,
         outcome.truncated,
         branches=scene.branches,
+        payments=tuple(scene.payments),
         roles=outcome.roles,
         continued=dict(scene.continued),
     )

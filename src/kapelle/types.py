@@ -95,6 +95,16 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Payment:
+    """What the environment paid an agent at one moment of an episode, its end aside."""
+
+    agent: str
+    after: int
+    """How many turns were recorded by then."""
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
     """One attempt of a team at one task."""
 
@@ -116,6 +126,8 @@ class Episode:
     branches: tuple[Turn, ...] = ()
     """Candidates of tree sampling that the episode did not continue with; `parent` names the turn that it did, and
     their indices go on after those of `turns`."""
+    payments: tuple[Payment, ...] = ()
+    """When agents were paid what their `Turn.reward` holds, in time order; empty in episodes recorded before this was."""
     continued: Mapping[str, int] = field(default_factory=dict)
     """Policy → tokens sampled to play on from candidates (tree sampling); nothing is trained on them."""
     roles: Mapping[str, str] = field(default_factory=dict)

@@ -68,6 +68,7 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
     ("mappo", {"gae": MONTE_CARLO}),
     ("marft", {"gae": MONTE_CARLO}),
     ("marft", {"gae": MONTE_CARLO, "level": "token"}),
+    ("vdn_token", {"gae": MONTE_CARLO}),
 ]
 
 
@@ -89,6 +90,46 @@ def test_on_fresh_samples(name: str, settings: dict[str, Any], game: Game) -> No
 )
 def test_agents_with_unequal_numbers_of_turns(name: str, settings: dict[str, Any]) -> None:
     assert positive(update(name, UNEVEN, **settings))
+
+
+def b_alone(said: Sequence[Words]) -> dict[str, float]:
+    """b, who speaks last, is paid at once, for what a's second turn made of it."""
+    return {"b": worth(said[2]) * worth(said[1])} if len(said) == 3 else {}
+
+
+def both(said: Sequence[Words]) -> dict[str, float]:
+    """From the second move on, every move pays both players, as in Hanabi."""
+    if len(said) < 2:
+        return {}
+    paid = worth(said[-1]) * worth(said[-2])
+    return {"a": paid, "b": paid}
+
+
+PAID_AT_ONCE = Game(("a", "a", "b"), lambda said: {}, ARMS, b_alone)
+PAID_TOGETHER = Game(("a", "b", "a"), lambda said: {}, ARMS, both)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean"])
+@pytest.mark.parametrize("game", [PAID_AT_ONCE, PAID_TOGETHER], ids=["one", "both"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ippo", {"gae": MONTE_CARLO}),
+        ("mappo", {"gae": MONTE_CARLO}),
+        ("marft", {"gae": MONTE_CARLO}),
+        ("marft", {"gae": MONTE_CARLO, "level": "token"}),
+        ("reinforce_plus_plus", {}),
+        ("mars", {}),
+        ("vdn_token", {"gae": MONTE_CARLO}),
+    ],
+)
+def test_rewards_on_the_way(name: str, settings: dict[str, Any], game: Game, how: str) -> None:
+    assert positive(update(name, game, team_reward=how, **settings))
+
+
+@pytest.mark.parametrize("name", ["magrpo", "at_grpo"])
+def test_rewards_on_the_way_within_groups(name: str) -> None:
+    assert positive(update(name, PAID_TOGETHER, team_reward="sum", group_size=2, scale="none"))
 
 
 STALE: list[tuple[str, dict[str, Any]]] = [

@@ -104,14 +104,14 @@ class TestSettings:
 
 
 class TestChainRewards:
-    """a0 b1 a2 b3, paid 1, 2 in the first round and 5, 7 at the end."""
+    """a0 b1 a2 b3, paid 1 and 2 after the first turns and 5, 7 at the end."""
 
     @pytest.mark.parametrize(
         ("how", "expected"),
         [
-            ("sum", [0.0, 3.0, 0.0, 12.0]),
-            ("mean", [0.0, 1.5, 0.0, 6.0]),
-            ("max", [0.0, 2.0, 0.0, 7.0]),
+            ("sum", [1.0, 2.0, 0.0, 12.0]),
+            ("mean", [0.5, 1.0, 0.0, 6.0]),
+            ("max", [1.0, 2.0, 0.0, 7.0]),
             ("individual", [1.0, 2.0, 5.0, 7.0]),
             ("last", [0.0, 2.0, 0.0, 7.0]),
         ],

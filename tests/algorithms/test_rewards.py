@@ -16,7 +16,7 @@ from kapelle.algorithms.rewards import (
     round_rewards,
     turn_rewards,
 )
-from kapelle.types import Episode
+from kapelle.types import Episode, Payment
 
 # a and b speak twice, c once, c last: a0 b1 a2 b3 c4
 TURNS = [("a", 0), ("b", 1), ("a", 2), ("b", 3), ("c", 4)]
@@ -71,31 +71,61 @@ class TestTerminal:
 
 
 class TestTurns:
-    """Rewards between turns: round k is the k-th turn of every agent that has one."""
+    """Rewards between turns, each paid when its turn was over."""
 
     PAID: ClassVar = {0: 1.0, 1: 2.0, 2: 4.0, 3: -2.0, 4: 0.0}
 
     @pytest.mark.parametrize(
         ("how", "expected"),
         [
-            # First round a0 b1 c4 = 1, 2, 0; second round a2 b3 = 4, −2, which c gets on its only turn.
+            # 1, 2, 4 and −2 after the turns a0, b1, a2, b3: each on everybody's last turn by then, or the first one.
             ("individual", {0: 1.0, 1: 2.0, 4: 0.0, 2: 4.0, 3: -2.0}),
-            ("mean", {0: 1.0, 1: 1.0, 4: 1.0 + 2 / 3, 2: 2 / 3, 3: 2 / 3}),
-            ("sum", {0: 3.0, 1: 3.0, 4: 5.0, 2: 2.0, 3: 2.0}),
-            ("max", {0: 2.0, 1: 2.0, 4: 6.0, 2: 4.0, 3: 4.0}),
-            ("min", {0: 0.0, 1: 0.0, 4: -2.0, 2: -2.0, 3: -2.0}),
+            ("sum", {0: 3.0, 1: 7.0, 4: 5.0, 2: 2.0, 3: -2.0}),
+            ("mean", {0: 1.0, 1: 7 / 3, 4: 5 / 3, 2: 2 / 3, 3: -2 / 3}),
+            ("max", {0: 3.0, 1: 7.0, 4: 5.0, 2: 2.0, 3: -2.0}),
+            ("min", {0: 3.0, 1: 7.0, 4: 5.0, 2: 2.0, 3: -2.0}),
             # c closed the episode and was paid nothing; it has no second turn.
             ("last", {0: 0.0, 1: 0.0, 4: 0.0, 2: 0.0, 3: 0.0}),
         ],
     )
-    def test_each_round_is_the_whole_team_s(self, how: TeamReward, expected: dict[int, float]) -> None:
+    def test_each_moment_is_the_whole_team_s(self, how: TeamReward, expected: dict[int, float]) -> None:
         assert turn_rewards(played({}, self.PAID), how) == pytest.approx(expected)
 
-    @pytest.mark.parametrize(("how", "each"), [("sum", 4.0), ("mean", 2.0), ("max", 3.0), ("min", 3.0)])
+    @pytest.mark.parametrize(("how", "each"), [("sum", 4.0), ("mean", 2.0), ("max", 4.0), ("min", 4.0)])
     def test_it_does_not_depend_on_how_often_an_agent_speaks(self, how: TeamReward, each: float) -> None:
         # a, b, a, a paid 1 each: four in all, for both agents.
         one = episode(*(turn(agent, k, reward=1.0) for k, agent in enumerate("abaa")))
         assert agent_returns(one, how) == {"a": each, "b": each}
+
+    @pytest.mark.parametrize(
+        ("how", "expected"),
+        [
+            ("sum", {0: 0.0, 1: 4.0, 2: 16.0}),
+            ("mean", {0: 0.0, 1: 2.0, 2: 8.0}),
+            ("max", {0: 0.0, 1: 3.0, 2: 8.0}),
+            ("min", {0: 0.0, 1: 1.0, 2: 8.0}),
+            ("individual", {0: 1.0, 1: 11.0, 2: 8.0}),
+        ],
+    )
+    def test_what_a_move_brings_others_counts_from_the_move_on(
+        self, how: TeamReward, expected: dict[int, float]
+    ) -> None:
+        # a b a; after b's move a gets 1 and b 3, after a's second one 8 each. b's 8 is booked on its turn 1.
+        turns = (turn("a", 0, reward=1.0), turn("b", 1, reward=11.0), turn("a", 2, reward=8.0))
+        payments = (Payment("a", 2, 1.0), Payment("b", 2, 3.0), Payment("a", 3, 8.0), Payment("b", 3, 8.0))
+        one = episode(*turns, payments=payments)
+        if how == "individual":
+            assert turn_rewards(one, how) == expected
+        else:
+            assert chain_rewards(one, how) == expected
+            # Rounds: a0 b1 · a2.
+            assert sum(round_rewards(one, how)[k] for k in (0, 1)) == expected[1]
+            assert round_rewards(one, how)[2] == expected[2]
+
+    def test_turns_of_one_moment_are_paid_together(self) -> None:
+        # b's prompt was fixed before a's turn was over: what both earn came after both.
+        turns = (turn("a", 0, reward=1.0), turn("b", 1, reward=2.0, seen=0))
+        assert chain_rewards(episode(*turns), "sum") == {0: 0.0, 1: 3.0}
 
     def test_turn_and_terminal_rewards_add_up(self) -> None:
         one = played({"a": 3.0, "b": 3.0, "c": 3.0}, {2: 1.0})

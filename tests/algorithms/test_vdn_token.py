@@ -32,7 +32,7 @@ class TestByHand:
         group(
             episode(
                 turn("a", 0, 3, reward=1.0),
-                turn("b", 1, 2, reward=1.0),
+                turn("b", 1, 2, reward=1.0, seen=0),
                 turn("a", 2, 1),
                 rewards={"a": 4.0, "b": 4.0},
             )
@@ -58,6 +58,22 @@ class TestByHand:
         assert b is not None
         assert a.tolist() == [2.75, 2.25, 2.25]  # 3 less 0.25, 0.75 and, kept, 0.75
         assert b.tolist() == [2.5, 2.0]  # 3 less 0.5 and 1
+
+    def test_who_has_read_an_agent_s_words_is_no_part_of_its_baseline(self) -> None:
+        # b speaks after a: V_b knows what a has said. a is judged against its own values alone, b against both.
+        chain = [
+            group(
+                episode(
+                    turn("a", 0, 3, reward=1.0),
+                    turn("b", 1, 2, reward=1.0),
+                    turn("a", 2, 1),
+                    rewards={"a": 4.0, "b": 4.0},
+                )
+            )
+        ]
+        given = credit(chain, Estimates(self.VALUES))
+        assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == [2.5, 2.0, 1.0]
+        assert given[TurnKey(0, 0, 1)].advantage_T.tolist() == [2.25, 1.25]
 
     def test_lambda_0_looks_one_position_ahead(self) -> None:
         # δ: 1.75 − 0.75, 2.75 − 1.75, 1 + ½·3 − 2.75, 4 − 3.

@@ -13,14 +13,15 @@ Shapes: A agents, D width of an embedding, K rounds of one episode, N episodes, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kapelle.algorithm import Estimates, TurnKey
-from kapelle.algorithms.rewards import FREE, PenaltyConfig, TeamReward, chain_rewards
+from kapelle.algorithms import rewards
+from kapelle.algorithms.rewards import FREE, PenaltyConfig, TeamReward
 from kapelle.types import Episode, Group, Turn
 
 
@@ -70,11 +71,8 @@ def round_rewards(
     penalties: PenaltyConfig = FREE,
 ) -> Tensor:
     """Return what the team earned in each round → float64 [K]; what is paid at the end stands on the last one."""
-    on_the_way = chain_rewards(replace(episode, rewards={}), how, penalties)
-    unpaid = tuple(replace(turn, reward=0.0) for turn in episode.turns)
-    at_the_end = chain_rewards(replace(episode, turns=unpaid), how)
-    paid = [sum(on_the_way[turn.index] for turn in movers.values()) for movers in rounds]
-    paid[-1] += sum(at_the_end.values())
+    placed = rewards.round_rewards(episode, how, penalties)
+    paid = [sum(placed[turn.index] for turn in movers.values()) for movers in rounds]
     return torch.tensor(paid, dtype=torch.float64)
 
 

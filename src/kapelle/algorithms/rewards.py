@@ -1,16 +1,16 @@
 """Whose reward is it: what the team earned, placed on the turns that each agent is trained on.
 
-"The k-th round" is the k-th turn of every agent that has one. A team's reward is one number for a round and one for
-the end, the same for every agent that speaks, however many turns it takes:
+A team's reward is one number for every moment at which somebody was paid (`payments.py`) and one for the end, the same
+for every agent that speaks, however many turns it takes:
 
-- of a round: `sum` adds what all agents were paid in it; `mean` is that sum over the number of agents in the team;
-  `max` and `min` are over the agents that moved. It stands on an agent's turn of that round, or on its last turn
-  where it has none, so that agents with fewer turns earn what the others earn.
+- of a moment: `sum` adds what all agents were paid at it; `mean` is that sum over the number of agents in the team;
+  `max` and `min` are over the agents that were paid. It stands on an agent's last turn before the moment, or on its
+  first one where it had not spoken yet.
 - of the end: over the agents that the environment scored, on each agent's own last turn.
 
 `individual` and `last` share nothing. Three placements follow from who reads it: `turn_rewards` (one trajectory per
-agent), `chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round). The last two
-count the team's reward once.
+agent), `chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round, the k-th turn of
+every agent that has one). The last two count the team's reward once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from pydantic import Field
 
 from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithms.payments import Moment, moments, standing
 from kapelle.configured import Configured
 from kapelle.functional.returns import team_individual, team_last, team_max, team_mean, team_min, team_sum
 from kapelle.functional.shaping import length_penalty, overlong_penalty
@@ -124,16 +125,9 @@ def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = F
     """Return the reward of every turn by its index, after sharing, placement and penalties."""
     own = _own_turns(episode)
     rewards = _penalties(episode, penalties)
-    for k, movers in enumerate(_rounds(own)):
-        paid = {agent: turn.reward for agent, turn in movers.items()}
-        if not any(paid.values()):
-            continue
-        if how in _UNSHARED:
-            _book_round(rewards, movers, how, episode)
-        else:
-            amount = _of_round(paid, how, episode)
-            for turns in own.values():
-                rewards[turns[min(k, len(turns) - 1)].index] += amount
+    for moment in moments(episode):
+        for agent, amount in _at(moment, how, episode, own).items():
+            rewards[standing(own[agent], moment.after).index] += amount
     if episode.rewards:
         shared = _share(episode.rewards, how, episode)
         alone = 0.0 if how in _UNSHARED else next(iter(shared.values()))
@@ -145,14 +139,16 @@ def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = F
 def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
     """Return the reward of every trained turn of the chain by its index: what the team earns stands once.
 
-    A round's reward stands on the round's last turn and the terminal one on the episode's last turn;
-    `individual` and `last` leave each agent's own on its own turn. What stands on a turn that is not trained
-    moves to the trained turn before it.
+    What is paid at a moment stands on the last trained turn before it, and the terminal reward on the episode's last
+    turn; of that, `individual` and `last` leave each agent's own on its own last turn. What would stand on a turn that
+    is not trained moves to the trained turn before it.
     """
     own = _own_turns(episode)
     rewards = _penalties(episode, penalties)
-    for movers in _rounds(own):
-        _book_round(rewards, movers, how, episode)
+    for moment in moments(episode):
+        before = [turn.index for turn in episode.turns if turn.index < moment.after]
+        if before:
+            rewards[before[-1]] += _once(moment, how, episode)
     if episode.rewards and own:
         shared = _share(episode.rewards, how, episode)
         if how in _UNSHARED:
@@ -161,44 +157,49 @@ def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
         else:
             rewards[max(turns[-1].index for turns in own.values())] += next(iter(shared.values()))
     moved: dict[int, float] = {}
-    before: int | None = None
+    last: int | None = None
     for turn in episode.turns:
         if turn.trained:
-            before = turn.index
-            moved[before] = moved.get(before, 0.0) + rewards[before]
-        elif before is not None:
-            moved[before] += rewards[turn.index]
+            last = turn.index
+            moved[last] = moved.get(last, 0.0) + rewards[last]
+        elif last is not None:
+            moved[last] += rewards[turn.index]
     return moved
 
 
 def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
     """Return the reward of every trained turn by its index, so that sums over rounds are joint returns.
 
-    What the team earns stands once: that of a round on a turn of the round, the terminal one on a turn of the last
-    round, whichever turn is last in time (an agent that speaks once, at the end, has its turn in round 0). What stands
-    in a round without a trained turn moves to the round before it that has one.
+    Rounds are those of trained turns. What the team earns stands once, on a turn of the latest round that had begun
+    when it was paid, and the terminal reward on one of the last round, whichever turn is last in time: an agent that
+    speaks once, at the end, has its turn in round 0. What was paid before anybody who learns had spoken is nobody's.
     """
-    rounds = _rounds(_own_turns(episode))
-    rewards = _penalties(episode, penalties)
-    for movers in rounds:
-        _book_round(rewards, movers, how, episode)
-    moved: dict[int, float] = {}
-    before: int | None = None
-    for movers in rounds:
-        trained = [turn.index for turn in movers.values() if turn.trained]
-        moved |= {index: rewards[index] for index in trained}
-        before = max(trained, default=before)
-        if before is not None:
-            moved[before] += sum(rewards[turn.index] for turn in movers.values() if not turn.trained)
-    if episode.rewards and before is not None:
+    rounds = [list(movers.values()) for movers in _rounds(_own_turns(episode, trained=True))]
+    rewards = {
+        index: cost for index, cost in _penalties(episode, penalties).items() if _is_trained(episode, index)
+    }
+    place = [max(turn.index for turn in movers) for movers in rounds]
+    begun = [min(turn.index for turn in movers) for movers in rounds]
+    for moment in moments(episode):
+        so_far = sum(index < moment.after for index in begun)
+        if so_far:
+            rewards[place[so_far - 1]] += _once(moment, how, episode)
+    if episode.rewards and rounds:
         shared = _share(episode.rewards, how, episode)
-        moved[before] += sum(shared.values()) if how in _UNSHARED else next(iter(shared.values()))
-    return moved
+        rewards[place[-1]] += sum(shared.values()) if how in _UNSHARED else next(iter(shared.values()))
+    return rewards
 
 
-def _own_turns(episode: Episode) -> dict[str, tuple[Turn, ...]]:
-    """Return each speaking agent's turns, in seat order."""
-    return {agent: episode.by(agent) for agent in episode.agents if episode.by(agent)}
+def _own_turns(episode: Episode, trained: bool = False) -> dict[str, tuple[Turn, ...]]:
+    """Return each speaking agent's turns (those that are trained), in seat order."""
+    turns = {agent: episode.by(agent) for agent in episode.agents}
+    if trained:
+        turns = {agent: tuple(turn for turn in own if turn.trained) for agent, own in turns.items()}
+    return {agent: own for agent, own in turns.items() if own}
+
+
+def _is_trained(episode: Episode, index: int) -> bool:
+    return episode.turns[index].trained
 
 
 def _rounds(own: Mapping[str, Sequence[Turn]]) -> list[dict[str, Turn]]:
@@ -211,26 +212,24 @@ def _penalties(episode: Episode, penalties: PenaltyConfig) -> dict[int, float]:
     return {turn.index: penalties.of(turn) if turn.trained else 0.0 for turn in episode.turns}
 
 
-def _book_round(
-    rewards: dict[int, float], movers: Mapping[str, Turn], how: TeamReward, episode: Episode
-) -> None:
-    """Add what the team earned in a round, once: on the round's last turn, or each agent's own on its own."""
-    paid = {agent: turn.reward for agent, turn in movers.items()}
-    if not any(paid.values()):
-        return
+def _at(
+    moment: Moment, how: TeamReward, episode: Episode, own: Mapping[str, Sequence[Turn]]
+) -> dict[str, float]:
+    """Return what every agent that speaks gets of a moment."""
     if how in _UNSHARED:
-        shared = _share(paid, how, episode)
-        for agent, turn in movers.items():
-            rewards[turn.index] += shared[agent]
-    else:
-        rewards[max(turn.index for turn in movers.values())] += _of_round(paid, how, episode)
+        shared = _share(moment.paid, how, episode)
+        return {agent: shared[agent] for agent in moment.paid}
+    return dict.fromkeys(own, _once(moment, how, episode))
 
 
-def _of_round(paid: Mapping[str, float], how: TeamReward, episode: Episode) -> float:
-    """Return the team's reward of a round of what those who moved were paid."""
+def _once(moment: Moment, how: TeamReward, episode: Episode) -> float:
+    """Return what a moment is worth to the team, counted once."""
+    if how in _UNSHARED:
+        shared = _share(moment.paid, how, episode)
+        return sum(shared[agent] for agent in moment.paid)
     if how == "mean":
-        return sum(paid.values()) / len(episode.agents)
-    return next(iter(_SHARED[how](paid).values()))
+        return sum(moment.paid.values()) / len(episode.agents)
+    return next(iter(_SHARED[how](moment.paid).values()))
 
 
 def agent_returns(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[str, float]:

@@ -3,7 +3,8 @@
 Each agent's critic reads what the agent sees and gives V_i before every token. In a round all agents speak side by
 side, position by position; V_tot of a position is Σ_i V_i, an agent that has finished keeping its last value. Rounds
 follow one another, the team's reward stands on a round's last position, and GAE over V_tot gives one advantage to
-all tokens of a position. With λ = 1 that is the team's return less Σ_i V_i.
+all tokens of a position. With λ = 1 that is the team's return less Σ_i V_i. Where agents speak one after another, an
+agent's advantage leaves out the values of those that have read its words.
 
 The critic of agent i is fitted to A + V_i, which is the target of V_tot less the others' values: its gradient at the
 sampling values is that of (V_tot − target)² in V_i, so the sum is what is fitted, though every critic stays alone.
@@ -61,11 +62,11 @@ class VDNToken(ActorCritic):
 
 
 class _Turn(NamedTuple):
-    """One turn's advantages and the values that its critic gave."""
+    """One turn's advantages, and what its critic is to say."""
 
     turn: Turn
     advantage_T: Tensor
-    value_T: Tensor
+    target_T: Tensor
 
 
 class SummedValues:
@@ -87,7 +88,7 @@ class SummedValues:
         advantage_K = self._normalised(list(found.values()))
         pieces = advantage_K.split([len(one.advantage_T) for one in found.values()])
         return {
-            key: Credit(piece_T, one.advantage_T + one.value_T)
+            key: Credit(piece_T, one.target_T)
             for (key, one), piece_T in zip(found.items(), pieces, strict=True)
         }
 
@@ -98,18 +99,48 @@ class SummedValues:
         rounds = round_turns(episode, episode.agents)
         if not rounds:
             return {}
-        paid = round_rewards(episode, rounds, s.team_reward, s.penalties)
+        paid = round_rewards(episode, rounds, s.team_reward, s.penalties).tolist()
+        whole = self._advantages(place, episode, rounds, paid, estimates, None)
+        found: dict[TurnKey, _Turn] = {}
+        for agent in dict.fromkeys(agent for movers in rounds for agent in movers):
+            own = self._advantages(place, episode, rounds, paid, estimates, agent)
+            for movers, own_P, whole_P in zip(rounds, own, whole, strict=True):
+                if agent in movers:
+                    turn = movers[agent]
+                    key, length = TurnKey(*place, turn.index), len(turn.completion_ids)
+                    target_T = whole_P[:length] + estimates.values[key]
+                    found[key] = _Turn(turn, own_P[:length], target_T)
+        return found
+
+    def _advantages(
+        self,
+        place: tuple[int, int],
+        episode: Episode,
+        rounds: Sequence[Mapping[str, Turn]],
+        paid: Sequence[float],
+        estimates: Estimates,
+        agent: str | None,
+    ) -> list[Tensor]:
+        """Return the advantage at every position of every round against the summed values.
+
+        For an agent, values of turns that have read its words of the round are left out: as its baseline they would
+        take away what those words brought about.
+        """
+        s = self._settings
         values: list[Tensor] = []
         rewards: list[Tensor] = []
         gammas: list[Tensor] = []
         for movers, reward in zip(rounds, paid, strict=True):
-            value_P = _summed([estimates.values[TurnKey(*place, turn.index)] for turn in movers.values()])
+            said = movers.get(agent) if agent is not None else None
+            judged = [turn for turn in movers.values() if said is None or turn.seen <= said.index]
+            longest = max(len(turn.completion_ids) for turn in movers.values())
+            value_P = _summed([estimates.values[TurnKey(*place, turn.index)] for turn in judged], longest)
             reward_P, gamma_P = torch.zeros_like(value_P), torch.full_like(value_P, s.gae.gamma_token)
             reward_P[-1], gamma_P[-1] = reward, s.gae.gamma_turn
             values, rewards, gammas = [*values, value_P], [*rewards, reward_P], [*gammas, gamma_P]
-        value_P = torch.cat(values)
         last = [TurnKey(*place, turn.index) for turn in rounds[-1].values()]
         cut = episode.truncated and s.gae.truncated == "bootstrap"
+        value_P = torch.cat(values)
         after = (
             torch.stack([estimates.bootstrap[key] for key in last]).sum() if cut else value_P.new_zeros(())
         )
@@ -121,12 +152,7 @@ class SummedValues:
             gamma=torch.cat(gammas)[None],
             lam=s.gae.lam,
         ).advantage_NT[0]
-        found: dict[TurnKey, _Turn] = {}
-        for movers, round_P in zip(rounds, advantage_P.split([len(v) for v in values]), strict=True):
-            for turn in movers.values():
-                key = TurnKey(*place, turn.index)
-                found[key] = _Turn(turn, round_P[: len(turn.completion_ids)], estimates.values[key])
-        return found
+        return list(advantage_P.split([len(value_P) for value_P in values]))
 
     def _normalised(self, turns: Sequence[_Turn]) -> Tensor:
         advantage_K = torch.cat([one.advantage_T for one in turns])
@@ -145,9 +171,8 @@ class SummedValues:
         return segment_whiten(advantage_K, torch.ones_like(advantage_K), segment_K, len(numbers))
 
 
-def _summed(values: Sequence[Tensor]) -> Tensor:
+def _summed(values: Sequence[Tensor], longest: int) -> Tensor:
     """Σ_i V_i at every position of a round → [P]; who has finished keeps its last value."""
-    longest = max(len(value_T) for value_T in values)
     held = [torch.cat([value_T, value_T[-1:].expand(longest - len(value_T))]) for value_T in values]
     value_PA = torch.stack(held, dim=1)
     return vdn_mix(value_PA, torch.ones_like(value_PA))
