@@ -213,6 +213,8 @@ class Loop:
         seed = derive_seed(self._config.seed, "greedy", number)
         tasks = [group.task for group in groups]
         played = run_async(lambda: rollout(greedy_play(play), tasks, 1, seed))
+        if self._config.reward_model is not None:  # what is compared with it has the model's term too
+            played = list(self._paid(played, Estimates(score=self._verified(played))))
         return {g: group.episodes[0] for g, group in enumerate(played) if group.episodes[0].error is None}
 
     def _hand_over(self, number: int) -> None:

@@ -57,13 +57,18 @@ class Rate:
 
 
 def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "") -> Rate:
-    """Return the rate of these scores among `played` episodes: Wilson's interval for shares, Student's t else."""
+    """Return the rate of these scores among `played` episodes: Wilson's interval for shares, Student's t else.
+
+    Where all scores lie in [0, 1] their mean does, and so the interval is cut there.
+    """
     if not scores:
         return Rate(None, None, 0, played, failed, reason)
     if all(score in (0.0, 1.0) for score in scores):
         interval: Interval | None = wilson_interval(int(sum(scores)), len(scores))
     else:
         interval = mean_interval(scores)
+        if interval is not None and all(0.0 <= score <= 1.0 for score in scores):
+            interval = max(0.0, interval[0]), min(1.0, interval[1])
     return Rate(sum(scores) / len(scores), interval, len(scores), played, failed, reason)
 
 

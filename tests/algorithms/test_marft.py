@@ -93,7 +93,7 @@ class TestSettings:
             MARFT.model_validate({"gae": {"unit": "turn"}})
 
     def test_an_action_is_not_counted_by_its_tokens(self) -> None:
-        with pytest.raises(ValidationError, match="remove `aggregation`"):
+        with pytest.raises(ValidationError, match=r"remove `loss\.aggregation`.*its config\.yaml"):
             MARFT.model_validate({"loss": {"aggregation": "token_mean"}})
         by_tokens = MARFT.model_validate({"level": "token", "loss": {"aggregation": "token_mean"}})
         assert by_tokens.loss.aggregation == "token_mean"

@@ -279,7 +279,8 @@ class MixedCredit:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned."""
         self._replay.load_state(state["replay"])
-        self._foresight.load_state(state["foresight"])
+        if "foresight" in state:  # a checkpoint of before it was kept has proved nothing yet
+            self._foresight.load_state(state["foresight"])
         self._fit = None
         if state["fit"]:
             self._fit = self._fresh(len(state["fit"]["network"]["saw_mean_D"]))

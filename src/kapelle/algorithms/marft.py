@@ -45,6 +45,12 @@ class MARFT(ActorCritic):
     def _leveled(self) -> MARFT:
         """Return the settings with the level put where it is read; ValueError for a loss that it does not go with."""
         action = self.level == "action"
+        if action and self.loss.aggregation not in (None, "sequence_mean"):
+            raise ValueError(
+                f"`level: action` has one loss per turn, and `loss.aggregation: {self.loss.aggregation}` would count it once "
+                "for every token: remove `loss.aggregation`, or set `level: token`. A run of before this was refused holds it "
+                "in its config.yaml; remove the line there, its weights stay what they are"
+            )
         loss = self.loss.model_dump() | {"level": "turn" if action else "token"}
         gae = self.gae.model_copy(update={"unit": "turn" if action else "token"})
         return self.model_copy(update={"loss": SurrogateConfig.model_validate(loss), "gae": gae})
