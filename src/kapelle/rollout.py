@@ -16,7 +16,8 @@ from kapelle.algorithm import Tree
 from kapelle.branching import Record, judge, settle
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
 from kapelle.environment import Answerable, Environment, Outcome, Retriable, Scorable, World, asks_questions
-from kapelle.errors import ContextError, EngineError, EpisodeError
+from kapelle.errors import ContextError, EpisodeError
+from kapelle.outcomes import accepted, asked_to_stop, fault, payments, share, text
 from kapelle.seeds import derive_seed
 from kapelle.team import Agent, Team
 from kapelle.timeline import Timeline
@@ -257,7 +258,7 @@ class LiveScene:
 
     def observe(self, agent: str) -> str:
         """Return what the world shows this agent now."""
-        return self._world.observe(agent)
+        return text(self._world.observe(agent), f"What the world shows '{agent}'")
 
     def movers(self) -> tuple[str, ...]:
         """Return who may move in the world now."""
@@ -268,10 +269,9 @@ class LiveScene:
 
         Who has not spoken yet gets it on its first turn; EpisodeError for one who is not in the team.
         """
-        paid = await self.play.timeline.during("environment", self._world.step(actions, final))
+        said = await self.play.timeline.during("environment", self._world.step(actions, final))
+        paid = payments(said, self.names)
         for agent, reward in paid.items():
-            if agent not in self._seats:
-                raise EpisodeError(f"The environment paid '{agent}', who is not in the team.")
             self.payments.append(Payment(agent, self.clock, reward))
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
             if last is None:
@@ -282,8 +282,9 @@ class LiveScene:
 
     def settle(self, outcome: Outcome) -> Outcome:
         """Return the outcome with what agents that never spoke earned in passing, added to their terminal reward."""
-        owed = {agent: outcome.rewards.get(agent, 0.0) + reward for agent, reward in self._owed.items()}
-        return replace(outcome, rewards={**outcome.rewards, **owed})
+        rewards = payments(outcome.rewards, self.names)
+        owed = {agent: rewards.get(agent, 0.0) + reward for agent, reward in self._owed.items()}
+        return replace(outcome, rewards={**rewards, **owed})
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text where the environment knows answers, else None."""
@@ -304,9 +305,8 @@ class LiveScene:
                 f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
                 "Set `workflow.score_rounds: false`, or another environment."
             )
-        score = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
-        if not 0.0 <= score <= 1.0:
-            raise EpisodeError(f"The world scored a text of '{turn.agent}' {score}, outside [0, 1].")
+        said = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
+        score = share(said, f"The world's score of a text of '{turn.agent}'")
         self._turns[turn.index] = replace(self._turns[turn.index], score=score)
         return score
 
@@ -314,7 +314,8 @@ class LiveScene:
 async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Episode:
     """Play one episode, `sample` of its group; whatever goes wrong inside becomes its `error`.
 
-    EngineError alone passes through: an engine that fails would fail every episode.
+    What passes through is no fault of one episode: EngineError (an engine that fails would fail every episode),
+    KeyboardInterrupt, and a cancellation that was asked for outside.
     """
     return await _played(play, task, seed, sample)
 
@@ -328,7 +329,7 @@ async def _played(
     sampling_seed: int | None = None,
 ) -> Episode:
     """Play one episode, or with a `record` what follows it; see `play_episode`."""
-    names = play.team.names
+    names, asked = play.team.names, asked_to_stop()
     scene: LiveScene | None = None
     try:
         world = play.environment.start(task, names, seed)
@@ -342,12 +343,10 @@ async def _played(
                 play.timeline.leave()
         finally:
             await world.close()
-        _check_rewards(scene.turns, outcome, play.environment.reward_range, names)
-    except EngineError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
+        outcome = accepted(outcome, scene.turns, play.environment.reward_range, names)
+    except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
+        reason = fault(error, asked)
         turns, continued = (scene.turns, dict(scene.continued)) if scene else ((), {})
-        reason = f"{type(error).__name__}: {error}"
         return Episode(task, seed, names, turns, error=reason, continued=continued)
     return Episode(
         task,
@@ -363,20 +362,6 @@ async def _played(
         roles=outcome.roles,
         continued=dict(scene.continued),
     )
-
-
-def _check_rewards(
-    turns: Sequence[Turn], outcome: Outcome, bounds: tuple[float, float], names: Sequence[str]
-) -> None:
-    low, high = bounds
-    strangers = sorted(set(outcome.rewards) - set(names))
-    if strangers:
-        raise EpisodeError(f"The environment paid '{strangers[0]}', who is not in the team.")
-    slack = 1e-9 * max(1.0, abs(low), abs(high))
-    for name in names:
-        total = sum(t.reward for t in turns if t.agent == name) + outcome.rewards.get(name, 0.0)
-        if not math.isfinite(total) or not low - slack <= total <= high + slack:
-            raise EpisodeError(f"Agent '{name}' earned {total}, outside the declared range [{low}, {high}].")
 
 
 async def rollout(

@@ -1,0 +1,166 @@
+"""What an environment says of an episode, taken as plain values or refused with the reason.
+
+Environments are other people's code. Their numbers may be NumPy's, their `info` anything at all, and what they
+raise need not be an Exception. What passes here is recorded exactly and read back equal; everything else is an
+EpisodeError, which makes one failed episode and stops nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kapelle.environment import Outcome
+from kapelle.errors import EngineError, EpisodeError
+from kapelle.types import Json, Turn
+
+DEEPEST = 64
+"""Levels of lists and mappings in `info`; writing and reading JSON fails at about a thousand."""
+WIDEST = 8192
+"""Bits of a whole number in `info`; Python writes no more than 4,300 digits."""
+LONGEST = 4000
+"""Characters of an episode's `error`: a message may quote all that it could not read."""
+
+
+def number(value: object, what: str) -> float:
+    """Return a number as a float, NumPy's and torch's scalars too; EpisodeError for anything else."""
+    value = _scalar(value)
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and no number.")
+    return float(value)
+
+
+def share(value: object, what: str) -> float:
+    """Return a number in [0, 1] as a float; EpisodeError for anything else."""
+    known = number(value, what)
+    if not 0.0 <= known <= 1.0:
+        raise EpisodeError(f"{what} is {known}, outside [0, 1].")
+    return known
+
+
+def text(value: object, what: str) -> str:
+    """Return a text as plain `str`; EpisodeError for anything else."""
+    if not isinstance(value, str):
+        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and no text.")
+    return str.__str__(value)
+
+
+def payments(paid: object, names: Sequence[str]) -> dict[str, float]:
+    """Return what agents are paid as floats; EpisodeError for one who is not in the team, and for what is no number.
+
+    A number that is not finite passes: the sum over the episode is what is held to the declared range.
+    """
+    if not isinstance(paid, Mapping):
+        raise EpisodeError(f"The environment paid {_shown(paid)}; it must be a mapping of agents to rewards.")
+    for agent in paid:
+        if not isinstance(agent, str) or agent not in names:
+            raise EpisodeError(f"The environment paid {_shown(agent)}, who is not in the team.")
+    return {str.__str__(agent): number(reward, f"The reward of '{agent}'") for agent, reward in paid.items()}
+
+
+def plain(value: object, place: str, depth: int = 0) -> Json:
+    """Return a copy of a value in plain types that JSON rows hold exactly; `place` names it in errors.
+
+    Scalars of NumPy and torch become Python's. EpisodeError for anything that has no such form.
+    """
+    value = _scalar(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        if value.bit_length() > WIDEST:
+            raise EpisodeError(f"{place} is a whole number of {value.bit_length()} bits, more than {WIDEST}.")
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if depth >= DEEPEST:
+        raise EpisodeError(f"{place[:200]} lies more than {DEEPEST} levels deep, or in itself.")
+    if isinstance(value, Mapping):
+        pairs = [
+            (_key(key, place, depth), plain(inner, f"{place}.{key}", depth + 1))
+            for key, inner in value.items()
+        ]
+        return dict(pairs)
+    if isinstance(value, list | tuple):
+        items = [plain(inner, f"{place}.{index}", depth + 1) for index, inner in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    raise EpisodeError(
+        f"{place} is a {type(value).__name__}, which has no form in JSON. Let the environment put only text, "
+        "numbers, lists and mappings there."
+    )
+
+
+def accepted(
+    outcome: Outcome, turns: Sequence[Turn], bounds: tuple[float, float], names: Sequence[str]
+) -> Outcome:
+    """Return the outcome in plain values; EpisodeError names the first thing in it that cannot be."""
+    rewards = payments(outcome.rewards, names)
+    low, high = bounds
+    slack = 1e-9 * max(1.0, abs(low), abs(high))
+    for name in names:
+        total = sum(turn.reward for turn in turns if turn.agent == name) + rewards.get(name, 0.0)
+        if not math.isfinite(total) or not low - slack <= total <= high + slack:
+            raise EpisodeError(f"Agent '{name}' earned {total}, outside the declared range [{low}, {high}].")
+    info = plain(outcome.info, "info")
+    if not isinstance(info, dict):
+        raise EpisodeError(f"info is {_shown(info)}; it must be a mapping.")
+    truncated = _scalar(outcome.truncated)
+    if not isinstance(truncated, bool):
+        raise EpisodeError(f"`truncated` is {_shown(truncated)}, neither true nor false.")
+    return Outcome(
+        rewards,
+        None if outcome.success is None else share(outcome.success, "`success`"),
+        info,
+        truncated,
+        {text(agent, "An agent in `roles`"): text(role, "A role") for agent, role in outcome.roles.items()},
+    )
+
+
+def asked_to_stop() -> int:
+    """Return how many requests to cancel the running task are open."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def fault(error: BaseException, asked_before: int) -> str:
+    """Return why an episode failed, or raise what is no fault of the episode's own.
+
+    KeyboardInterrupt and EngineError pass, and so does a cancellation that came from outside while it was played
+    (`asked_before` is `asked_to_stop` at its start), whatever the environment made of it.
+    """
+    if isinstance(error, KeyboardInterrupt | EngineError):
+        raise error
+    if asked_to_stop() > asked_before:
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+        raise asyncio.CancelledError from error
+    try:
+        said = str(error)
+    except Exception as again:  # noqa: BLE001 - whatever the environment's own class does
+        said = f"(its message cannot be read: {type(again).__name__})"
+    return f"{type(error).__name__}: {said}"[:LONGEST]
+
+
+def _key(key: object, place: str, depth: int) -> Any:
+    plainly = plain(key, f"a key in {place}", depth + 1)
+    try:
+        hash(plainly)
+    except TypeError as error:
+        raise EpisodeError(
+            f"A key in {place} holds a list or mapping, and could not be read back."
+        ) from error
+    return plainly
+
+
+def _scalar(value: object) -> object:
+    """Return what a scalar of NumPy or torch holds, by the two names that they share; others as they are."""
+    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+        return item()
+    return value
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:100]
