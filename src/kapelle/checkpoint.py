@@ -124,12 +124,17 @@ def verify(folder: Path) -> int:
     return int(manifest["step"])
 
 
-def newest_valid(checkpoints: Path) -> Newest:
-    """Find the newest checkpoint that is whole; newer ones that are damaged are named with the reason."""
+def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None) -> Newest:
+    """Find the newest checkpoint that is whole; newer ones that are damaged are named with the reason.
+
+    `check` raises CheckpointError for one whose files are whole and whose content still cannot be used.
+    """
     rejected: list[Rejected] = []
     for folder in reversed(list_checkpoints(checkpoints)):
         try:
             verify(folder)
+            if check is not None:
+                check(folder)
         except CheckpointError as error:
             rejected.append(Rejected(folder, str(error)))
         else:
@@ -145,16 +150,21 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
     return [path for match, path in sorted(found, key=lambda item: (int(item[0][1]), int(item[0][2] or 1)))]
 
 
-def prune(checkpoints: Path, keep: int) -> list[Path]:
+def prune(checkpoints: Path, keep: int, newest: Path | None = None) -> list[Path]:
     """Delete all checkpoints older than the newest `keep` and return what was deleted.
 
-    A folder whose files are missing or of another size does not count among those kept.
+    A folder whose files are missing or of another size does not count among those kept, and none that stands
+    behind `newest`, which the run has just saved: the run passed over it.
     """
     assert keep >= 1, "at least the newest checkpoint is kept"
     kept = 0
     deleted: list[Path] = []
     with _explained(f"delete old checkpoints in {checkpoints}"):
+        passed_over = newest is not None
         for folder in reversed(list_checkpoints(checkpoints)):
+            passed_over = passed_over and folder != newest
+            if passed_over:
+                continue
             if kept < keep:
                 kept += _looks_whole(folder)
                 continue

@@ -22,11 +22,12 @@ import torch
 
 from kapelle import checkpoint
 from kapelle.engines.torch_train import TorchTrainEngine
-from kapelle.errors import CheckpointError, ConfigError, ModelError, did_you_mean
+from kapelle.errors import CheckpointError, ConfigError, ModelError, NumericsError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_same, check_saved
 from kapelle.models.weights import base_of, read_adapter, save_adapter, save_model, weights_hash
 from kapelle.run_dir import RunDirectory
+from kapelle.soundness import learned, poisoned
 from kapelle.team import VERIFIER, Critic, Team
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ def write_checkpoint(
 ) -> Path:
     """Save everything that an exact resume after `step` needs and let `latest` name it.
 
-    `credit` is what the algorithm remembers from step to step.
+    `credit` is what the algorithm remembers from step to step. Raises NumericsError, and writes nothing, when a
+    weight, moment or anything else that is learned is not finite.
     """
-    state = {
+    state: dict[str, object] = {
         "train": engine.state(),
         "credit": dict(credit),
         "loop": {
@@ -57,6 +59,12 @@ def write_checkpoint(
             "random": checkpoint.capture_random(),
         },
     }
+    wrong = poisoned(learned(state))
+    if wrong is not None:
+        raise NumericsError(
+            f"The checkpoint of step {step} is not written: {wrong}. Go on from the last one, with a lower "
+            "`optimizer.lr`."
+        )
     folder = checkpoint.save(run.checkpoints, step, state, policies)
     run.point_latest(folder)
     return folder
@@ -82,10 +90,10 @@ def read_checkpoint(
 ) -> Mapping[str, Any]:
     """Load the newest whole checkpoint into the engine, the credit's memory and the generators; return its loop part.
 
-    `say` hears which newer ones were damaged. Raises CheckpointError when there is none, or when it stands on
-    other base weights, or its adapters were other ones than this team's.
+    `say` hears which newer ones were damaged, or hold numbers that are not finite. Raises CheckpointError when there
+    is none, or when it stands on other base weights, or its adapters were other ones than this team's.
     """
-    newest = checkpoint.newest_valid(folder)
+    newest = checkpoint.newest_valid(folder, _refuse_poison)
     for rejected in newest.rejected:
         say(f"passed over: {rejected.reason}")
     if newest.folder is None:
@@ -108,6 +116,12 @@ def read_checkpoint(
     take_credit(state["credit"])
     checkpoint.restore_random(loop["random"])
     return loop
+
+
+def _refuse_poison(folder: Path) -> None:
+    wrong = poisoned(learned(checkpoint.read(folder)))
+    if wrong is not None:
+        raise CheckpointError(f"Checkpoint {folder} is damaged: {wrong}.")
 
 
 def write_policies(
@@ -158,6 +172,9 @@ def load_policies(
                 "`model` and `warmup` as then."
             )
         found = read_adapter(folder)[0] if policy.lora is not None else _read_model(folder)
+        wrong = poisoned(found)
+        if wrong is not None:
+            raise ModelError(f"The weights in '{folder}' cannot be learned on from: {wrong}.")
         with torch.no_grad():
             for key, tensor in engine.weights(name).items():
                 tensor.copy_(found[key])

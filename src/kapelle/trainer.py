@@ -336,7 +336,7 @@ class Trainer:
             self._loop.state(),
         )
         self._saved = self.done
-        checkpoint.prune(self._run.checkpoints, self.config.checkpoint.keep)
+        checkpoint.prune(self._run.checkpoints, self.config.checkpoint.keep, folder)
         return folder
 
     def save_policies(self, folder: Path) -> None:

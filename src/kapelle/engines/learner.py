@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kapelle.config import OptimizerConfig
 from kapelle.errors import NumericsError
+from kapelle.soundness import poisoned
 
 
 class Learner:
@@ -63,7 +64,8 @@ class Learner:
         """Divide the accumulated gradient of sums by `weight`, clip it, step; return norm and rate.
 
         A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
-        is "skip" (fp16 always skips: its scale adapts that way).
+        is "skip" (fp16 always skips: its scale adapts that way). A step that itself breaks the weights or the
+        optimiser's moments raises NumericsError under both: there is no way back from it but a checkpoint.
         """
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
         for group in self._optimizer.param_groups:
@@ -81,6 +83,7 @@ class Learner:
             )
         if finite or self._scaler.is_enabled():
             self._scaler.step(self._optimizer)
+            self._refuse_poison(rate)
         self._scaler.update()
         self.steps += finite
         self.version += finite
@@ -88,6 +91,18 @@ class Learner:
         self.forget_gradient()
         size = {"grad_norm": float(norm)} if finite else {}
         return {**size, "lr": rate, "skipped": float(not finite)}
+
+    def _refuse_poison(self, rate: float) -> None:
+        tensors = {f"weights.{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            moments = self._optimizer.state.get(parameter, {})
+            tensors |= {f"optimizer.{name}.{k}": v for k, v in moments.items() if k != "step"}
+        wrong = poisoned(tensors)
+        if wrong is not None:
+            raise NumericsError(
+                f"The update {self.steps} of '{self.name}' at a rate of {rate:g} broke what it learns: {wrong}. No "
+                "checkpoint holds it; lower `optimizer.lr` and go on from the last one."
+            )
 
     def forget_gradient(self) -> None:
         """Drop what was accumulated since the last step."""

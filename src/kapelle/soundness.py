@@ -1,0 +1,71 @@
+"""Whether what was learned is still numbers: the check after a step, before a save and after a load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_SECOND_MOMENT = "exp_avg_sq"
+
+
+def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return what is wrong with the first tensor that cannot be learned on from, None when all can.
+
+    Wrong are NaN, infinities, numbers so great that the sum of their squares is not finite in float32 (the next
+    forward pass makes infinities of them), and an AdamW second moment below 0. One read of every tensor, and one
+    wait for each device.
+    """
+    import torch
+
+    real = {name: t.detach() for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    by_device: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, tensor in real.items():
+        by_device.setdefault((tensor.device, tensor.dtype), []).append(name)
+    for names in by_device.values():
+        chosen = [real[name] for name in names]
+        # One kernel for all; the norm takes a tenth of the time of the maximum on a CPU.
+        norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=torch.float32))  # noqa: SLF001
+        seconds = [real[name] for name in names if name.endswith(_SECOND_MOMENT)]
+        least = torch.stack([tensor.min() for tensor in seconds]) if seconds else norms.new_zeros(1)
+        if not bool(norms.isfinite().all() & (least >= 0).all()):
+            return next(said for name in names if (said := _wrong(name, real[name])) is not None)
+    return None
+
+
+def learned(state: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint's state that were learned: all but the random generators'."""
+    return {
+        name: tensor
+        for part, tree in state.items()
+        if part != "loop"
+        for name, tensor in _tensors(tree, part)
+    }
+
+
+def _tensors(tree: object, place: str) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        yield place, tree
+    elif isinstance(tree, Mapping):
+        for key, inner in tree.items():
+            yield from _tensors(inner, f"{place}.{key}")
+    elif isinstance(tree, list | tuple):
+        for index, inner in enumerate(tree):
+            yield from _tensors(inner, f"{place}.{index}")
+
+
+def _wrong(name: str, tensor: torch.Tensor) -> str | None:
+    import torch
+
+    bad = int((~tensor.isfinite()).sum())
+    if bad:
+        return f"{bad} of the {tensor.numel()} numbers of {name} are not finite"
+    if not bool(tensor.norm(dtype=torch.float32).isfinite()):
+        return f"{name} reaches {float(tensor.abs().max()):.3g}, whose square is not finite"
+    if name.endswith(_SECOND_MOMENT) and float(tensor.min()) < 0:
+        return f"the second moment {name} falls to {float(tensor.min()):.3g}, and is a mean of squares"
+    return None

@@ -1,0 +1,197 @@
+"""Weights that are no numbers: they are never saved, never published, and never taken from a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny import same_bits, sections
+from torch import Tensor
+
+from kapelle import checkpoint
+from kapelle.errors import CheckpointError, ModelError, NumericsError
+from kapelle.listener import Silent
+from kapelle.run_dir import read_metrics
+from kapelle.trainer import Trainer
+
+STEPS = 4
+
+
+class Heard(Silent):
+    """Keeps what a run says of its checkpoints."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def phase(self, name: str, detail: str) -> None:
+        if name == "checkpoint":
+            self.said.append(detail)
+
+
+def settings(non_finite: str = "stop", keep: int = 9, **over: Any) -> dict[str, Any]:
+    training = {"steps": STEPS, "tasks_per_step": 2, "non_finite": non_finite, "max_failed_share": 1.0}
+    return sections(training=training, checkpoint={"every": 1, "keep": keep}, **over)
+
+
+def states(run: Path) -> dict[str, Any]:
+    folders = checkpoint.list_checkpoints(run / "checkpoints")
+    return {folder.name: checkpoint.load(folder)["train"] for folder in folders}
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else []
+    return [tensor for each in inner for tensor in tensors(each)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    with Trainer(**settings(), run_dir=run) as trainer:
+        trainer.train()
+    return run
+
+
+@pytest.mark.parametrize("non_finite", ["stop", "skip"])
+@pytest.mark.parametrize("lr", [1e38, 1e22])
+def test_a_rate_that_breaks_the_weights_stops_the_run_with_the_reason(
+    non_finite: str, lr: float, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for resume in (False, True):
+        with (
+            Trainer(**settings(non_finite, optimizer={"lr": lr}), run_dir=run, resume=resume) as trainer,
+            pytest.raises(NumericsError, match=r"update 0 of 'agent_0' at a rate of 1e\+(38|22)"),
+        ):
+            trainer.train()
+        assert states(run) == {}
+
+
+@pytest.mark.parametrize("non_finite", ["stop", "skip"])
+@pytest.mark.parametrize("part", ["weights", "exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 1e38])
+def test_a_step_that_breaks_something_leaves_finite_checkpoints_and_a_run_that_goes_on(
+    non_finite: str,
+    part: str,
+    value: float,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, taken, right = tmp_path / "run", 0, torch.optim.AdamW.step
+
+    def step(self: torch.optim.AdamW, *rest: Any, **named: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        found = right(self, *rest, **named)
+        if taken == 6:  # two learners: in the third step
+            first = self.param_groups[0]["params"][-1]
+            broken = first.data if part == "weights" else self.state[first][part]
+            broken.view(-1)[-1] = value
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", step)
+        with (
+            Trainer(**settings(non_finite), run_dir=run) as trainer,
+            pytest.raises(NumericsError, match=f"broke what it learns: .*{part}"),
+        ):
+            trainer.train()
+    found = states(run)
+    assert list(found) == ["00000001", "00000002"]
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors(found))
+    with Trainer(**settings(non_finite), run_dir=run, resume=True) as trainer:
+        assert trainer.train().steps == STEPS
+    assert same_bits(states(run), states(undisturbed))
+    assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
+
+
+def _weight(state: dict[str, Any]) -> Tensor:
+    learner = next(iter(state["train"]["learners"].values()))
+    return next(iter(learner["weights"].values()))  # type: ignore[no-any-return]
+
+
+def _moment(state: dict[str, Any]) -> Tensor:
+    learner = next(iter(state["train"]["learners"].values()))
+    return next(iter(learner["optimizer"].values()))["exp_avg_sq"]  # type: ignore[no-any-return]
+
+
+POISONS: dict[str, tuple[Callable[[dict[str, Any]], Tensor], float, str]] = {
+    "nan weight": (_weight, math.nan, "1 of the .* are not finite"),
+    "infinite weight": (_weight, math.inf, "1 of the .* are not finite"),
+    "great weight": (_weight, -1e38, "reaches 1e.38, whose square is not finite"),
+    "nan moment": (_moment, math.nan, "1 of the .* are not finite"),
+    "negative second moment": (_moment, -1e-3, "falls to -0.001, and is a mean of squares"),
+}
+
+
+def spoil(run: Path, step: int, poison: str) -> None:
+    """Put a sealed checkpoint of that step in place of the right one, as kapelle of before wrote them."""
+    where, value, _ = POISONS[poison]
+    right = run / "checkpoints" / f"{step:08d}"
+    state = checkpoint.load(right)
+    where(state).view(-1)[0] = value
+    shutil.rmtree(right)
+    assert checkpoint.save(run / "checkpoints", step, state) == right
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_poisoned_checkpoint_is_passed_over_and_said(
+    poison: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    run, heard = tmp_path / "run", Heard()
+    shutil.copytree(undisturbed, run)
+    spoil(run, 3, poison)
+    spoil(run, 4, poison)
+    # With one checkpoint kept, the poisoned ones must not count as it.
+    with Trainer(**settings(keep=1), run_dir=run, resume=True, listener=heard) as trainer:
+        assert trainer.done == 2
+        trainer.train(1)
+        names = [folder.name for folder in checkpoint.list_checkpoints(run / "checkpoints")]
+        assert names == ["00000003-2", "00000004"]
+        assert trainer.train().steps == STEPS
+    assert len(heard.said) == 2
+    for said in heard.said:
+        assert re.search(f"is damaged: .*{POISONS[poison][2]}", said)
+    assert same_bits(states(run)["00000004-2"], states(undisturbed)["00000004"])
+    assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
+
+
+def test_with_nothing_but_poison_there_is_no_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for step in range(1, STEPS + 1):
+        spoil(run, step, "nan weight")
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        Trainer.from_run(run)
+
+
+def test_what_somebody_broke_between_two_steps_is_not_saved(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with Trainer(**settings(), run_dir=run) as trainer:
+        trainer.train(1)
+        weights = trainer.engine.weights("agent_1")
+        with torch.no_grad():
+            next(iter(weights.values())).view(-1)[0] = math.nan
+        with pytest.raises(NumericsError, match="step 1 is not written: 1 of the"):
+            trainer.save()
+    assert list(states(run)) == ["00000001"]
+
+
+def test_no_policy_starts_from_poisoned_weights(undisturbed: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "adapter"
+    shutil.copytree(undisturbed / "checkpoints" / "00000004" / "policies" / "agent_0", folder)
+    held = load_file(folder / "adapter_model.safetensors")
+    next(iter(held.values())).view(-1)[0] = math.nan
+    save_file(held, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match="cannot be learned on from: 1 of the"):
+        Trainer(**settings(), start_from={"agent_0": folder})
