@@ -275,14 +275,6 @@ def test_pruning_keeps_the_newest_that_look_whole(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == names(tmp_path)
 
 
-def test_pruning_does_not_count_what_the_run_passed_over(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        save(tmp_path, step, {"loop": {"step": step}})
-    again = save(tmp_path, 2, {"loop": {"step": 2}})
-    assert [folder.name for folder in prune(tmp_path, keep=1, newest=again)] == ["00000002", "00000001"]
-    assert names(tmp_path) == ["00000002-2", "00000003"]
-
-
 # ----------------------------------------------------------------------------------------------- faults
 
 CALLS = ("mkdir", "write", "fsync", "rename")

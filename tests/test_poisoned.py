@@ -195,3 +195,14 @@ def test_no_policy_starts_from_poisoned_weights(undisturbed: Path, tmp_path: Pat
     save_file(held, folder / "adapter_model.safetensors")
     with pytest.raises(ModelError, match="cannot be learned on from: 1 of the"):
         Trainer(**settings(), start_from={"agent_0": folder})
+
+
+def test_pruning_does_not_count_what_the_run_passed_over(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {"loop": {"step": step}})
+    again = checkpoint.save(tmp_path, 2, {"loop": {"step": 2}})
+    assert [folder.name for folder in checkpoint.prune(tmp_path, keep=1, newest=again)] == [
+        "00000002",
+        "00000001",
+    ]
+    assert [folder.name for folder in checkpoint.list_checkpoints(tmp_path)] == ["00000002-2", "00000003"]
