@@ -6,10 +6,12 @@ an agent is never trained. A request that fails makes its episode fail, not the 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kapelle.chat_requests import LateError, post
 from kapelle.engines.rollout import Completion, Request
 from kapelle.engines.scripted import ByteRenderer
 from kapelle.errors import ConfigError, EngineError, EpisodeError
@@ -30,7 +32,7 @@ class EndpointEngine:
         retries: int = 2,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Keep `timeout` seconds per attempt; `transport` replaces the network in tests."""
+        """Keep `timeout` seconds per attempt, from connecting to the last byte; `transport` replaces the network in tests."""
         for policy, endpoint in endpoints.items():
             if not endpoint.url.startswith(("http://", "https://")):
                 raise ConfigError(
@@ -69,18 +71,23 @@ class EndpointEngine:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"{endpoint.url.rstrip('/')}/chat/completions"
         reason = ""
-        async with httpx.AsyncClient(timeout=self._timeout, transport=self._transport) as client:
-            for _ in range(1 + self._retries):
-                try:
-                    answer = await client.post(url, json=body, headers=headers)
-                except httpx.HTTPError as error:
-                    reason = f"{type(error).__name__}: {error}"
-                    continue
-                if answer.status_code == 200:
-                    return _completion(answer, endpoint)
-                reason = f"HTTP {answer.status_code}"
-                if answer.status_code < 500 and answer.status_code != 429:
-                    break
+        for _ in range(1 + self._retries):
+            try:
+                status, answer = await post(url, body, headers, self._timeout, self._transport)
+            except LateError as error:
+                reason = str(error)
+                continue
+            except EpisodeError as error:
+                reason = str(error)
+                break
+            except httpx.HTTPError as error:
+                reason = f"{type(error).__name__}: {error}"
+                continue
+            if status == 200:
+                return _completion(answer, endpoint)
+            reason = f"HTTP {status}"
+            if status < 500 and status != 429:
+                break
         raise EpisodeError(
             f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
         )
@@ -98,13 +105,13 @@ class EndpointEngine:
         """Hold nothing between requests."""
 
 
-def _completion(answer: httpx.Response, endpoint: Endpoint) -> Completion:
+def _completion(answer: bytes, endpoint: Endpoint) -> Completion:
     try:
-        choice = answer.json()["choices"][0]
+        choice = json.loads(answer)["choices"][0]
         text = choice["message"]["content"] or ""
         ids = tuple(text.encode())
         cut = choice.get("finish_reason") == "length"
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise EpisodeError(
             f"{endpoint.url} answered in another form than OpenAI's chat completions."
         ) from None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kapelle.chat_requests import post
 from kapelle.configured import Configured
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.grading.judge import Ask
@@ -13,6 +15,10 @@ from kapelle.types import Message, conversation
 
 if TYPE_CHECKING:
     import httpx
+
+
+TIMEOUT = 120.0
+"""Seconds for one verdict, from connecting to the last byte."""
 
 
 class JudgeEndpoint(Configured):
@@ -45,13 +51,22 @@ def ask_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport | 
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"{settings.endpoint.rstrip('/')}/chat/completions"
         try:
-            async with httpx.AsyncClient(timeout=120.0, transport=transport) as client:
-                answer = await client.post(url, json=body, headers=headers)
-            answer.raise_for_status()
-            return str(answer.json()["choices"][0]["message"]["content"] or "")
-        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+            status, answer = await post(url, body, headers, TIMEOUT, transport)
+            said = json.loads(answer)["choices"][0]["message"]["content"] if status == 200 else None
+        except (
+            EpisodeError,
+            httpx.HTTPError,
+            ValueError,
+            KeyError,
+            IndexError,
+            TypeError,
+            RecursionError,
+        ) as error:
             raise EpisodeError(
                 f"The judge at {settings.endpoint} gave no answer: {type(error).__name__}: {error}"
             ) from None
+        if status != 200:
+            raise EpisodeError(f"The judge at {settings.endpoint} gave no answer: HTTP {status}")
+        return str(said or "")
 
     return ask
