@@ -30,8 +30,11 @@ def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
         norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=torch.float32))  # noqa: SLF001
         seconds = [real[name] for name in names if name.endswith(_SECOND_MOMENT)]
         least = torch.stack([tensor.min() for tensor in seconds]) if seconds else norms.new_zeros(1)
-        if not bool(norms.isfinite().all() & (least >= 0).all()):
-            return next(said for name in names if (said := _wrong(name, real[name])) is not None)
+        if bool(norms.isfinite().all() & (least >= 0).all()):
+            continue
+        for name in names:
+            if (said := _wrong(name, real[name])) is not None:
+                return said
     return None
 
 
