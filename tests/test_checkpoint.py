@@ -264,15 +264,72 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert names(tmp_path) == ["00000003", "99999999", "100000000"]
 
 
-def test_pruning_keeps_the_newest_that_look_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", DAMAGES)
+def test_pruning_keeps_the_newest_that_are_whole(tmp_path: Path, how: str) -> None:
     for step in range(1, 6):
         save(tmp_path, step, {"model": {"w": torch.zeros(3)}, "loop": {"step": 1}})
-    damage(tmp_path / "00000004", "short")
+    damage(tmp_path / "00000004", how)
     deleted = prune(tmp_path, keep=2)
     assert [folder.name for folder in deleted] == ["00000002", "00000001"]
     assert names(tmp_path) == ["00000003", "00000004", "00000005"]
     assert prune(tmp_path, keep=2) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == names(tmp_path)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_pruning_never_deletes_the_last_whole_checkpoint(tmp_path: Path, how: str) -> None:
+    for step in range(1, 5):
+        save(tmp_path, step, {"model": {"w": torch.zeros(3)}, "loop": {"step": 1}})
+    for step in range(2, 5):
+        damage(tmp_path / f"{step:08d}", how)
+    assert prune(tmp_path, keep=1) == []
+    assert newest_valid(tmp_path).folder == tmp_path / "00000001"
+
+
+def test_every_flipped_bit_of_a_manifest_is_met_by_the_checkpoint_before(tmp_path: Path) -> None:
+    def adapters(folder: Path) -> None:
+        for name in ("agent_0", "agent_1", "agent_2"):  # names that are one bit apart
+            (folder / name).write_text("{}")
+
+    older = save(tmp_path, 1, {"loop": {}}, adapters)
+    newer = save(tmp_path, 2, {"loop": {}}, adapters)
+    manifest = newer / "manifest.json"
+    content = manifest.read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        manifest.write_bytes(flipped)
+        newest = newest_valid(tmp_path)
+        assert newest.folder == older, f"bit {bit}: {bytes(flipped)!r}"
+        (rejected,) = newest.rejected
+        assert str(newer) in rejected.reason
+    manifest.write_bytes(content)
+    assert newest_valid(tmp_path).folder == newer
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"7",
+        b"null",
+        b'"format"',
+        b"[" * 100_000,
+        b'{"format": 1, "step": 2, "files": ["state.json"]}',
+        b'{"format": 1, "step": 2, "files": {"state.json": 7}}',
+        b'{"format": 1, "step": 2, "files": {"state.json": {"bytes": 11}}}',
+        b'{"format": 1, "step": 2, "files": {"state.json": {"bytes": 11, "sha256": null}}}',
+        b'{"format": 1, "step": 2, "files": {"state.json": {}, "a\\u0000b": {}}}',
+        b'{"format": {}, "step": 2, "files": {}}',
+    ],
+)
+def test_a_manifest_of_any_other_form_is_a_damaged_one(tmp_path: Path, content: bytes) -> None:
+    older = save(tmp_path, 1, {"loop": {}})
+    newer = save(tmp_path, 2, {"loop": {}})
+    (newer / "manifest.json").write_bytes(content)
+    newest = newest_valid(tmp_path)
+    assert newest.folder == older
+    assert "manifest.json is missing or broken" in newest.rejected[0].reason
 
 
 # ----------------------------------------------------------------------------------------------- faults

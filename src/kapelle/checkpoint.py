@@ -13,18 +13,27 @@ of it or nothing. A step that is saved again (after falling back behind a damage
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kapelle.durable import PARTIAL, explain, flush, write_new
+from kapelle.checkpoint_folder import (
+    FORMAT,
+    Newest,
+    Rejected,
+    explained,
+    list_checkpoints,
+    newest_valid,
+    prune,
+    read_manifest,
+    sha256,
+    verify,
+)
+from kapelle.durable import PARTIAL, flush, write_new
 from kapelle.errors import CheckpointError
 from kapelle.exact_json import decode, encode
 from kapelle.types import Json
@@ -32,26 +41,22 @@ from kapelle.types import Json
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 1
-_FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
+__all__ = [
+    "FORMAT",
+    "Newest",
+    "Rejected",
+    "capture_random",
+    "list_checkpoints",
+    "load",
+    "newest_valid",
+    "prune",
+    "read",
+    "restore_random",
+    "save",
+    "verify",
+]
+
 _PART = re.compile(r"[A-Za-z0-9_-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A checkpoint that was passed over, and why."""
-
-    folder: Path
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """The newest checkpoint that is whole, and the newer ones that are not."""
-
-    folder: Path | None
-    """None when there is no whole checkpoint."""
-    rejected: tuple[Rejected, ...]
 
 
 def save(
@@ -68,7 +73,7 @@ def save(
 
     Raises CheckpointError when the disk refuses or a value has no form; earlier ones stay intact.
     """
-    with _explained(f"write the checkpoint of step {step} in {checkpoints}"):
+    with explained(f"write the checkpoint of step {step} in {checkpoints}"):
         checkpoints.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(checkpoints)
         final = _free_name(checkpoints, step)
@@ -98,7 +103,7 @@ def read(folder: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     state = json.loads((folder / "state.json").read_bytes())
-    listed = _manifest(folder)["files"]
+    listed = read_manifest(folder)["files"]
     tensors: dict[str, torch.Tensor] = {}
     for part in state:
         if (file := f"{part}.safetensors") in listed:
@@ -109,70 +114,6 @@ def read(folder: Path) -> dict[str, Any]:
         return tensors[name]
 
     return {part: decode(tree, tensor) for part, tree in state.items()}
-
-
-def verify(folder: Path) -> int:
-    """Check every file against the manifest and return the step; raises CheckpointError."""
-    manifest = _manifest(folder)
-    for name, expected in manifest["files"].items():
-        try:
-            found = _sha256(folder / name)
-        except OSError as error:
-            raise CheckpointError(f"Checkpoint {folder} cannot be read: {name}: {error.strerror}.") from error
-        if found != expected["sha256"]:
-            raise CheckpointError(f"Checkpoint {folder} is damaged: the content of {name} has changed.")
-    return int(manifest["step"])
-
-
-def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None) -> Newest:
-    """Find the newest checkpoint that is whole; newer ones that are damaged are named with the reason.
-
-    `check` raises CheckpointError for one whose files are whole and whose content still cannot be used.
-    """
-    rejected: list[Rejected] = []
-    for folder in reversed(list_checkpoints(checkpoints)):
-        try:
-            verify(folder)
-            if check is not None:
-                check(folder)
-        except CheckpointError as error:
-            rejected.append(Rejected(folder, str(error)))
-        else:
-            return Newest(folder, tuple(rejected))
-    return Newest(None, tuple(rejected))
-
-
-def list_checkpoints(checkpoints: Path) -> list[Path]:
-    """Return the folders of checkpoints, oldest first; whether they are whole is not asked."""
-    if not checkpoints.is_dir():
-        return []
-    found = [(match, path) for path in checkpoints.iterdir() if (match := _FOLDER.fullmatch(path.name))]
-    return [path for match, path in sorted(found, key=lambda item: (int(item[0][1]), int(item[0][2] or 1)))]
-
-
-def prune(checkpoints: Path, keep: int, newest: Path | None = None) -> list[Path]:
-    """Delete all checkpoints older than the newest `keep` and return what was deleted.
-
-    A folder whose files are missing or of another size does not count among those kept, and none that stands
-    behind `newest`, which the run has just saved: the run passed over it.
-    """
-    assert keep >= 1, "at least the newest checkpoint is kept"
-    kept = 0
-    deleted: list[Path] = []
-    with _explained(f"delete old checkpoints in {checkpoints}"):
-        passed_over = newest is not None
-        for folder in reversed(list_checkpoints(checkpoints)):
-            passed_over = passed_over and folder != newest
-            if passed_over:
-                continue
-            if kept < keep:
-                kept += _looks_whole(folder)
-                continue
-            # A hidden name first, so that a half deleted checkpoint is never found.
-            hidden = folder.rename(folder.with_name(f".{folder.name}{PARTIAL}"))
-            shutil.rmtree(hidden)
-            deleted.append(folder)
-    return deleted
 
 
 def capture_random() -> dict[str, object]:
@@ -239,7 +180,7 @@ def _seal(folder: Path, step: int) -> None:
     for path in files:
         flush(path)
     listed = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in files
     }
     manifest = {"format": FORMAT, "step": step, "files": listed}
@@ -247,47 +188,6 @@ def _seal(folder: Path, step: int) -> None:
     for inner in [path for path in folder.rglob("*") if path.is_dir()]:
         flush(inner)
     flush(folder)
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise CheckpointError(f"There is no checkpoint at {folder}.")
-    try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        form, files = manifest["format"], dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"Checkpoint {folder} is damaged: manifest.json is missing or broken."
-        ) from error
-    if "state.json" not in files:
-        raise CheckpointError(f"Checkpoint {folder} is damaged: manifest.json is missing or broken.")
-    if form != FORMAT:
-        raise CheckpointError(
-            f"Checkpoint {folder} has format {form}; this kapelle reads {FORMAT}. Use the other one."
-        )
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"Checkpoint {folder} is damaged: {name} is missing.")
-        size = path.stat().st_size
-        if size != expected["bytes"]:
-            raise CheckpointError(
-                f"Checkpoint {folder} is damaged: {name} has {size} bytes instead of {expected['bytes']}."
-            )
-    return dict(manifest)
-
-
-def _looks_whole(folder: Path) -> bool:
-    try:
-        _manifest(folder)
-    except CheckpointError:
-        return False
-    return True
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _free_name(checkpoints: Path, step: int) -> Path:
@@ -302,18 +202,3 @@ def _free_name(checkpoints: Path, step: int) -> Path:
 def _remove_leftovers(checkpoints: Path) -> None:
     for leftover in checkpoints.glob(f".*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextmanager
-def _explained(doing: str) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except SafetensorError as error:
-        # safetensors tells why the disk refused only in its text: "... (os error 28)".
-        number = re.search(r"os error (\d+)", str(error))
-        reason = explain(OSError(int(number[1]), str(error))) if number else str(error)
-        raise CheckpointError(f"Cannot {doing}: {reason}") from error
-    except OSError as error:
-        raise CheckpointError(f"Cannot {doing}: {explain(error)}") from error
