@@ -95,6 +95,7 @@ def trainer(method: str, run: Path, *, resume: bool = False, **over: Any) -> Any
 def _train(method: str, run: str, resume: bool, death: Death | None) -> None:
     import random
 
+    import numpy as np
     import torch
 
     if death is not None:
@@ -102,6 +103,7 @@ def _train(method: str, run: str, resume: bool, death: Death | None) -> None:
     # The environment draws from the global generators: another seed shows that a checkpoint brings them back.
     seed = 1 if (Path(run) / "latest").exists() else 0
     random.seed(seed)
+    np.random.seed(seed)
     torch.manual_seed(seed)
     with trainer(method, Path(run), resume=resume) as made:
         summary = made.train()

@@ -9,21 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 from kapelle.checkpoint import (
-    capture_random,
     list_checkpoints,
     load,
     newest_valid,
     prune,
-    restore_random,
     save,
     verify,
 )
 from kapelle.errors import CheckpointError
+from kapelle.randomness import capture_random, restore_random
 
 
 def same(a: object, b: object) -> bool:
@@ -111,16 +111,21 @@ def test_the_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
         return [
             random.random(),
             random.gauss(0, 1),
+            np.random.normal(),
+            np.random.randint(2**32),
             torch.rand(3).tolist(),
             torch.rand(3, generator=own).tolist(),
         ]
 
     random.seed(1)
     torch.manual_seed(1)
+    np.random.seed(1)
     random.gauss(0, 1)  # the second half of its pair is part of the state
+    np.random.normal()  # and of this one's
     folder = save(tmp_path, 0, {"random": capture_random(), "own": own.get_state()})
     ahead = draw()
     random.seed(99)
+    np.random.seed(99)
     torch.manual_seed(99)
     state = load(folder)
     restore_random(state["random"])

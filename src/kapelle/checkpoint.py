@@ -14,7 +14,6 @@ of it or nothing. A step that is saved again (after falling back behind a damage
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -45,13 +44,11 @@ __all__ = [
     "FORMAT",
     "Newest",
     "Rejected",
-    "capture_random",
     "list_checkpoints",
     "load",
     "newest_valid",
     "prune",
     "read",
-    "restore_random",
     "save",
     "verify",
 ]
@@ -114,24 +111,6 @@ def read(folder: Path) -> dict[str, Any]:
         return tensors[name]
 
     return {part: decode(tree, tensor) for part, tree in state.items()}
-
-
-def capture_random() -> dict[str, object]:
-    """Return the states of the global generators: Python's `random` and torch's, on every device."""
-    import torch
-
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": devices}
-
-
-def restore_random(state: Mapping[str, Any]) -> None:
-    """Set the global generators to what `capture_random` returned."""
-    import torch
-
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def _write_state(folder: Path, state: Mapping[str, object]) -> None:

@@ -26,6 +26,7 @@ from kapelle.errors import CheckpointError, ConfigError, ModelError, NumericsErr
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_same, check_saved
 from kapelle.models.weights import base_of, read_adapter, save_adapter, save_model, weights_hash
+from kapelle.randomness import capture_random, restore_random
 from kapelle.run_dir import RunDirectory
 from kapelle.soundness import learned, poisoned
 from kapelle.team import VERIFIER, Critic, Team
@@ -56,7 +57,7 @@ def write_checkpoint(
             "bases": dict(bases),
             "adapters": _adapters(team),
             "positions": run.positions(),
-            "random": checkpoint.capture_random(),
+            "random": capture_random(),
         },
     }
     wrong = poisoned(learned(state))
@@ -114,7 +115,7 @@ def read_checkpoint(
             )
     engine.load_state(state["train"])
     take_credit(state["credit"])
-    checkpoint.restore_random(loop["random"])
+    restore_random(loop["random"])
     return loop
 
 

@@ -44,6 +44,7 @@ from kapelle.metrics import own_returns
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_adapters, outlines
 from kapelle.models.weights import weights_hash
+from kapelle.randomness import keep_imports_from_drawing
 from kapelle.recipe import Recipe, changed_settings, load_recipe, resolve, to_yaml
 from kapelle.rollout import Play
 from kapelle.run_dir import RunDirectory, episode_steps
@@ -51,8 +52,6 @@ from kapelle.team import EMBEDDER, VERIFIER, Policy, Team
 from kapelle.trackers import Tracker, open_tracker
 from kapelle.warmup import warmed_up, warmup_is_cached
 from kapelle.workflow import Workflow
-
-"""What `model.path` says for a model that was handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +159,7 @@ class Trainer:
                     "There is nothing to resume without a run directory. Name it with --run-dir."
                 )
             return None
+        keep_imports_from_drawing()
         return RunDirectory.create(
             Path(path),
             config=to_yaml(self.config),

@@ -1,0 +1,104 @@
+"""The random generators that a whole process shares: Python's `random`, NumPy's and torch's.
+
+What draws from them must go on after a resume where it stopped. Their states are part of a checkpoint, and what a
+module draws while it is imported does not count: a resumed process imports it at another moment than one that was never
+stopped (lazily, at the first use after the states were restored), and all draws after it would differ.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def capture_random() -> dict[str, object]:
+    """Return the states of the global generators: Python's `random`, NumPy's, and torch's on every device."""
+    import torch
+
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {**_host_states(), "cuda": devices}
+
+
+def restore_random(state: Mapping[str, Any]) -> None:
+    """Set the global generators to what `capture_random` returned; one that it does not hold stays as it is."""
+    import torch
+
+    _set_host_states(state)
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def keep_imports_from_drawing() -> None:
+    """Let every import from now on leave the global generators as it found them; a second call does nothing.
+
+    Imports in threads other than the main one are left alone, because the main thread may draw at the same time.
+    """
+    if not any(isinstance(finder, _Guard) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Guard())
+
+
+class _Guard(MetaPathFinder):
+    """Finds what the other finders find, and has it executed between two looks at the generators."""
+
+    def __init__(self) -> None:
+        self._executing = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # What a module imports in turn is inside it.
+        if self._executing or threading.current_thread() is not threading.main_thread():
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                self._watch(spec.loader)
+                return spec  # type: ignore[no-any-return]  # finders are not typed more closely
+        return None
+
+    def _watch(self, loader: Loader | None) -> None:
+        # Loaders of built-in and frozen modules are classes that all share; those modules draw nothing.
+        if loader is None or isinstance(loader, type) or "exec_module" in vars(loader):
+            return
+        execute = loader.exec_module
+
+        def unseen(module: ModuleType) -> None:
+            if self._executing:
+                execute(module)
+                return
+            before = _host_states()
+            self._executing = True
+            try:
+                execute(module)
+            finally:
+                self._executing = False
+                _set_host_states(before)
+
+        # An attribute of this one loader: it stays what it is for everybody who asks it for more.
+        loader.exec_module = unseen  # type: ignore[method-assign]
+
+
+def _host_states() -> dict[str, object]:
+    import numpy as np
+    import torch
+
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    drawn = (str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(gauss))
+    return {"python": random.getstate(), "numpy": drawn, "torch": torch.get_rng_state()}
+
+
+def _set_host_states(state: Mapping[str, Any]) -> None:
+    import numpy as np
+    import torch
+
+    random.setstate(state["python"])
+    if "numpy" in state:  # a checkpoint of before holds none
+        np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(state["torch"])
