@@ -3,12 +3,13 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from kapelle import checkpoint
 from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.run_dir import (
     RunDirectory,
@@ -22,6 +23,7 @@ from kapelle.run_dir import (
     read_metrics,
     read_provenance,
     read_status,
+    saved_steps,
 )
 from kapelle.types import Episode, Group, Task
 
@@ -100,8 +102,19 @@ def test_latest_is_a_text_file_with_a_relative_path(tmp_path: Path) -> None:
         folder.mkdir()
         run.point_latest(folder)
         assert (run.path / "latest").read_text() == "checkpoints/00000012\n"
-        moved = run.path.rename(tmp_path / "moved")
-        assert read_latest(moved) == moved / "checkpoints" / "00000012"
+
+
+def test_the_newest_whole_checkpoint_counts_whatever_latest_says(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        first, second = (checkpoint.save(run.checkpoints, step, {"loop": {}}) for step in (1, 2))
+        run.point_latest(first)
+    moved = run.path.rename(tmp_path / "moved")
+    assert read_latest(moved) == moved / "checkpoints" / second.name
+    assert saved_steps(moved) == 2
+    (moved / "latest").unlink()
+    (moved / "checkpoints" / "00000002" / "state.json").unlink()
+    assert read_latest(moved) == moved / "checkpoints" / first.name
+    assert saved_steps(moved) == 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -224,15 +237,37 @@ def test_a_resumed_run_loses_no_row_and_repeats_none(tmp_path: Path) -> None:
     assert files(run.path) == files(whole.path)
 
 
-def test_a_run_without_a_checkpoint_goes_back_to_the_start(tmp_path: Path) -> None:
+Write = Callable[[RunDirectory], None]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda run: run.record_metrics(1, {"loss": 0.5}),
+        lambda run: run.record_evaluation(0, {"accuracy": 0.5}),
+        lambda run: run.record_episodes(1, [group("a", 1)]),
+        lambda run: run.record_episodes(0, [group("t", 1)], "test"),
+    ],
+)
+def test_nothing_is_deleted_that_no_checkpoint_replaces(tmp_path: Path, write: Write) -> None:
     with open_run(tmp_path / "run") as run:
-        run.record_metrics(1, {"loss": 0.5})
-        run.record_episodes(1, [group("a", 1)])
-        run.record_episodes(0, [group("t", 1)], "test")
-    with open_run(run.path, resume=True) as run:
-        run.rewind({})
-    assert read_metrics(run.path) == []
-    assert episode_steps(run.path) == episode_steps(run.path, "test") == []
+        write(run)
+    before = files(run.path)
+    with (
+        open_run(run.path, resume=True) as run,
+        pytest.raises(RunDirectoryError, match=r"no checkpoint.*config\.yaml --run-dir OTHER"),
+    ):
+        run.start_anew()
+    assert files(run.path) == before
+
+
+def test_a_run_without_a_whole_row_begins_anew(tmp_path: Path) -> None:
+    open_run(tmp_path / "run").close()
+    (tmp_path / "run" / "evaluations.jsonl").write_bytes(b'{"step": 0, "accu')
+    with open_run(tmp_path / "run", resume=True) as run:
+        run.start_anew()
+        run.record_evaluation(0, {"accuracy": 0.5})
+    assert read_evaluations(run.path) == [{"step": 0, "accuracy": 0.5}]
 
 
 def test_a_resumed_run_must_rewind_first(tmp_path: Path) -> None:

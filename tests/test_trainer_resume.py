@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.killed_runs import SETTINGS, STEPS, Death, start
+from tests.killed_runs import SETTINGS, STEPS, Death, start, trainer
 from tests.tiny import same_bits
 
 from kapelle import checkpoint
+from kapelle.errors import KapelleError
 from kapelle.run_dir import read_evaluations, read_latest, read_metrics, read_status
 
 
@@ -39,6 +41,12 @@ def remains(run: Path) -> dict[str, Any]:
         },
         "config": (run / "config.yaml").read_bytes(),
     }
+
+
+def recorded(run: Path) -> dict[str, bytes]:
+    """All rows and episodes, metrics without their clocks."""
+    found = {path.relative_to(run).as_posix(): path.read_bytes() for path in run.rglob("*.jsonl")}
+    return found | {"metrics.jsonl": repr(rows(run)).encode()}
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +116,18 @@ class TestKilled:
         assert_same(run, undisturbed["grpo"])
         assert [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")] == []
 
+    def test_between_the_last_save_and_what_names_it(
+        self, undisturbed: dict[str, dict[str, Any]], tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        kill("grpo", run, Death("renamed, not pointed at", 1 + STEPS // 2))
+        newest = run / "checkpoints" / f"{STEPS:08d}"
+        assert (run / "latest").read_text() != f"checkpoints/{newest.name}\n"
+        assert read_latest(run) == newest
+        assert start("grpo", run, resume=True) == 0
+        assert (run / "latest").read_text() == f"checkpoints/{newest.name}\n"
+        assert_same(run, undisturbed["grpo"])
+
     def test_before_the_first_checkpoint(
         self, undisturbed: dict[str, dict[str, Any]], tmp_path: Path
     ) -> None:
@@ -140,6 +160,41 @@ class TestKilled:
         weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
         assert start("grpo", run, resume=True) == 0
         assert_same(run, undisturbed["grpo"])
+
+
+class TestLost:
+    @pytest.mark.parametrize("how", ["removed", "damaged"])
+    def test_a_run_whose_checkpoints_are_lost_is_left_as_it_is(self, how: str, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        kill("grpo", run, Death("metrics recorded", 5))
+        for folder in checkpoint.list_checkpoints(run / "checkpoints"):
+            if how == "removed":
+                shutil.rmtree(folder)
+            else:
+                (folder / "manifest.json").write_bytes(b"{}")
+        before = recorded(run)
+        assert before["metrics.jsonl"]
+        with pytest.raises(KapelleError, match=r"Put .* back.* anew") as refused:
+            trainer("grpo", run, resume=True)
+        assert str(run) in str(refused.value)
+        assert recorded(run) == before
+
+
+class TestGoingOn:
+    def test_more_steps_keep_what_was_measured_at_the_former_end(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        assert start("grpo", run) == 0
+        before = recorded(run)
+        with trainer("grpo", run, resume=True, training={"steps": STEPS + 1, "tasks_per_step": 2}) as longer:
+            longer.train()
+        assert [row["step"] for row in read_evaluations(run)] == [0, 2, 4, STEPS, STEPS + 1]
+        after = recorded(run)
+        assert after["evaluations.jsonl"].startswith(before["evaluations.jsonl"])
+        assert {name for name in before if name.startswith("episodes")} <= {*after}
+        # An end that is reached once more is measured once.
+        assert start("grpo", tmp_path / "twice") == 0
+        assert start("grpo", tmp_path / "twice", resume=True) == 0
+        assert recorded(tmp_path / "twice") == before
 
 
 class TestAsked:

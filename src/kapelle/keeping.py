@@ -91,6 +91,7 @@ def read_checkpoint(
 ) -> Mapping[str, Any]:
     """Load the newest whole checkpoint into the engine, the credit's memory and the generators; return its loop part.
 
+    With it comes the `folder` that it was read from.
     `say` hears which newer ones were damaged, or hold numbers that are not finite. Raises CheckpointError when there
     is none, or when it stands on other base weights, or its adapters were other ones than this team's.
     """
@@ -98,7 +99,10 @@ def read_checkpoint(
     for rejected in newest.rejected:
         say(f"passed over: {rejected.reason}")
     if newest.folder is None:
-        raise CheckpointError(f"There is no whole checkpoint in {folder}.")
+        raise CheckpointError(
+            f"There is no whole checkpoint in {folder}: {'; '.join(r.reason for r in newest.rejected) or 'it is empty'} "
+            "Put one back from a copy, or start the run anew in another --run-dir."
+        )
     state = checkpoint.read(newest.folder)
     loop: Mapping[str, Any] = state["loop"]
     if loop["bases"] != bases:
@@ -116,7 +120,7 @@ def read_checkpoint(
     engine.load_state(state["train"])
     take_credit(state["credit"])
     restore_random(loop["random"])
-    return loop
+    return {**loop, "folder": newest.folder}
 
 
 def _refuse_poison(folder: Path) -> None:

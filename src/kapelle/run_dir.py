@@ -9,13 +9,13 @@
       episodes/train/00000012.jsonl    the episodes of step 12, one a line; see `episode_json`
       episodes/test/00000012.jsonl     those of the evaluation after step 12
       checkpoints/00000012/            see `checkpoint`
-      latest               text: relative path of the newest checkpoint
+      latest               text: relative path of the newest checkpoint, for people; `read_latest` looks itself
       lock                 held by the trainer, see `run_lock`
 
 Rows of metrics and evaluations are appended with one write each; every other file is replaced in one
 step. A killed process therefore leaves at worst half a last line, which readers leave out and a
 resumed run cuts off: it first rewinds to the positions that its checkpoint holds, so that no row is
-lost or written twice. A number that is not finite is refused (NumericsError): it must have been
+lost or written twice. A trainer saves its start before the first row, so that there is always one to rewind to. A number that is not finite is refused (NumericsError): it must have been
 handled before it is recorded.
 """
 
@@ -52,6 +52,7 @@ from kapelle.run_files import (
     read_metrics,
     read_provenance,
     read_status,
+    saved_steps,
 )
 from kapelle.run_lock import RunLock, now
 from kapelle.types import Group, Json, Split
@@ -72,6 +73,7 @@ __all__ = [
     "read_metrics",
     "read_provenance",
     "read_status",
+    "saved_steps",
 ]
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
@@ -234,17 +236,38 @@ class RunDirectory:
             f"episodes/{split}": max(episode_steps(self.path, split), default=-1) for split in _SPLITS
         }
 
-    def rewind(self, positions: Mapping[str, int]) -> None:
-        """Cut off all rows and episodes after these positions; `{}` goes back to the start.
+    def start_anew(self) -> None:
+        """Let a resumed run that was stopped before its first checkpoint begin again.
 
-        Raises RunDirectoryError when a file is shorter than its position or broken there.
+        Raises RunDirectoryError when it holds rows or episodes: no checkpoint could bring them back.
+        """
+        rows = any(b"\n" in (self.path / table).read_bytes() for table in _TABLES)
+        if rows or any(episode_steps(self.path, split) for split in _SPLITS):
+            raise RunDirectoryError(
+                f"{self.path} holds rows or episodes and no checkpoint to go on from, and to resume would delete them. Put "
+                f"its checkpoints back, or start it anew beside: kapelle train {self.path / 'config.yaml'} --run-dir OTHER."
+            )
+        self.rewind(dict.fromkeys(_TABLES, 0))
+
+    def rewind(self, positions: Mapping[str, int], measured: int | None = None) -> None:
+        """Cut off all rows and episodes after these positions, which are those of a checkpoint.
+
+        Evaluations after up to `measured` steps stay: a run that had ended there and goes on further measures the
+        weights of the checkpoint no second time. Raises RunDirectoryError when a file is shorter than its position or
+        broken there.
         """
         with _writing(self.path):
-            for table in _TABLES:
-                _cut(self.path / table, positions.get(table, 0))
+            ends = {table: positions.get(table, 0) for table in _TABLES}
+            last = {split: positions.get(f"episodes/{split}", -1) for split in _SPLITS}
+            if measured is not None:
+                rows = self.path / "evaluations.jsonl"
+                ends[rows.name] = _end_of_step(rows, ends[rows.name], measured)
+                last["test"] = max(last["test"], measured)
+            for table, end in ends.items():
+                _cut(self.path / table, end)
             for split in _SPLITS:
                 for step in episode_steps(self.path, split):
-                    if step > positions.get(f"episodes/{split}", -1):
+                    if step > last[split]:
                         episode_file(self.path, step, split).unlink()
         self._rewound = True
 
@@ -299,6 +322,18 @@ def _refuse_other_run(
             f"The run at {path} has another config: {changed[0]}{more}. "
             f"Resume it with {path / 'config.yaml'}, or choose another --run-dir."
         )
+
+
+def _end_of_step(table: Path, position: int, step: int) -> int:
+    """Return where the whole rows that follow a position end, as far as they are of a step up to this one."""
+    for line in table.read_bytes()[position:].splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError):
+            break
+        position += len(line)
+    return position
 
 
 def _cut(path: Path, size: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from kapelle.checkpoint_folder import newest_listed, newest_valid, step_of
 from kapelle.episode_json import load_episode, load_groups
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.types import Episode, Group, Json, Split
@@ -100,9 +101,17 @@ def read_episodes(run: Path, step: int | None = None, split: Split = "train") ->
 
 
 def read_latest(run: Path) -> Path | None:
-    """Return the checkpoint that `latest` names, None before the first."""
-    pointer = run / "latest"
-    return run / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else None
+    """Return the newest checkpoint that is whole, None before the first; every content is read for that.
+
+    What the file `latest` says is not asked: a run killed between a save and its writing left it behind.
+    """
+    return newest_valid(run / "checkpoints").folder
+
+
+def saved_steps(run: Path) -> int:
+    """Return the steps behind the newest checkpoint, 0 before the first; only its manifest and sizes are looked at."""
+    newest = newest_listed(run / "checkpoints")
+    return (None if newest is None else step_of(newest)) or 0
 
 
 def _rows(path: Path) -> Iterator[dict[str, Json]]:

@@ -24,7 +24,9 @@ import yaml
 
 from kapelle.algorithm import Algorithm
 from kapelle.assembly import build_team
+from kapelle.checkpoint_folder import list_checkpoints, step_of
 from kapelle.config import RunConfig
+from kapelle.durable import PARTIAL, explain, replace_file
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 from kapelle.recipe import Recipe, load_stages
 from kapelle.run_files import is_run, read_latest, read_status
@@ -76,11 +78,15 @@ def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> None
         raise RunDirectoryError(
             f"{run_dir} holds stages already. Go on with `kapelle train --resume {run_dir}`, or name another --run-dir."
         )
-    if run_dir.is_dir() and not file.is_file() and any(run_dir.iterdir()):
+    left = {f".{FILE}{PARTIAL}"}  # of a run that was killed while it was made
+    if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
         raise RunDirectoryError(f"{run_dir} is not empty and holds no stages. Name another --run-dir.")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    if not file.is_file():
-        file.write_text(stages_yaml(stages), "utf-8")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if not file.is_file():
+            replace_file(file, stages_yaml(stages).encode())
+    except OSError as error:
+        raise RunDirectoryError(f"Cannot write {error.filename or file}: {explain(error)}") from error
 
 
 def stages_yaml(stages: Sequence[Stage]) -> str:
@@ -98,30 +104,40 @@ def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def is_done(stage: Stage, run_dir: Path) -> bool:
-    """Return whether a stage has taken all its steps and ended well."""
+    """Return whether a stage has taken all its steps, ended well, and still holds what it learned.
+
+    A stage whose last checkpoint is damaged is not done: it goes on from the one before, so that the next stage never
+    starts from older weights than it was meant to. One whose checkpoints were all removed still counts as done.
+    """
     folder = run_dir / stage.folder
     if not is_run(folder):
         return False
-    status = read_status(folder)
-    return status.state == "finished" and status.step >= stage.recipe.config.training.steps
+    status, steps = read_status(folder), stage.recipe.config.training.steps
+    if status.state != "finished" or status.step < steps:
+        return False
+    if not list_checkpoints(folder / "checkpoints"):
+        return True
+    kept = read_latest(folder)
+    return kept is not None and (step_of(kept) or 0) >= steps
 
 
 def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
     """Return what a stage begins with; those before it in `stages` must be done."""
     folder = run_dir / stage.folder
     earlier = [each for each in stages if each.number < stage.number]
-    config = _with_verifier(stage, earlier, {each.name: _kept(run_dir / each.folder) for each in earlier})
-    return Start(
-        config, folder, is_run(folder), _weights(config, [run_dir / each.folder for each in earlier])
-    )
+    kept = {each.name: _kept(run_dir / each.folder) for each in earlier}
+    config = _with_verifier(stage, earlier, kept)
+    return Start(config, folder, is_run(folder), _weights(config, [kept[each.name] for each in earlier]))
 
 
 def _kept(run: Path) -> Path:
-    """Return the newest checkpoint of a stage that is done."""
-    latest = read_latest(run)
-    if latest is None:
-        raise RunDirectoryError(f"The stage in {run} kept no checkpoint. Remove that folder and resume.")
-    return latest
+    """Return the newest whole checkpoint of a stage that is done."""
+    newest = read_latest(run)
+    if newest is None:
+        raise RunDirectoryError(
+            f"The stage in {run} holds no whole checkpoint. Remove that folder and resume."
+        )
+    return newest
 
 
 def _weights(config: RunConfig, earlier: Sequence[Path]) -> dict[str, Path]:
@@ -129,9 +145,9 @@ def _weights(config: RunConfig, earlier: Sequence[Path]) -> dict[str, Path]:
 
     trained = build_team(config, _algorithm(config)).trained
     found: dict[str, Path] = {}
-    for run in earlier:
+    for kept in earlier:
         for policy in trained:
-            folder = policy_folder(_kept(run), policy)
+            folder = policy_folder(kept, policy)
             if folder.is_dir():
                 found[policy] = folder
     return found

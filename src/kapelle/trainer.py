@@ -200,10 +200,8 @@ class Trainer:
             load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models)
         past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
         load_policies(past, team, self.engine, self.base_hashes)
-        environment, workflow = (
-            cast("Environment", self.config.environment),
-            cast("Workflow", self.config.workflow),
-        )
+        environment = cast("Environment", self.config.environment)
+        workflow = cast("Workflow", self.config.workflow)
         self.play = Play(
             self.team, environment, workflow, engine or build_engine(self.config, self.models, self.team)
         )
@@ -232,6 +230,7 @@ class Trainer:
     def steps(self, count: int | None = None) -> Iterator[Step]:
         """Take `count` more steps (those that are left without it), yielding each when it is recorded."""
         last = self.config.training.steps if count is None else self.done + count
+        self._keep_start()
         while self.done < last:
             step = self._loop.step(self.done + 1)
             self.done = step.number
@@ -248,7 +247,8 @@ class Trainer:
 
     def train(self, steps: int | None = None) -> Summary:
         """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM stops after the running step and saves."""
-        before = self._evaluation_before()
+        untrained = self.done == 0 and self.config.evaluation.before_and_after
+        before = self.evaluate() if untrained else None
         with catch_interrupts(
             lambda _: self.listener.phase("stopping", "after this step, then saving")
         ) as stopped:
@@ -265,16 +265,12 @@ class Trainer:
             self._run.report("done", self.done, "interrupted" if stopped.received else "finished")
         return Summary(self.done, before, after, stopped.exit_code)
 
-    def _evaluation_before(self) -> Evaluation | None:
-        if self.done > 0 or not self.config.evaluation.before_and_after:
-            return None
-        return self.evaluate()
-
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
         """Play held-out problems of the test split, or measure the verifier that is trained; record the result."""
         problems = problems or self.config.evaluation.problems
         if self._judged is not None and self._judged[:2] == (self.done, problems):
             return self._judged[2]
+        self._keep_start()
         self._phase("evaluation", "unseen problems")
         result = self._judge(problems) if self.algorithm.judges else self._play_unseen(problems, greedy)
         if self._run is not None:
@@ -326,8 +322,18 @@ class Trainer:
         assert self._run is not None, "a trainer without a run directory keeps nothing"
         if self.algorithm.judges and (self._judged is None or self._judged[0] != self.done):
             self.evaluate()  # what a verifier's folder says of it is about the weights that lie there
+        folder = self._write_checkpoint(self._run)
+        checkpoint.prune(self._run.checkpoints, self.config.checkpoint.keep, folder)
+        return folder
+
+    def _keep_start(self) -> None:
+        # Before the first row, so that a run killed before its first save has something to go back to.
+        if self._run is not None and self._saved is None:
+            self._write_checkpoint(self._run)
+
+    def _write_checkpoint(self, run: RunDirectory) -> Path:
         folder = write_checkpoint(
-            self._run,
+            run,
             self.done,
             self.engine,
             self.team,
@@ -336,7 +342,6 @@ class Trainer:
             self._loop.state(),
         )
         self._saved = self.done
-        checkpoint.prune(self._run.checkpoints, self.config.checkpoint.keep, folder)
         return folder
 
     def save_policies(self, folder: Path) -> None:
@@ -346,9 +351,13 @@ class Trainer:
 
     def _resume(self, run: RunDirectory) -> None:
         if not checkpoint.list_checkpoints(run.checkpoints):
-            run.rewind({})
+            run.start_anew()
             return
-        run.rewind(self.load_checkpoint(run.checkpoints)["positions"])
+        loop = self.load_checkpoint(run.checkpoints)
+        # An evaluation at the start or the end is done again in `train`; one at a former end stays.
+        repeated = not 0 < self.done < self.config.training.steps
+        run.rewind(loop["positions"], None if repeated else self.done)
+        run.point_latest(loop["folder"])
         self._saved = self.done
 
     def load_checkpoint(self, folder: Path) -> Mapping[str, Any]:

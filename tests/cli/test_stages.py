@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,36 @@ class TestRunning:
         assert kapelle("train", "--resume", "run").code == 0
         assert told(Path("run/03-debate")) == told(whole / "run" / "03-debate")
 
+    @pytest.mark.parametrize("how", ["older", "none"])
+    def test_a_stage_starts_from_the_newest_weights_whatever_latest_says(
+        self, whole: Path, kapelle: Kapelle, how: str
+    ) -> None:
+        shutil.copytree(whole / "run", "run")
+        shutil.rmtree("run/03-debate")
+        if how == "older":  # what a kill between the save and the pointer leaves
+            Path("run/01-sft/latest").write_text("checkpoints/00000001\n")
+        else:
+            Path("run/01-sft/latest").unlink()
+        assert kapelle("train", "--resume", "run").code == 0
+        assert told(Path("run/03-debate")) == told(whole / "run" / "03-debate")
+
+    def test_a_stage_whose_last_weights_are_damaged_learns_them_again_first(
+        self, whole: Path, kapelle: Kapelle
+    ) -> None:
+        shutil.copytree(whole / "run", "run")
+        shutil.rmtree("run/03-debate")
+        weights = Path("run/01-sft/checkpoints/00000002/train.safetensors")
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+        said = kapelle("train", "--resume", "run")
+        assert said.code == 0, said.err
+        assert "passed over" in said.out
+        assert "content of train.safetensors has changed" in said.out
+        assert said.out.count("done before") == 1
+        for name in ("01-sft", "03-debate"):
+            assert told(Path("run") / name) == told(whole / "run" / name)
+
     def test_more_steps_go_on_in_every_stage(self, whole: Path, kapelle: Kapelle) -> None:
         shutil.copytree(whole / "run", "run")
         said = kapelle("train", "--resume", "run", "training.steps=3")
@@ -165,7 +196,10 @@ class TestRunning:
         second = Path("run/02-grpo")
         before = told(second)
         shutil.rmtree(second / "checkpoints")
+        shutil.rmtree(second / "episodes")
         (second / "latest").unlink()
+        (second / "metrics.jsonl").write_bytes(b"")
+        (second / "evaluations.jsonl").write_bytes(b"")
         status = json.loads((second / "status.json").read_text())
         (second / "status.json").write_text(json.dumps({**status, "state": "interrupted", "step": 0}))
         assert kapelle("train", "--resume", "run").code == 0
@@ -180,6 +214,23 @@ class TestRunning:
         again = read_stages(str(whole / "run" / "stages.yaml"))
         first = read_stages(str(whole / "three.yaml"))
         assert [s.recipe.config for s in again] == [s.recipe.config for s in first]
+
+
+def test_a_folder_of_stages_that_was_not_finished_being_made_is_begun_again(
+    tmp_path: Path, recipe: str
+) -> None:
+    stages, run = read_stages(recipe), tmp_path / "run"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(RunDirectoryError, match=r"Cannot write .*stages\.yaml"):
+            open_stages(run, stages, resume=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in run.iterdir()] == [".stages.yaml.partial"]
+    open_stages(run, stages, resume=False)
+    again = read_stages(str(run / "stages.yaml"))
+    assert [s.recipe.config for s in again] == [s.recipe.config for s in stages]
 
 
 def told(run: Path) -> list[dict[str, float]]:

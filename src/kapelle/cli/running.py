@@ -15,7 +15,7 @@ from kapelle.cli.output import command, say
 from kapelle.cli.progress import Progress, Watch, point_of
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
-from kapelle.run_files import is_run, read_evaluations, read_latest
+from kapelle.run_files import is_run, read_evaluations, saved_steps
 
 if TYPE_CHECKING:
     from kapelle.cli.report import Report
@@ -64,7 +64,7 @@ def _lost(phase: str, run_dir: Path) -> str | None:
     if phase == "warm-up":
         return "the warm-up begins anew"
     if phase in ("training", "stopping"):
-        return f"what came after step {_saved_steps(run_dir)} is done again"
+        return f"what came after step {saved_steps(run_dir)} is done again"
     return None
 
 
@@ -90,7 +90,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
     finished = summary is not None and summary.after is not None
     both = (summary.before, summary.after) if summary else (None, None)
     return Report(
-        steps=summary.steps if summary else _saved_steps(run_dir),
+        steps=summary.steps if summary else saved_steps(run_dir),
         before=before,
         after=rows[-1] if finished else None,
         learned=learned(both[0].groups, both[1].groups) if both[0] and both[1] else None,
@@ -107,11 +107,6 @@ def _is_constant_sum(source: Source) -> bool:
 
     environment = source.config.environment
     return isinstance(environment, Opposed) and environment.constant_sum
-
-
-def _saved_steps(run_dir: Path) -> int:
-    latest = read_latest(run_dir)
-    return 0 if latest is None else int(latest.name.partition("-")[0])
 
 
 def _say_how_to_go_on(run_dir: Path, whole: Path, lost: str | None, stream: TextIO) -> None:
