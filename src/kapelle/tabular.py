@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kapelle import checkpoint
 from kapelle.batch import Sample
+from kapelle.checkpoint_folder import step_of
 from kapelle.engines.rollout import WritingRenderer
 from kapelle.engines.train import TrainEngine
 from kapelle.environment import Environment
@@ -117,11 +118,14 @@ def uniform_table(environment: Environment) -> Table:
 
 
 def checkpoint_tables(play: Play, engine: TrainEngine, checkpoints: Path) -> Iterator[tuple[str, Table]]:
-    """Yield the name of every whole checkpoint in a folder, oldest first, with its policy as a table.
+    """Yield the name of every checkpoint of a trained policy in a folder, oldest first, with its policy as a table.
 
+    The start of a run is none: an average over training does not count the policy that has not learned yet.
     The engine's weights change with each one and are the last one's afterwards.
     """
     for folder in checkpoint.list_checkpoints(checkpoints):
+        if step_of(folder) == 0:
+            continue
         engine.load_state(checkpoint.read(folder)["train"])
         yield folder.name, language_table(play, engine.score)
 
