@@ -99,9 +99,10 @@ def read_checkpoint(
     for rejected in newest.rejected:
         say(f"passed over: {rejected.reason}")
     if newest.folder is None:
+        why = "".join(f" {rejected.reason}" for rejected in newest.rejected)
         raise CheckpointError(
-            f"There is no whole checkpoint in {folder}: {'; '.join(r.reason for r in newest.rejected) or 'it is empty'} "
-            "Put one back from a copy, or start the run anew in another --run-dir."
+            f"There is no whole checkpoint in {folder}.{why} Put one back from a copy, or start the run anew in another "
+            "--run-dir."
         )
     state = checkpoint.read(newest.folder)
     loop: Mapping[str, Any] = state["loop"]
