@@ -40,7 +40,9 @@ def settings(non_finite: str = "stop", keep: int = 9, **over: Any) -> dict[str, 
 
 
 def states(run: Path) -> dict[str, Any]:
+    """What each checkpoint of a step holds; that of the start is left out."""
     folders = checkpoint.list_checkpoints(run / "checkpoints")
+    folders = [folder for folder in folders if folder.name != "00000000"]
     return {folder.name: checkpoint.load(folder)["train"] for folder in folders}
 
 
@@ -167,7 +169,7 @@ def test_a_poisoned_checkpoint_is_passed_over_and_said(
 def test_with_nothing_but_poison_there_is_no_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(undisturbed, run)
-    for step in range(1, STEPS + 1):
+    for step in range(STEPS + 1):
         spoil(run, step, "nan weight")
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         Trainer.from_run(run)
