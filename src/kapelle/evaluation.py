@@ -43,6 +43,8 @@ class Evaluation:
     """`seen` and `not seen` → its rate, for every yes or no that the environment says in `info`."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
+    games: bool = False
+    """True where no task asks a question: the score is then what was earned of the most, and no answer was right."""
     groups: tuple[Group, ...] = field(default=(), repr=False)
     """The episodes themselves."""
     verifier: Mapping[str, Any] | None = None
@@ -78,6 +80,8 @@ class Evaluation:
             },
             **({} if self.verifier is None else {"verifier": dict(self.verifier)}),
         }
+        if self.games:
+            row["games"] = True
         if self.part_reward:
             row["part_reward"] = {part: dict(earned) for part, earned in self.part_reward.items()}
         return row
@@ -159,6 +163,7 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
             part: {agent: metrics[f"return/{part}/{agent}"] for agent in agents}
             for part in by_part([episode for episode in episodes if episode.error is None])
         },
+        games=bool(episodes) and not any(episode.task.question for episode in episodes),
         groups=tuple(groups),
     )
 

@@ -247,3 +247,25 @@ def test_a_frozen_verifier_is_not_shown_as_training() -> None:
     assert trains == {"a": True, "critic": True, "verifier": False}
     [line] = [line for line in describe(found) if line.startswith("verifier")]
     assert "frozen" in line
+
+
+def test_games_that_are_solved_or_not_have_a_score_and_no_verdict(kapelle: Kapelle) -> None:
+    team = {"sharing": "lora", "lora": {"rank": 2}, "sampling": {"max_tokens": 2}, "agents": 2}
+    parts = {
+        "pennies": {"environment": {"name": "matrix", "game": "matching_pennies", "rules": "none"}},
+        "xor": {"environment": {"name": "matrix", "game": "xor", "rules": "none"}},
+    }
+    words = recipe(
+        "both",
+        team=team,
+        environment={"name": "mixture", "parts": parts},
+        workflow={"name": "play"},
+        algorithm={"name": "grpo", "group_size": 2, "team_reward": "individual"},
+    )
+    said = kapelle("train", words, "--run-dir", "run")
+    assert said.code == 0, said.err
+    assert not re.search(r"accuracy|→ right|→ wrong", said.out)
+    assert re.search(r"^score     .*scored \d of \d unseen problems", said.out, re.MULTILINE)
+    seats = r"agent_0 -?[\d.]+, agent_1 -?[\d.]+"
+    for part in parts:
+        assert re.search(rf"^ +{part}: return {seats}  →  {seats}$", said.out, re.MULTILINE)

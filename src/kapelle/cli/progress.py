@@ -55,6 +55,10 @@ class Point:
     reason: str = ""
     verifier: Mapping[str, Any] | None = None
     """How well a verifier judges, where one is trained (`judging.Judgement.row`)."""
+    games: bool = False
+    """Whether no task asks a question (`Evaluation.games`)."""
+    part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Part of a mixture → what each seat earned in it."""
 
     @property
     def rate(self) -> Rate:
@@ -94,6 +98,8 @@ def point_of(row: Mapping[str, Any]) -> Point:
         row.get("failed", 0),
         row.get("reason", ""),
         row.get("verifier"),
+        bool(row.get("games")),
+        row.get("part_reward", {}),
     )
 
 
@@ -223,10 +229,10 @@ def conversation(episode: Episode) -> Conversation:
     if episode.error is not None:
         return Conversation(episode.task.question, said, None, note="failed")
     paid = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
-    earned = (
-        {name: episode.total(name) for name in episode.agents} if paid and episode.success is None else {}
-    )
-    return Conversation(episode.task.question, said, episode.success, earned)
+    # A game asks nothing, so that nothing is right or wrong: what the seats earned is told.
+    score = episode.success if episode.task.question or not paid else None
+    earned = {name: episode.total(name) for name in episode.agents} if paid and score is None else {}
+    return Conversation(episode.task.question, said, score, earned)
 
 
 def demonstrated(shown: Conversation) -> Conversation:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.lines import told
+from kapelle.cli.output import returns
 from kapelle.cli.progress import Conversation, Point, conversation, judged
 
 if TYPE_CHECKING:
@@ -99,7 +100,11 @@ class Report:
         whole = points[0].counts(" unseen problems") if alike else "on unseen problems"
         games = all(point.is_game for point in points)
         intervals = ", 95 % intervals" if any(point.interval for point in points) else ""
-        lines = _row("return" if games else "accuracy", f"{told_before}  →  {told_after}  {whole}{intervals}")
+        name = "return" if games else "score" if any(point.games for point in points) else "accuracy"
+        lines = _row(name, f"{told_before}  →  {told_after}  {whole}{intervals}")
+        for part in dict.fromkeys(part for point in points for part in point.part_reward):
+            earned = [returns(p.part_reward[part]) for p in points if part in p.part_reward]
+            lines += _row("", f"{part}: return {'  →  '.join(earned)}")
         for reason in dict.fromkeys(point.reason for point in points if point.reason):
             lines += _row("", f"not scored: {reason}")
         return lines
