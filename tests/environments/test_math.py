@@ -15,8 +15,9 @@ from kapelle.environment import Answerable, Environment, Scripted, environment_c
 from kapelle.environments import math as math_environment
 from kapelle.environments.math import Math
 from kapelle.errors import DataError
-from kapelle.grading.math import math_processes
+from kapelle.grading.math import math_processes, read_math
 from kapelle.grading.processes import Limits
+from kapelle.grading.verdict import Grade
 from kapelle.types import Split, Task
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.solo import Solo
@@ -297,3 +298,26 @@ async def test_gsm8k(gsm8k_folder: Path) -> None:
         said = environment.script("solver", task, (), 0)
         assert (await environment.grade(said, task.data["answer"])).score == 1.0
     assert environment.task("test", 0).data["answer"] == "18"
+
+
+def paid(written: str, gold: str) -> float:
+    """What the own reader pays for an answer behind `####`; 0 where it leaves the verdict open."""
+    grade = read_math(f"#### {written}", gold, ["hash"])
+    return (grade.score or 0.0) if isinstance(grade, Grade) else 0.0
+
+
+@pytest.mark.parametrize(
+    "written",
+    [r"\boxed{5}", "**5**", "`5`", "5,", "5;", "= 5", r"\therefore 5", r"\boxed{\frac{10}{2}}", "**x = 5**"],
+)
+def test_marks_around_a_whole_answer_are_no_part_of_it(written: str) -> None:
+    assert paid(written, "5") == 1.0
+    assert paid("5", written) == 1.0
+    assert paid(written, "6") == 0.0
+
+
+@pytest.mark.parametrize(
+    "written", ["**5** or **6**", r"\boxed{5} \boxed{6}", "`5` `6`", "== 5", "5 = 6", "**5", ",", "="]
+)
+def test_marks_around_parts_are_no_way_around_the_rules(written: str) -> None:
+    assert paid(written, "5") == 0.0

@@ -96,8 +96,8 @@ def take_apart(text: str) -> Written:
 
 
 def tidy(text: str) -> str:
-    """Return an answer without delimiters, spacing commands and a full stop at its end."""
-    body = text.strip().removesuffix(".").strip()
+    """Return an answer without delimiters, marks around it, spacing commands and a full stop at its end."""
+    body = _unmarked(text)
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         size = len(opening) + len(closing)
         if len(body) > size and body.startswith(opening) and body.endswith(closing):
@@ -112,6 +112,19 @@ def tidy(text: str) -> str:
     body = _ARRAY.sub(lambda match: rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}", body)
     body = _NAMED_PATTERN.sub(lambda match: _NAMED[match[0]], body)
     return body.replace("{,}", ",").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}").strip()
+
+
+_MARKED = re.compile(
+    r"\*\*(?P<bold>[^*]+)\*\*|`(?P<code>[^`]+)`|\\boxed\s*\{(?P<box>(?:[^{}]|\{[^{}]*\})+)\}|(?:\\therefore\b|=(?!=))(?P<rest>.+)"
+)
+
+
+def _unmarked(text: str) -> str:
+    """Return an answer without what a writer puts around the whole of it: bold, a box, `=` before, `,` behind."""
+    body = re.sub(r"[.,;]$", "", text.strip()).strip()
+    found = _MARKED.fullmatch(body)
+    inner = next((part for part in found.groups() if part), "") if found else ""
+    return inner.strip() if inner and "boxed" not in inner else body
 
 
 def split_top(text: str, mark: str) -> list[str]:
