@@ -19,10 +19,12 @@ from typing import Any
 
 from kapelle.algorithm import label_of
 from kapelle.environments.data_source import held_out, read_rows
-from kapelle.environments.labelled import Labelled
 from kapelle.errors import DataError
 from kapelle.seeds import derive_seed
 from kapelle.types import Group
+
+HELD_OUT = 0.2
+"""Share of the questions that the recipe `verifier_file` holds out."""
 
 
 def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -136,7 +138,7 @@ def survey(file: Path, shown: int = 3) -> Survey:
     for row in rows:
         by_question.setdefault(row["question"], []).append(row)
     kinds = [{row["is_correct"] > 0.5 for row in given} for given in by_question.values()]
-    share = Labelled.model_fields["test_share"].default
+    share = HELD_OUT
     counts = [len(given) for given in by_question.values()]
     return Survey(
         answers=len(rows),

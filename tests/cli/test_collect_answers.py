@@ -13,9 +13,10 @@ import yaml
 from tests.cli.conftest import Kapelle, call
 from tests.tiny import SIZE, sections, tiny_model
 
-from kapelle.answers import balance
+from kapelle.answers import HELD_OUT, balance
 from kapelle.cli import collect, collect_answers
 from kapelle.models.weights import save_model
+from kapelle.recipe import load_recipe
 from kapelle.run_files import read_episodes, read_evaluations, read_metrics
 
 TEAM = {"sharing": "frozen", "agents": 2, "critic_lora": {"rank": 2}, "sampling": {"max_tokens": 2}}
@@ -230,3 +231,8 @@ def test_a_file_is_trained_on_apart_and_its_verifier_pays_debaters(kapelle: Kape
     said = kapelle("train", "debate.yaml", "--run-dir", "debate")
     assert said.code == 0, said.err
     assert "verifier_score/agent_0" in read_metrics(Path("debate"))[0]
+
+
+def test_what_is_said_to_be_held_out_is_what_the_recipe_holds_out() -> None:
+    environment: Any = load_recipe("verifier_file").config.environment
+    assert environment.test_share == HELD_OUT

@@ -126,7 +126,7 @@ def _lines(file: Path, found: Survey) -> list[str]:
         f"{file}: {found.answers} answers to {found.questions} questions, {found.right} right, {wrong} wrong",
         f"questions    {found.both} answered both ways, {found.only_right} rightly alone, {found.only_wrong} wrongly alone",
         f"each         {low} to {high} answers, median {middle:g}",
-        f"split        {found.questions - found.held_out} questions to train on, {found.held_out} held out (`labelled`)",
+        f"split        {found.questions - found.held_out} questions to train on, {found.held_out} held out by `verifier_file`",
     ]
     for name, parts in (("agent", found.by_agent), ("round", found.by_round)):
         lines += [
