@@ -63,7 +63,7 @@ def test_info_knows_versions_machine_and_extras(kapelle: Kapelle) -> None:
     found = kapelle("info", "--json").json
     assert found["versions"]["torch"] == version("torch")
     assert found["machine"]["threads"] >= 1
-    assert set(found["extras"]) == {"peft", "data", "games", "plot", "tensorboard", "wandb", "bench"}
+    assert set(found["extras"]) == {"peft", "data", "embed", "games", "plot", "tensorboard", "wandb", "bench"}
     assert found["extras"]["peft"] == f"peft {version('peft')}"
     text = kapelle("info").out
     assert f"  torch         {version('torch')}" in text.splitlines()
