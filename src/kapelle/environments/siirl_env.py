@@ -21,7 +21,8 @@ from typing import Any, Literal, cast
 from pydantic import Field, SerializeAsAny, field_validator
 
 from kapelle.configured import Configured, find_class
-from kapelle.environment import Answerable, Environment, Outcome, Scripted, World, environment_class
+from kapelle.environment import Answerable, Environment, Outcome, Scripted, World
+from kapelle.environments.inner_questions import inner_questions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Message, Split, Task
 
@@ -45,19 +46,7 @@ class SiirlEnv(Configured):
     @field_validator("questions", mode="before")
     @classmethod
     def _found(cls, value: object) -> object:
-        if not isinstance(value, Mapping):
-            return value
-        if "name" not in value:
-            raise ValueError(
-                "`questions` names no environment. Write `questions: {name: math}`, for example."
-            )
-        try:
-            found = environment_class(str(value["name"]))
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        if not issubclass(found, Configured):
-            raise ValueError(f"The environment '{value['name']}' must be a subclass of kapelle.Configured.")  # noqa: TRY004 (pydantic explains a ValueError)
-        return found.model_validate(dict(value))
+        return inner_questions(value)
 
     @property
     def _asks(self) -> Environment:

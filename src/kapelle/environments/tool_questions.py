@@ -19,8 +19,8 @@ from kapelle.environment import (
     Scripted,
     Skipping,
     asks_questions,
-    environment_class,
 )
+from kapelle.environments.inner_questions import inner_questions
 from kapelle.environments.tool_calculator import Calculator
 from kapelle.environments.tool_files import Files
 from kapelle.environments.tool_functions import Functions
@@ -56,19 +56,7 @@ class Tools(Configured):
     @field_validator("questions", mode="before")
     @classmethod
     def _found(cls, value: object) -> object:
-        if not isinstance(value, Mapping):
-            return value
-        if "name" not in value:
-            raise ValueError(
-                "`questions` names no environment. Write `questions: {name: math}`, for example."
-            )
-        try:
-            found = environment_class(str(value["name"]))
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        if not issubclass(found, Configured):
-            raise ValueError(f"The environment '{value['name']}' must be a subclass of kapelle.Configured.")  # noqa: TRY004 (pydantic explains a ValueError)
-        return found.model_validate(dict(value))
+        return inner_questions(value)
 
     @property
     def _asks(self) -> Environment:
