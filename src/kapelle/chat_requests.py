@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kapelle.awake import awake_timeout
 from kapelle.errors import EpisodeError
 from kapelle.types import Json
 
@@ -43,11 +44,13 @@ async def post(
     gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONNECTIONS))
     # A few compressed bytes may stand for very many.
     sent = {**headers, "Accept-Encoding": "identity"}
+    # `awake_timeout` is the limit: httpx's own would go on while this process is stopped.
+    no_limits = httpx.Timeout(None)
     async with gate:
         try:
             async with (
-                asyncio.timeout(seconds),
-                httpx.AsyncClient(timeout=seconds, transport=transport) as client,
+                awake_timeout(seconds),
+                httpx.AsyncClient(timeout=no_limits, transport=transport) as client,
                 client.stream("POST", url, json=body, headers=sent) as answer,
             ):
                 return answer.status_code, await _body(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def ignore_signals(question: Json) -> Json:
 def wait(_question: Json) -> Json:
     signal.pause()
     return None
+
+
+def sleep(question: Json) -> Json:
+    time.sleep(question["seconds"])
+    return question["value"]
 
 
 def memory(_question: Json) -> Json:
@@ -69,6 +75,7 @@ WAYS: Mapping[str, Callable[[Json], Json]] = {
     "print": shout,
     "loop": loop,
     "wait": wait,
+    "sleep": sleep,
     "ignore signals": ignore_signals,
     "power": lambda _: len(str(9 ** (9**9) % 7)),
     "exit": exit_at_once,

@@ -9,15 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import os
-import selectors
 import signal
 import subprocess
-import time
 from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
 
+from kapelle.awake import AwakeClock, wait_readable
 from kapelle.configured import Configured
 from kapelle.environments.tool_contract import Tool, ToolFault, ToolSchema
 from kapelle.errors import ConfigError
@@ -155,9 +154,9 @@ class Connection:
     def _ask(self, method: str, parameters: Mapping[str, Json]) -> Mapping[str, Json]:
         self._asked += 1
         self._send({"id": self._asked, "method": method, "params": dict(parameters)})
-        deadline = time.monotonic() + self._limit_s
+        clock = AwakeClock()
         while True:
-            message = self._receive(deadline)
+            message = self._receive(clock)
             if "method" in message and "id" in message:
                 self._answer(message)
             elif message.get("id") == self._asked and "method" not in message:
@@ -187,20 +186,17 @@ class Connection:
         except OSError:
             raise Lost("The server has ended.") from None
 
-    def _receive(self, deadline: float) -> Mapping[str, Json]:
+    def _receive(self, clock: AwakeClock) -> Mapping[str, Json]:
         assert self._process.stdout is not None, "opened as a pipe"
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise Lost(f"The server did not answer within {self._limit_s:g} s.")
-                part = os.read(self._process.stdout.fileno(), 65536)
-                if not part:
-                    raise Lost("The server has ended.")
-                self._unread += part
-                if len(self._unread) > MAX_MESSAGE:
-                    raise Lost(f"The server sent more than {MAX_MESSAGE:,} bytes at once.")
+        while b"\n" not in self._unread:
+            if not wait_readable(self._process.stdout, clock, self._limit_s):
+                raise Lost(f"The server did not answer within {self._limit_s:g} s.")
+            part = os.read(self._process.stdout.fileno(), 65536)
+            if not part:
+                raise Lost("The server has ended.")
+            self._unread += part
+            if len(self._unread) > MAX_MESSAGE:
+                raise Lost(f"The server sent more than {MAX_MESSAGE:,} bytes at once.")
         line, _, rest = bytes(self._unread).partition(b"\n")
         self._unread = bytearray(rest)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -70,12 +69,10 @@ class Interpreter:
         if self._session is None:
             command = [self._sandbox.python, "-I", "-B", "-c", _BEGIN]
             self._session = start(self._sandbox, {"interpreter.py": _driver()}, command, self._limits)
-        until = time.monotonic() + self._call_s
         self._session.send(json.dumps(arguments["program"]).encode() + b"\n")
         line = self._session.receive(self._call_s)
         if line is None:
-            late = time.monotonic() >= until
-            raise ToolFault(f"{self._lost(late)} Its variables are gone; the next program starts afresh.")
+            raise ToolFault(f"{self._lost()} Its variables are gone; the next program starts afresh.")
         try:
             printed = json.loads(line)
         except (ValueError, RecursionError):
@@ -85,16 +82,17 @@ class Interpreter:
             raise ToolFault("The program broke the interpreter. The next program starts afresh.")
         return printed.rstrip() or "(nothing was printed)"
 
-    def _lost(self, late: bool) -> str:
+    def _lost(self) -> str:
         assert self._session is not None, "a program has run"
+        ended = self._session.ended
         result = self._session.finish(kill=True)
         self._session = None
         if result.limit is not None:
             return f"The interpreter reached its limit of {result.limit}."
         return (
-            f"The program took longer than {self._call_s:g} s."
-            if late
-            else "The program ended the interpreter."
+            "The program ended the interpreter."
+            if ended
+            else f"The program took longer than {self._call_s:g} s."
         )
 
     def close(self) -> None:

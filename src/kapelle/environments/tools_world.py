@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kapelle.awake import awake_timeout
 from kapelle.environment import Outcome, Retriable, World
 from kapelle.environments.tool_arguments import fit_arguments
 from kapelle.environments.tool_contract import Box, Tool, ToolFault
@@ -163,7 +164,7 @@ class ToolsWorld:
         if tool is None:
             raise ToolFault(f"There is no tool '{call.name[:80]}'.{did_you_mean(call.name, tools)}")
         arguments = fit_arguments(call.arguments, tool.schema.parameters)
-        async with asyncio.timeout(self._rules.call_s):
+        async with awake_timeout(self._rules.call_s):
             return await asyncio.to_thread(tool.call, arguments)
 
     def outcome(self) -> Outcome:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import resource
-import select
 import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from kapelle.awake import AwakeClock, wait_readable
 from kapelle.types import Json
 
 Answer = Callable[[Json], Json]
@@ -66,7 +65,7 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
         _answer_and_exit(answer, asked["question"], writing, memory)
     os.close(writing)
     try:
-        data, late = _drain(reading, time.monotonic() + wall_s)
+        data, late = _drain(reading, wall_s)
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
@@ -79,11 +78,10 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
     return data.rstrip(b"\n") if data.endswith(b"\n") else _gave_up(f"Its process died (status {status}).")
 
 
-def _drain(reading: int, deadline: float) -> tuple[bytes, bool]:
-    data = b""
+def _drain(reading: int, wall_s: float) -> tuple[bytes, bool]:
+    data, clock = b"", AwakeClock()
     while not data.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([reading], [], [], left)[0]:
+        if not wait_readable(reading, clock, wall_s):
             return data, True
         part = os.read(reading, _SPARE_BYTES)
         if not part:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import json
 import os
 import queue
-import selectors
 import subprocess
 import sys
-import time
 import weakref
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Protocol, Self
 
+from kapelle.awake import AwakeClock, wait_readable
 from kapelle.types import Json
 
 MAX_REPLY_BYTES = 1 << 20
@@ -153,18 +152,14 @@ class KillableProcesses:
 
 def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
     assert server.stdout is not None
-    data = b""
-    deadline = time.monotonic() + limit_s
-    with selectors.DefaultSelector() as selector:
-        selector.register(server.stdout, selectors.EVENT_READ)
-        while not data.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                raise GaveUp(f"The process that grades did not answer within {limit_s:g} s.")
-            part = os.read(server.stdout.fileno(), 65536)
-            if not part or len(data) > MAX_REPLY_BYTES:
-                raise GaveUp("The process that grades ended without an answer.")
-            data += part
+    data, clock = b"", AwakeClock()
+    while not data.endswith(b"\n"):
+        if not wait_readable(server.stdout, clock, limit_s):
+            raise GaveUp(f"The process that grades did not answer within {limit_s:g} s.")
+        part = os.read(server.stdout.fileno(), 65536)
+        if not part or len(data) > MAX_REPLY_BYTES:
+            raise GaveUp("The process that grades ended without an answer.")
+        data += part
     try:
         return json.loads(data)
     except ValueError as problem:

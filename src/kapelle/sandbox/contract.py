@@ -79,6 +79,11 @@ class Layer:
 class Session(Protocol):
     """One run that is under way: bytes go in, bounded bytes come out. Closed by `finish` or `kill`."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether the program was seen to have ended by itself."""
+        ...
+
     def send(self, data: bytes) -> None:
         """Write to the program's standard input; what a dead program does not read is dropped."""
         ...

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from kapelle.awake import AwakeClock
 from kapelle.errors import SandboxError
 from kapelle.sandbox.contract import LimitName, Limits, Result
 from kapelle.sandbox.usage import Usage
@@ -83,13 +84,20 @@ class ProcessSession:
         self._input_open, self._input_ends = True, False
         self._limit: LimitName | None = None
         self._peak_memory = 0
-        self._started = time.monotonic()
+        # Counts what passes while the program is waited for, and nothing while this process is stopped.
+        self._clock = AwakeClock()
+        self._started = self._clock.now()
         self._next_watch = self._started + WATCH_EVERY_S
         self._exit_fd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
         self._ended = False
         self._result: Result | None = None
         for fd in (self._stdin, *self._output):
             os.set_blocking(fd, False)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program was seen to have ended by itself."""
+        return self._ended
 
     def send(self, data: bytes) -> None:
         """Write to the program's standard input; what a dead program does not read is dropped."""
@@ -102,7 +110,7 @@ class ProcessSession:
         output = self._output[self._stdout]
         self._pump(lambda: not self._waiting, math.inf)
         self._check_begun()
-        self._pump(lambda: output.find(b"\n", self._taken) >= 0, time.monotonic() + timeout_s)
+        self._pump(lambda: output.find(b"\n", self._taken) >= 0, self._clock.now() + timeout_s)
         end = output.find(b"\n", self._taken)
         if end < 0:
             return None
@@ -144,7 +152,7 @@ class ProcessSession:
     def _pump(self, done: Callable[[], bool], until: float) -> None:
         """Move bytes until `done`, the end of the program, a limit, or a moment."""
         while not done() and not self._ended and self._limit is None:
-            now = time.monotonic()
+            now = self._clock.now()
             if now >= self._deadline:
                 self._limit = "wall"
             if now >= min(until, self._deadline):
@@ -208,7 +216,7 @@ class ProcessSession:
         if self._waiting and self._output[self._stdout].startswith(self._greeting):
             self._waiting = False
             self._taken = len(self._greeting)
-            self._started = time.monotonic()
+            self._started = self._clock.now()
         return bool(data)
 
     def _drain(self) -> None:
@@ -234,7 +242,7 @@ class ProcessSession:
             self._limit = "cpu"
 
     def _reap(self) -> Result:
-        wall_s = time.monotonic() - self._started
+        wall_s = self._clock.now() - self._started
         status, cpu_s = _wait(self._process, KILL_WITHIN_S)
         by_signal = (
             None if status is None else -status if status < 0 else status - 128 if status > 128 else None
@@ -265,13 +273,13 @@ class ProcessSession:
 
 def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None, float]:
     """Reap a child: its status, and the CPU time of it and of what it and its descendants reaped."""
-    until = time.monotonic() + within_s
+    clock = AwakeClock()
     while True:
         pid, status, used = os.wait4(process.pid, os.WNOHANG)
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
             return process.returncode, used.ru_utime + used.ru_stime
-        if time.monotonic() > until:
+        if clock.now() > within_s:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             return None, 0.0
