@@ -7,6 +7,7 @@ hold an episode for ever or fill this process's memory.
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -43,15 +44,17 @@ async def post(
 
     gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONNECTIONS))
     # A few compressed bytes may stand for very many.
-    sent = {**headers, "Accept-Encoding": "identity"}
+    sent = {**headers, "Accept-Encoding": "identity", "Content-Type": "application/json"}
     # `awake_timeout` is the limit: httpx's own would go on while this process is stopped.
     no_limits = httpx.Timeout(None)
+    # Escaped: a text may hold half a character, which UTF-8 does not know.
+    content = json.dumps(body).encode("ascii")
     async with gate:
         try:
             async with (
                 awake_timeout(seconds),
                 httpx.AsyncClient(timeout=no_limits, transport=transport) as client,
-                client.stream("POST", url, json=body, headers=sent) as answer,
+                client.stream("POST", url, content=content, headers=sent) as answer,
             ):
                 return answer.status_code, await _body(answer)
         except TimeoutError:

@@ -32,9 +32,10 @@ from kapelle.checkpoint_folder import (
     sha256,
     verify,
 )
-from kapelle.durable import PARTIAL, flush, write_new
-from kapelle.errors import CheckpointError
+from kapelle.durable import PARTIAL, explain, flush, write_new
+from kapelle.errors import CheckpointError, DataError
 from kapelle.exact_json import decode, encode
+from kapelle.tensor_files import load_tensors
 from kapelle.types import Json
 
 if TYPE_CHECKING:
@@ -96,15 +97,20 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint that `verify` or `newest_valid` has just passed."""
-    from safetensors.torch import load_file
+    """Return the state of a checkpoint that `verify` or `newest_valid` has just passed.
 
-    state = json.loads((folder / "state.json").read_bytes())
-    listed = read_manifest(folder)["files"]
+    Raises CheckpointError when the disk refuses to read it.
+    """
     tensors: dict[str, torch.Tensor] = {}
-    for part in state:
-        if (file := f"{part}.safetensors") in listed:
-            tensors |= {f"{part}/{name}": tensor for name, tensor in load_file(folder / file).items()}
+    try:
+        state = json.loads((folder / "state.json").read_bytes())
+        listed = read_manifest(folder)["files"]
+        for part in state:
+            if (file := f"{part}.safetensors") in listed:
+                tensors |= {f"{part}/{name}": t for name, t in load_tensors(folder / file).items()}
+    except (OSError, DataError) as error:
+        reason = explain(error) if isinstance(error, OSError) else str(error)
+        raise CheckpointError(f"Checkpoint {folder} cannot be read: {reason}") from error
 
     def tensor(tag: str, name: Json) -> object:
         assert tag == "$tensor", f"a tag of another kapelle: {tag}"

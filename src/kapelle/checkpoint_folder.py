@@ -147,9 +147,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 raise CheckpointError(
                     f"Checkpoint {folder} is damaged: {name} has {size} bytes instead of {expected['bytes']}."
                 )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"Checkpoint {folder} is damaged: manifest.json is missing or broken."
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"Checkpoint {folder} cannot be read: manifest.json: {error.strerror}."
         ) from error
     return dict(manifest)
 

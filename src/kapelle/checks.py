@@ -232,9 +232,11 @@ def check_prompts(
                     continue
                 renderer = renderers[team.bases[policy.base]]
                 messages = [Message("system", agent.system)] if agent.system else []
-                tokens = len(
-                    renderer.start([*messages, Message("user", _opening(agent.prompt, task.question))])
-                )
+                messages.append(Message("user", _opening(agent.prompt, task.question)))
+                try:
+                    tokens = len(renderer.start(messages))
+                except ContextError as error:
+                    raise ContextError(f"Agent '{agent.name}' cannot read task {task.id}. {error}") from None
                 if tokens >= renderer.context:
                     raise ContextError(
                         f"The prompt of agent '{agent.name}' for task {task.id} has {tokens} tokens; the model reads "

@@ -22,7 +22,7 @@ import torch
 
 from kapelle import checkpoint
 from kapelle.engines.torch_train import TorchTrainEngine
-from kapelle.errors import CheckpointError, ConfigError, ModelError, NumericsError, did_you_mean
+from kapelle.errors import CheckpointError, ConfigError, DataError, ModelError, NumericsError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_same, check_saved
 from kapelle.models.weights import base_of, read_adapter, save_adapter, save_model, weights_hash
@@ -30,6 +30,7 @@ from kapelle.randomness import capture_random, restore_random
 from kapelle.run_dir import RunDirectory
 from kapelle.soundness import learned, poisoned
 from kapelle.team import VERIFIER, Critic, Team
+from kapelle.tensor_files import load_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -207,14 +208,11 @@ def check_start(
 
 
 def _read_model(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     files = sorted(folder.glob("*.safetensors"))
     try:
-        return {key: tensor for file in files for key, tensor in load_file(file).items()}
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"The weights in '{folder}' cannot be read: {error}.") from error
+        return {key: tensor for file in files for key, tensor in load_tensors(file).items()}
+    except DataError as error:
+        raise ModelError(f"The weights in '{folder}' cannot be read: {error}") from error
 
 
 def _write_verifier(
@@ -279,16 +277,13 @@ def load_verifier(folder: Path, critic: Critic, models: Mapping[str, LanguageMod
 
     Raises ModelError when the folder is no verifier, or when it stands on another base than this team's.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     model = models[critic.base]
     tensors, lora = read_adapter(folder)
     check_same("The verifier", folder, lora, critic.lora)
     try:
-        head = load_file(folder / "value_head.safetensors")
+        head = load_tensors(folder / "value_head.safetensors")
         base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (DataError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
             f"'{folder}' is no verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint that "
             "`algorithm.name: verifier` wrote."

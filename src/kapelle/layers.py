@@ -21,13 +21,24 @@ def parse_setting(setting: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"'{setting}' is no setting. Write key.path=value, for example training.steps=100.")
     try:
-        value: Any = yaml.safe_load(raw)
-    except yaml.YAMLError:
+        value = parse_yaml(raw)
+    except ValueError:
         raise ConfigError(f"The value of '{setting}' is not YAML. Quote it.") from None
     # YAML 1.1 reads 1e-3 as text; a setting that is a number takes such text.
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a YAML text says; ValueError, with the reason in one line, for one that says nothing."""
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
+        # The library takes a date, a number or a key of another form for what it looks like.
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def merge(

@@ -25,7 +25,7 @@ from kapelle.configured import Configured
 from kapelle.engines.rollout import engine_class
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.layers import COMMAND_LINE, leaves, merge, parse_setting
+from kapelle.layers import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml
 from kapelle.workflow import workflow_class
 from kapelle.workflows.dag_file import is_workflow_file, read_workflow
 from kapelle.workflows.dag_paths import fitted
@@ -68,7 +68,10 @@ MAY_CHANGE = ("training.steps", "description", "trackers", "checkpoint", "evalua
 
 def changed_settings(old: str, new: str) -> list[str]:
     """Return what keeps a run of the settings `old` from going on with `new` (both YAML), in words."""
-    before, after = _flat(yaml.safe_load(old)), _flat(yaml.safe_load(new))
+    try:
+        before, after = _flat(parse_yaml(old)), _flat(yaml.safe_load(new))
+    except ValueError as error:
+        raise ConfigError(f"The run's config.yaml is not YAML: {error}. Put it back from a copy.") from None
     return [
         f"{key} was {before.get(key)!r} and is {after.get(key)!r}"
         for key in sorted({*before, *after})
@@ -326,13 +329,16 @@ def _read(source: str) -> dict[str, Any]:
         except OSError as error:
             raise ConfigError(f"Recipe file {source} cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError as error:
-            raise ConfigError(f"Recipe file {source} is no text in UTF-8: {error.reason}.") from None
+            raise ConfigError(
+                f"Recipe file {source} is no text in UTF-8: {error.reason} at byte {error.start:,}. Save it as UTF-8, or "
+                "put it back from a copy."
+            ) from None
     else:
         raise ConfigError(f"Unknown recipe '{source}'.{did_you_mean(source, recipes)}")
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"Recipe {source} is not YAML: {' '.join(str(error).split())}") from None
+        values = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"Recipe {source} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"Recipe {source} is not a mapping of sections but {type(values).__name__}.")
     return dict(read_workflow(values, source).sections) if is_workflow_file(values) else values

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from kapelle.checkpoint_folder import newest_listed, newest_valid, step_of
 from kapelle.episode_json import load_episode, load_groups
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.types import Episode, Group, Json, Split
+
+_STEP = re.compile(r"[0-9]+")
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -54,17 +58,31 @@ def read_config(run: Path) -> str:
         raise RunDirectoryError(
             f"There is no run of kapelle at {run}. Name a folder that holds config.yaml and lock."
         )
-    return (run / "config.yaml").read_text(encoding="utf-8")
+    try:
+        return _bytes(run / "config.yaml").decode()
+    except UnicodeDecodeError as error:
+        raise RunDirectoryError(
+            f"{run / 'config.yaml'} is damaged: it is no text in UTF-8 ({error.reason}). Put it back from a copy."
+        ) from None
 
 
 def read_provenance(run: Path) -> dict[str, Json]:
-    """Return where each value of the config came from."""
-    return dict(json.loads((run / "provenance.json").read_bytes()))
+    """Return where each value of the config came from; RunDirectoryError when the file is damaged or cannot be read."""
+    path = run / "provenance.json"
+    try:
+        return {str(key): value for key, value in json.loads(_bytes(path)).items()}
+    except (ValueError, AttributeError, RecursionError):
+        raise RunDirectoryError(
+            f"{path} is damaged. It says only where settings came from: remove it, and the run goes on without."
+        ) from None
 
 
 def read_status(run: Path) -> Status:
-    """Return what the run is doing; one whose process on this host is gone reads `interrupted`."""
-    status = Status(**json.loads((run / "status.json").read_bytes()))
+    """Return what the run is doing; one whose process on this host is gone reads `interrupted`.
+
+    Raises RunDirectoryError when the file is damaged or cannot be read.
+    """
+    status = _status(run / "status.json")
     if status.state == "running" and status.host == socket.gethostname() and not _alive(status.pid):
         return replace(status, state="interrupted")
     return status
@@ -82,7 +100,8 @@ def read_evaluations(run: Path) -> list[dict[str, Json]]:
 
 def episode_steps(run: Path, split: Split = "train") -> list[int]:
     """Return the steps whose episodes are recorded, in ascending order."""
-    return sorted(int(file.stem) for file in episode_folder(run, split).glob("[0-9]*.jsonl"))
+    files = episode_folder(run, split).glob("[0-9]*.jsonl")
+    return sorted(int(file.stem) for file in files if _STEP.fullmatch(file.stem))
 
 
 def read_groups(run: Path, step: int, split: Split = "train") -> list[Group]:
@@ -90,14 +109,18 @@ def read_groups(run: Path, step: int, split: Split = "train") -> list[Group]:
     path = episode_file(run, step, split)
     if not path.exists():
         raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
-    return load_groups(_rows(path))
+    with _named(path):
+        return load_groups(_rows(path))
 
 
 def read_episodes(run: Path, step: int | None = None, split: Split = "train") -> Iterator[Episode]:
     """Yield the episodes of one step, or of all steps in order."""
     for number in episode_steps(run, split) if step is None else [step]:
-        for row in _rows(episode_file(run, number, split)):
-            yield load_episode(row)
+        path = episode_file(run, number, split)
+        for row in _rows(path):
+            with _named(path):
+                episode = load_episode(row)
+            yield episode
 
 
 def read_latest(run: Path) -> Path | None:
@@ -114,20 +137,54 @@ def saved_steps(run: Path) -> int:
     return (None if newest is None else step_of(newest)) or 0
 
 
-def _rows(path: Path) -> Iterator[dict[str, Json]]:
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say of a row of another form in which file it is."""
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise RunDirectoryError(f"Cannot read {path}: {error.strerror}. Is it a run directory?") from error
+        yield
+    except (DataError, KeyError, TypeError, AttributeError) as error:
+        if str(path) in str(error):
+            raise
+        said = error if isinstance(error, DataError) else f"a row has another form ({error!r})."
+        raise DataError(f"{path} is damaged: {said} Put it back from a copy.") from error
+
+
+def _rows(path: Path) -> Iterator[dict[str, Json]]:
+    lines = _bytes(path).split(b"\n")
     # What follows the last newline is empty, or half a row that is being written.
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row, fault = json.loads(line), "it is no mapping"
+        except (ValueError, RecursionError) as error:
+            row, fault = None, str(error)
+        if not isinstance(row, dict):
             raise DataError(
-                f"{path}, line {number} is damaged: {error}. Remove that line to read the others."
-            ) from error
+                f"{path}, line {number} is damaged: {fault}. Remove that line to read the others."
+            )
         yield row
+
+
+def _status(path: Path) -> Status:
+    try:
+        status = Status(**json.loads(_bytes(path)))
+    except (ValueError, TypeError, RecursionError):
+        status = None
+    known = status is not None and type(status.pid) is type(status.step) is int
+    if status is None or not known or status.state not in get_args(State):
+        raise RunDirectoryError(
+            f"{path} is damaged. To resume the run writes it anew: kapelle train --resume {path.parent}."
+        )
+    return status
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunDirectoryError(
+            f"Cannot read {path}: {error.strerror}. Is it a run directory that this user may read, on a disk without "
+            "faults?"
+        ) from error
 
 
 def _alive(pid: int) -> bool:
@@ -137,4 +194,6 @@ def _alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
+    except OverflowError:
+        return False
     return True

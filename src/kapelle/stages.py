@@ -112,7 +112,11 @@ def is_done(stage: Stage, run_dir: Path) -> bool:
     folder = run_dir / stage.folder
     if not is_run(folder):
         return False
-    status, steps = read_status(folder), stage.recipe.config.training.steps
+    steps = stage.recipe.config.training.steps
+    try:
+        status = read_status(folder)
+    except RunDirectoryError:  # damaged: the stage goes on from its last checkpoint, and writes it anew
+        return False
     if status.state != "finished" or status.step < steps:
         return False
     if not list_checkpoints(folder / "checkpoints"):

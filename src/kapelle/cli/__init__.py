@@ -3,8 +3,8 @@
     from kapelle.cli import main
     main(["train", "demo", "training.steps=3"])
 
-This is the boundary where errors of `errors.py` become one line and exit code 2. Anything else that escapes
-is a defect and shows its traceback.
+This is the boundary where errors of `errors.py`, and whatever the machine refuses, become one line and exit code 2.
+Anything else that escapes is a defect and shows its traceback.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kapelle.cli.output import say
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import exit_code, termination
 from kapelle.errors import KapelleError
+from kapelle.machine import refusal
 
 EXIT_WRONG = 2
 EXIT_PIPE = 141
@@ -41,6 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Whoever read has gone (`kapelle … | head`); Python would complain once more at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_PIPE
+        except Exception as error:
+            refused = refusal(error)
+            if refused is None:
+                raise
+            print(f"kapelle: {' '.join(refused.split())}", file=sys.stderr)
+            return EXIT_WRONG
 
 
 def _run(argv: Sequence[str]) -> int:

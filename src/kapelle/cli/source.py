@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kapelle.cli.parser import split_words
 from kapelle.config import RunConfig
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 from kapelle.recipe import Recipe, builtin_recipes, load_recipe
 from kapelle.run_files import read_config, read_provenance
 
@@ -62,9 +62,13 @@ def _resumed(place: Path, overlays: tuple[str, ...], settings: tuple[str, ...]) 
     read_config(place)  # says so when there is no run
     recipe = load_recipe(str(place / "config.yaml"), overlays, settings)
     # Where a value came from is what the run remembers, save for what is new now.
-    before = read_provenance(place)
+    try:
+        before, notes = read_provenance(place), recipe.notes
+    except RunDirectoryError as error:
+        # It decides nothing: the run goes on and writes what is known now.
+        before, notes = {}, (*recipe.notes, str(error))
     config = str(place / "config.yaml")
     origin = {
         key: before.get(key, source) if source == config else source for key, source in recipe.origin.items()
     }
-    return Source(recipe.config.name, recipe.config, origin, place, resume=True)
+    return Source(recipe.config.name, recipe.config, origin, place, resume=True, notes=notes)

@@ -115,11 +115,11 @@ def _workflow_file(name: str) -> Mapping[str, Any] | None:
 
     if not Path(name).is_file():
         return None
-    import yaml
+    from kapelle.layers import parse_yaml
 
     try:
-        values = yaml.safe_load(Path(name).read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
+        values = parse_yaml(Path(name).read_text("utf-8"))
+    except (OSError, ValueError):
         return None  # the recipe's reader says what is wrong with it
     return values if isinstance(values, dict) and is_workflow_file(values) else None
 

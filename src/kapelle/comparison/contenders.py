@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import yaml
-
 from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.assembly import build_algorithm, build_team
 from kapelle.checks import check_prompts, check_run
 from kapelle.config import NAME, RunConfig
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
+from kapelle.layers import parse_yaml
 from kapelle.recipe import Recipe, changed_settings, lay_over, to_yaml
 from kapelle.run_files import is_run, read_config, read_status
 
@@ -153,8 +152,8 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
                 "or name a YAML file."
             )
         try:
-            value = yaml.safe_load(raw)
-        except yaml.YAMLError:
+            value = parse_yaml(raw)
+        except ValueError:
             raise ConfigError(f"The value of '{word}' is not YAML. Quote it.") from None
         for part in reversed(key.split(".")):
             value = {part: value}
@@ -171,8 +170,8 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
 
 def _own_file(name: str) -> list[tuple[str, dict[str, Any]]]:
     try:
-        values = yaml.safe_load(Path(name).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = parse_yaml(Path(name).read_text("utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"The settings {name} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
         raise ConfigError(

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kapelle.characters import whole
 from kapelle.chat_requests import LateError, post
 from kapelle.engines.rollout import Completion, Request
 from kapelle.engines.scripted import ByteRenderer
@@ -108,7 +109,7 @@ class EndpointEngine:
 def _completion(answer: bytes, endpoint: Endpoint) -> Completion:
     try:
         choice = json.loads(answer)["choices"][0]
-        text = choice["message"]["content"] or ""
+        text = whole(choice["message"]["content"] or "")
         ids = tuple(text.encode())
         cut = choice.get("finish_reason") == "length"
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):

@@ -19,7 +19,7 @@ class ByteRenderer:
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the bytes of all messages, one line each."""
-        return tuple("".join(f"{m.role}: {m.content}\n" for m in messages).encode())
+        return tuple("".join(f"{m.role}: {m.content}\n" for m in messages).encode("utf-8", "replace"))
 
     def extend(
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
@@ -29,7 +29,7 @@ class ByteRenderer:
 
     def said(self, text: str) -> tuple[int, ...]:
         """Return the bytes of a completion."""
-        return tuple(text.encode())
+        return tuple(text.encode("utf-8", "replace"))
 
 
 class ScriptedEngine:

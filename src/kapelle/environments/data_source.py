@@ -164,7 +164,7 @@ def one_spelling(question: str) -> str:
 
 def held_out(key: str, share: float) -> bool:
     """Return whether the row with a key belongs to the test split: a hash of the key decides."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
 

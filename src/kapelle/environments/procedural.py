@@ -42,7 +42,7 @@ Difficulty = Annotated[tuple[int, int], AfterValidator(_ordered)]
 
 def split_of(key: str) -> Split:
     """Return the split that a problem belongs to, by a hash of its key."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
 
 

@@ -97,7 +97,7 @@ class ReasoningGym(Configured):
 
 def split_of(question: str) -> Split:
     """Return the split that a question belongs to."""
-    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
 
 

@@ -20,7 +20,7 @@ from kapelle.errors import ModelError
 from kapelle.models.allocator import keep_freed_memory
 from kapelle.models.lean import lean_of
 from kapelle.models.lora_bank import LoraBank, Route
-from kapelle.models.paths import check_model_path
+from kapelle.models.paths import check_model_path, loading
 from kapelle.models.plan import Plan, plan_sequences
 from kapelle.models.renderer import ChatRenderer
 
@@ -163,20 +163,14 @@ def load_language_model(config: ModelConfig) -> LanguageModel:
     check_model_path(config.path)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
+    with loading(config.path):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(config.path)
         model = AutoModelForCausalLM.from_pretrained(
             config.path, dtype=torch.float32, attn_implementation="sdpa"
         )
-    except (OSError, ValueError) as error:
-        raise _unloadable(config.path, error) from error
-    if torch.cuda.is_available():
-        torch.nn.Module.to(model, "cuda")
-    return LanguageModel(model, tokenizer, config.dtype, config.path)
-
-
-def _unloadable(path: str, error: Exception) -> ModelError:
-    return ModelError(f"Model '{path}' cannot be loaded: {' '.join(str(error).split())[:300]}")
+        if torch.cuda.is_available():
+            torch.nn.Module.to(model, "cuda")
+        return LanguageModel(model, tokenizer, config.dtype, config.path)
 
 
 def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
@@ -188,12 +182,10 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     check_model_path(path)
     from transformers import AutoConfig, AutoTokenizer
 
-    try:
+    with loading(path):
         tokenizer = AutoTokenizer.from_pretrained(path)
         settings = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise _unloadable(path, error) from error
-    return ChatRenderer(tokenizer, _context(settings, tokenizer))
+        return ChatRenderer(tokenizer, _context(settings, tokenizer))
 
 
 def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:

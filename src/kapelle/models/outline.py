@@ -15,7 +15,7 @@ from torch import nn
 from kapelle.config import EmbeddedConfig, ModelConfig
 from kapelle.errors import ModelError
 from kapelle.models.lora_bank import BankedLinear, adapted_layers
-from kapelle.models.paths import check_model_path
+from kapelle.models.paths import check_model_path, loading
 from kapelle.models.weights import ADAPTER, read_lora, shapes_of
 from kapelle.team import Lora, Team
 
@@ -35,12 +35,8 @@ def outline(path: str, embedded: EmbeddedConfig) -> PreTrainedModel:
         check_model_path(path)
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        try:
+        with loading(path, "read"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"Model '{path}' cannot be read: {' '.join(str(error).split())[:300]}"
-            ) from error
         return model
 
 

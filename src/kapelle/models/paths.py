@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from kapelle.errors import ModelError
+from kapelle.errors import KapelleError, ModelError
+from kapelle.machine import refusal
+
+
+@contextmanager
+def loading(path: str, done: str = "loaded") -> Iterator[None]:
+    """Turn whatever `transformers` raises while it reads a model, its settings or its tokeniser into a ModelError."""
+    try:
+        yield
+    except KapelleError:
+        raise
+    except Exception as error:
+        # The boundary to third-party readers: on damaged files they raise whatever their own parts do.
+        reason = refusal(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ModelError(
+            f"Model '{path}' cannot be {done}: {reason} Is a file of it damaged or cut off? Fetch or save it again."
+        ) from error
 
 
 def check_model_path(path: str) -> None:

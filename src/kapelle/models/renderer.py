@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kapelle.errors import ModelError
+from kapelle.characters import whole
+from kapelle.errors import ContextError, ModelError
+from kapelle.models.templates import check_template, rendering
 from kapelle.types import Message, conversation
 
 if TYPE_CHECKING:
@@ -26,11 +28,7 @@ class ChatRenderer:
     """Renders conversations with a tokeniser's chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, context: int) -> None:
-        if not tokenizer.chat_template:
-            raise ModelError(
-                f"The tokeniser of '{tokenizer.name_or_path}' has no chat template, so agents cannot converse. "
-                "Use an instruction-tuned model, or put a `chat_template.jinja` into its folder."
-            )
+        check_template(tokenizer)
         self._tokenizer = tokenizer
         self._context = context
         self._special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
@@ -79,11 +77,23 @@ class ChatRenderer:
         return tail
 
     def _text(self, messages: Sequence[Message], *, speak: bool) -> str:
-        text = self._tokenizer.apply_chat_template(
-            conversation(messages), tokenize=False, add_generation_prompt=speak
-        )
+        with rendering(str(self._tokenizer.name_or_path)):
+            text = self._tokenizer.apply_chat_template(
+                conversation(messages), tokenize=False, add_generation_prompt=speak
+            )
         assert isinstance(text, str)
         return text
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        # No text of so many characters has few enough tokens; to count them might take minutes.
+        if len(text) > self.context * self._longest:
+            raise ContextError(
+                f"A text of {len(text):,} characters has more tokens than the {self.context:,} that the model reads. Shorten "
+                "it, or use a model with a longer context."
+            )
+        return tuple(self._tokenizer(whole(text), add_special_tokens=False)["input_ids"])
+
+    @cached_property
+    def _longest(self) -> int:
+        """Most characters that one token stands for."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)

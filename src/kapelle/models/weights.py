@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kapelle.errors import ModelError
+from kapelle.errors import DataError, ModelError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.peft_settings import lora_of
 from kapelle.team import Lora
+from kapelle.tensor_files import load_tensors
 
 ADAPTER = "adapter_model.safetensors"
 """Where PEFT keeps an adapter's tensors."""
@@ -68,20 +69,17 @@ def base_of(folder: Path) -> str | None:
         return str(made_on["base"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"'{folder / MADE_ON}' cannot be read: {error!r}. Remove it.") from error
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
     """Read a PEFT LoRA folder; ModelError when it is none, or of a variant that kapelle does not compute."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     lora = read_lora(folder)
     try:
-        return load_file(folder / ADAPTER), lora
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
+        return load_tensors(folder / ADAPTER), lora
+    except DataError as error:
+        raise ModelError(f"'{folder}' is no PEFT adapter folder: {error}") from error
 
 
 def read_lora(folder: Path) -> Lora:
@@ -91,7 +89,7 @@ def read_lora(folder: Path) -> Lora:
         return lora_of(settings, folder)
     except ModelError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
 
 
@@ -107,7 +105,7 @@ def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int
         for file in sorted(folder.glob(files)):
             with safe_open(file, "pt") as tensors:
                 found |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"The weights in '{folder}' cannot be read: {error}.") from error
     if not found:
         raise ModelError(

@@ -1,0 +1,271 @@
+"""Whatever a machine does to files, a command ends with one line that says what, where and how to mend it, or goes on."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import TINY, Kapelle, Said
+
+from kapelle.errors import DataError, RunDirectoryError
+from kapelle.run_files import read_episodes, read_groups
+
+Damage = Callable[[], None]
+
+RESUME = ("train", "--resume", "run", "training.steps=3")
+MODEL = ("demo", *TINY, "model.path=./model", "warmup=null", "--run-dir", "new")
+GOES_ON = 0
+ENDS = 2
+
+
+def bytes_in(path: str, data: bytes) -> Damage:
+    def damage() -> None:
+        Path(path).write_bytes(data)
+
+    return damage
+
+
+def cut(path: str, share: float = 0.5) -> Damage:
+    def damage() -> None:
+        whole = Path(path).read_bytes()
+        Path(path).write_bytes(whole[: int(len(whole) * share)])
+
+    return damage
+
+
+def folder_at(path: str) -> Damage:
+    def damage() -> None:
+        Path(path).unlink(missing_ok=True)
+        Path(path).mkdir(parents=True)
+
+    return damage
+
+
+def gone(path: str) -> Damage:
+    return lambda: Path(path).unlink()
+
+
+def half_a_row() -> None:
+    with Path("run/metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "lo')
+
+
+def garbage_stages() -> None:
+    Path("whole").mkdir()
+    Path("whole/stages.yaml").write_bytes(b"\xff")
+
+
+NESTED = b"[" * 100_000
+
+# What is damaged → (how, the command, its end, what it says on one of its streams).
+CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
+    # What only says something about the run stops nothing and is written anew.
+    "provenance.json, half": (cut("run/provenance.json"), RESUME, GOES_ON, "provenance.json is damaged"),
+    "provenance.json, empty": (bytes_in("run/provenance.json", b""), RESUME, GOES_ON, "provenance.json is damaged"),
+    "provenance.json, no UTF-8": (bytes_in("run/provenance.json", b"\xff\xfe"), RESUME, GOES_ON, "provenance.json is damaged"),
+    "provenance.json, a list": (bytes_in("run/provenance.json", b"[1]"), RESUME, GOES_ON, "provenance.json is damaged"),
+    "provenance.json, nested": (bytes_in("run/provenance.json", NESTED), RESUME, GOES_ON, "provenance.json is damaged"),
+    "provenance.json, missing": (gone("run/provenance.json"), RESUME, GOES_ON, "Cannot read run/provenance.json"),
+    "status.json, garbage": (bytes_in("run/status.json", b"\0\xff"), RESUME, GOES_ON, "train on"),
+    "latest, garbage": (bytes_in("run/latest", b"\0\xff"), RESUME, GOES_ON, "train on"),
+    "latest, missing": (gone("run/latest"), RESUME, GOES_ON, "train on"),
+    "lock, garbage": (bytes_in("run/lock", b"\0\xff"), RESUME, GOES_ON, "train on"),
+    # A row that was torn off is done again; the newest checkpoint that is whole is gone on from.
+    "metrics.jsonl, half a row behind": (half_a_row, RESUME, GOES_ON, ""),
+    "a checkpoint, cut": (cut("run/checkpoints/00000002/train.safetensors"), RESUME, GOES_ON, "passed over"),
+    "a checkpoint's state, a folder": (folder_at("run/checkpoints/00000002/state.json"), RESUME, GOES_ON, "passed over"),
+    "a file for a checkpoint": (bytes_in("run/checkpoints/00000009", b""), RESUME, GOES_ON, "passed over"),
+    "a stray episode file": (bytes_in("run/episodes/train/1 copy.jsonl", b"{}"), RESUME, GOES_ON, ""),
+    # What decides what the run is.
+    "config.yaml, no UTF-8": (bytes_in("run/config.yaml", b"name: \xff"), RESUME, ENDS, "config.yaml is damaged: it is no text in UTF-8"),
+    "config.yaml, half": (cut("run/config.yaml"), RESUME, ENDS, "config.yaml"),
+    "config.yaml, garbage": (bytes_in("run/config.yaml", b"{[:"), RESUME, ENDS, "config.yaml is not YAML"),
+    "config.yaml, nested": (bytes_in("run/config.yaml", NESTED), RESUME, ENDS, "nested too deeply"),
+    "config.yaml, no date": (bytes_in("run/config.yaml", b"name: 2024-13-45"), RESUME, ENDS, "config.yaml is not YAML"),
+    "config.yaml of another run": (bytes_in("run/config.yaml", b"{[:"), ("train", "demo", *TINY, "--run-dir", "run", "--resume"), ENDS, "config.yaml is not YAML"),
+    "config.yaml, a folder": (folder_at("run/config.yaml"), RESUME, ENDS, "no run of kapelle at run"),
+    "lock, a folder": (folder_at("run/lock"), RESUME, ENDS, "run"),
+    "metrics.jsonl, cut": (bytes_in("run/metrics.jsonl", b""), RESUME, ENDS, "metrics.jsonl has lost rows"),
+    "metrics.jsonl, a folder": (folder_at("run/metrics.jsonl"), RESUME, ENDS, "Cannot write"),
+    "a recipe, no UTF-8": (bytes_in("mine.yaml", b"name: caf\xe9"), ("train", "mine.yaml"), ENDS, "mine.yaml is no text in UTF-8: unexpected end of data at byte 9"),
+    "a recipe, a folder": (folder_at("mine.yaml"), ("train", "mine.yaml"), ENDS, "mine.yaml cannot be read"),
+    "a recipe, nested": (bytes_in("mine.yaml", NESTED), ("validate", "mine.yaml"), ENDS, "nested too deeply"),
+    "a setting, no date": (lambda: None, ("train", "demo", "training.steps=2024-13-45"), ENDS, "is not YAML"),
+    "a file for the run": (bytes_in("new", b""), ("train", "demo", *TINY, "--run-dir", "new"), ENDS, "new"),
+    "a file for a folder": (bytes_in("file", b""), ("train", "demo", *TINY, "--run-dir", "file/run"), ENDS, "file"),
+    "stages.yaml, garbage": (garbage_stages, ("train", "--resume", "whole"), ENDS, "stages.yaml is no text in UTF-8"),
+    # What is read of a run.
+    "config.yaml of an evaluation": (bytes_in("run/config.yaml", b"\xff"), ("eval", "run"), ENDS, "config.yaml"),
+    # Models.
+    "weights, cut": (cut("model/model.safetensors"), MODEL, ENDS, "Model './model' cannot be loaded"),
+    "weights, empty": (bytes_in("model/model.safetensors", b""), MODEL, ENDS, "Model './model' cannot be loaded"),
+    "weights, a folder": (folder_at("model/model.safetensors"), MODEL, ENDS, "Model './model'"),
+    "config.json, garbage": (bytes_in("model/config.json", b"\xff{"), MODEL, ENDS, "Model './model' cannot be"),
+    "config.json, a list": (bytes_in("model/config.json", b"[]"), MODEL, ENDS, "Model './model' cannot be"),
+    "config.json, no sizes": (bytes_in("model/config.json", b'{"model_type": "qwen3", "hidden_size": "many", "num_attention_heads": 0}'), MODEL, ENDS, "Model './model' cannot be"),
+    "tokenizer.json, cut": (cut("model/tokenizer.json"), MODEL, ENDS, "Model './model' cannot be loaded"),
+    "tokenizer.json, garbage": (bytes_in("model/tokenizer.json", b"\xff"), MODEL, ENDS, "Model './model' cannot be loaded"),
+    "tokenizer.json, empty": (bytes_in("model/tokenizer.json", b"{}"), MODEL, ENDS, "Model './model' cannot be loaded"),
+    "tokenizer_config.json, a list": (bytes_in("model/tokenizer_config.json", b"[]"), MODEL, ENDS, "Model './model' cannot be loaded"),
+    # Chat templates are programs.
+    "template, none": (bytes_in("model/chat_template.jinja", b"{% for %}"), MODEL, ENDS, "The chat template of './model'"),
+    "template, raises": (bytes_in("model/chat_template.jinja", b"{{ raise_exception('users only') }}"), MODEL, ENDS, "users only"),
+    "template, divides": (bytes_in("model/chat_template.jinja", b"{{ 1 // 0 }}"), MODEL, ENDS, "ZeroDivisionError"),
+    "template, unknown filter": (bytes_in("model/chat_template.jinja", b"{{ messages | shout }}"), MODEL, ENDS, "The chat template of './model'"),
+    "template, calls itself": (bytes_in("model/chat_template.jinja", b"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), MODEL, ENDS, "The chat template of './model' failed: RecursionError"),
+    "template, loops": (bytes_in("model/chat_template.jinja", b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"), MODEL, ENDS, "has not come to its end within"),
+    "template, a power": (bytes_in("model/chat_template.jinja", b"{{ 9**9**9**9 }}"), MODEL, ENDS, "raises to a power in line 1"),
+    "template, no UTF-8": (bytes_in("model/chat_template.jinja", b"\xff"), MODEL, ENDS, "Model './model' cannot be loaded"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny import SIZE
+
+    from kapelle.config import EmbeddedConfig, ModelConfig
+    from kapelle.models.language_model import load_language_model
+    from kapelle.models.weights import save_model
+
+    folder = tmp_path_factory.mktemp("models") / "model"
+    save_model(folder, load_language_model(ModelConfig(embedded=EmbeddedConfig(**SIZE))))
+    return folder
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_damaged_files_end_in_one_line_or_are_repaired(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, run: Path, whole_model: Path, what: str
+) -> None:
+    monkeypatch.setattr("kapelle.models.templates.LIMIT_S", 1.0)
+    damage, words, code, told = CASES[what]
+    if words == MODEL:
+        shutil.copytree(whole_model, "model")
+    damage()
+    said = kapelle(*words)
+    assert said.code == code, said
+    assert told in (said.err if code else said.out), said
+    if code:
+        assert one_line(said)
+    else:
+        lines = Path("run/metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+        assert json.loads(Path("run/provenance.json").read_bytes())["training.steps"] == "command line"
+
+
+@pytest.mark.parametrize("row", [b"{}", b'{"group": 0}', b"\xff", b"5", b'"text"', NESTED, b""])
+def test_a_damaged_episode_is_named(run: Path, row: bytes) -> None:
+    file = run / "episodes" / "train" / "00000001.jsonl"
+    file.write_bytes(row + b"\n")
+    for read in (lambda: read_groups(run, 1), lambda: list(read_episodes(run, 1))):
+        with pytest.raises(DataError, match=re.escape(str(file))):
+            read()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(RunDirectoryError, match=re.escape(f"Cannot read {file}: Is a directory")):
+        read_groups(run, 1)
+
+
+def one_line(said: Said) -> bool:
+    return said.err.startswith("kapelle: ") and said.err.count("\n") == 1 and "Traceback" not in said.err
+
+
+class Failing(io.FileIO):
+    """A file that opens and cannot be read."""
+
+    def readinto(self, _buffer: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.name))
+
+    def readall(self) -> bytes:
+        return bytes(self.readinto(None))
+
+
+@contextmanager
+def failing_reads(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, number: int, how: str
+) -> Iterator[list[str]]:
+    """Let the read of this number of a file below a folder fail, when it is opened or after it; yields all paths."""
+    real, seen = io.open, []
+
+    def opened(file: object, mode: str = "r", *arguments: object, **options: object) -> object:
+        path = os.path.abspath(file) if isinstance(file, str | os.PathLike) else ""  # noqa: PTH100 (also no path)
+        if not path.startswith(str(folder)) or set(mode) & set("wax+"):
+            return real(file, mode, *arguments, **options)  # type: ignore[call-overload]
+        seen.append(path)
+        if len(seen) - 1 != number:
+            return real(file, mode, *arguments, **options)  # type: ignore[call-overload]
+        if how == "opened":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        raw = Failing(path)
+        if "b" in mode:
+            return raw if arguments and arguments[0] == 0 else io.BufferedReader(raw)
+        return io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", opened)
+        patched.setattr("io.open", opened)
+        yield seen
+
+
+@pytest.mark.parametrize("how", ["opened", "read"])
+def test_a_disk_that_fails_at_any_read_of_a_resume_ends_in_one_line_or_is_recovered_from(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said], tmp_path: Path, how: str
+) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(os.environ["KAPELLE_CACHE"], cache)
+    monkeypatch.setenv("KAPELLE_CACHE", str(cache))
+    number, total = -1, 0
+    while number < total:
+        shutil.rmtree("run", ignore_errors=True)
+        shutil.copytree(finished[0], "run")
+        with failing_reads(monkeypatch, tmp_path, number, how) as seen:
+            said = kapelle(
+                "train", "--resume", "run"
+            )  # nothing is left to train: all that is read, is read here
+        total = total or len(seen)
+        place = seen[number] if number >= 0 else "nowhere"
+        if said.code:
+            assert said.code == ENDS, (place, said)
+            assert one_line(said), (place, said)
+            assert re.search("EIO|Input/output error", said.err), (place, said)
+            assert kapelle("train", "--resume", "run").code == 0, place
+        number += 1
+    assert total > 30
+
+
+def test_out_of_threads_files_and_memory_is_told(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = {
+        "this user may start no more processes or threads": RuntimeError("can't start new thread"),
+        "this process may open no more files": OSError(errno.EMFILE, "Too many open files", "some/file"),
+        "there is no memory left": MemoryError(),
+        "There is no memory left": RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"
+        ),
+    }
+    for number, (told, error) in enumerate(refused.items()):
+
+        def refuse(*_arguments: object, fault: Exception = error, **_options: object) -> None:
+            raise fault
+
+        monkeypatch.setattr("kapelle.trainer.load_models", refuse)
+        said = kapelle("train", "demo", *TINY, "--run-dir", f"run {number}")
+        assert (said.code, one_line(said)) == (ENDS, True)
+        assert told.lower() in said.err.lower()
+
+
+def test_what_is_no_fault_of_the_machine_shows_where_it_was(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*_arguments: object, **_options: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("kapelle.trainer.load_models", defect)
+    with pytest.raises(RuntimeError, match="a defect"):
+        kapelle("train", "demo", *TINY, "--run-dir", "run")
