@@ -17,6 +17,7 @@ from torch import Tensor
 from kapelle.algorithm import Loss, Outputs
 from kapelle.batch import Batch, Part, Sample, pack
 from kapelle.config import OptimizerConfig
+from kapelle.engines.arbitration import arbitrate
 from kapelle.engines.bundles import minibatches, passes
 from kapelle.engines.head import Entropy, token_statistics
 from kapelle.engines.learner import Learner
@@ -203,7 +204,7 @@ class TorchTrainEngine:
         totals: dict[str, list[float]] = {}
         dropout = self._drops_out()
         if objective.parity and dropout:
-            check_parity(self.parity(samples), self._parity_bound(), totals)
+            self._compare(self.parity(samples), samples, totals)
         for epoch in range(objective.epochs):
             seed_of = partial(self._shuffle_seed, epoch=epoch)
             for number, chosen in enumerate(minibatches(samples, objective.minibatches, seed_of)):
@@ -220,8 +221,15 @@ class TorchTrainEngine:
     def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Compare the samples' `behaviour` with what the weights of this moment say; see the protocol."""
         totals: dict[str, list[float]] = {}
-        check_parity(self.parity(samples), self._parity_bound(), totals)
+        self._compare(self.parity(samples), samples, totals)
         return means(totals)
+
+    def _compare(
+        self, gaps: Sequence[Tensor], samples: Sequence[Sample], totals: dict[str, list[float]]
+    ) -> None:
+        homes = {name: (home.model, home.adapter) for name, home in self._homes.items()}
+        bound = self._limits.parity_tolerance or max(PARITY[model.dtype] for model in self._models())
+        check_parity(gaps, bound, totals, partial(arbitrate, samples, self.score, homes))
 
     def _step(
         self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], fresh: bool
@@ -230,7 +238,7 @@ class TorchTrainEngine:
         try:
             self._accumulate(samples, objective, tally)
             if fresh:
-                check_parity(tally.gaps, self._parity_bound(), totals)
+                self._compare(tally.gaps, samples, totals)
             for name in self._learners:
                 if name in tally.weight or name in tally.bad:
                     self._move(name, tally, totals)
@@ -288,9 +296,6 @@ class TorchTrainEngine:
                 f"The loss of '{learner}' is not finite at its update {self._learners[learner].steps}. Look at "
                 "this step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
             )
-
-    def _parity_bound(self) -> float:
-        return self._limits.parity_tolerance or max(PARITY[model.dtype] for model in self._models())
 
     def _said(self, batch: Batch, entropy: Entropy) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
         """Run one forward pass and return what each learner says of its targets."""

@@ -63,8 +63,8 @@ class BankedLinear(nn.Module):
 
     def merged(self, adapter: str | None) -> Tensor:
         """Return the weight `_OI` that computes the base's and an adapter's output in one; without dropout."""
-        factors = self.adapters[_slot(adapter)] if adapter and _slot(adapter) in self.adapters else None
-        if not isinstance(factors, Factors):
+        factors = self.factors_of(adapter) if adapter else None
+        if factors is None:
             return self.base.weight
         return torch.addmm(self.base.weight, factors.b_Or, factors.a_rI, alpha=factors.scale)
 
@@ -74,6 +74,14 @@ class BankedLinear(nn.Module):
             y: Tensor = self.base(x)
             return y
         return linear(self, x)
+
+    def factors_of(self, adapter: str) -> Factors | None:
+        """Return an adapter's factors here, None where it does not target this layer."""
+        if _slot(adapter) not in self.adapters:
+            return None
+        factors = self.adapters[_slot(adapter)]
+        assert isinstance(factors, Factors)
+        return factors
 
     def factors(self) -> Iterator[tuple[Factors, int, int]]:
         """Yield the factors that the running pass uses here, with their rows [first, last)."""

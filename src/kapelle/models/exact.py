@@ -1,0 +1,146 @@
+"""The log-probs of one sequence in float64: what trainer and sampler are held against when they disagree.
+
+Written out plainly and for itself, one sequence at a time: it shares no pass, packing or routing with the trainer, and
+no merged copies with the sampler, so that a fault of either does not stand in it too. The weights are widened layer by
+layer and never kept, so that it needs no room but while it runs. Angles of rotary attention are those of the model,
+which both sides read.
+
+A second answer is how far rounding alone may move a log-prob: the same pass with every weight and every intermediate
+off by random rounding errors of the type that is computed in. A sum whose terms nearly cancel shows there as what it is.
+
+Shapes: L tokens, D hidden size, H query heads, J key heads, E head size, T targets, O and I features, R draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.lora_bank import BankedLinear, Factors
+
+DRAWS = 8
+"""Passes with rounding errors, from which their size is told."""
+
+SCORES = 1 << 26
+"""Most scores of attention at once, over heads."""
+
+
+@torch.no_grad()
+def exact_logprobs(
+    model: LanguageModel,
+    adapter: str | None,
+    tokens: Sequence[int],
+    targets: Sequence[int],
+    temperature: float,
+) -> Tensor:
+    """Return the log-probs `_T` (float64) of the tokens at `targets` after those before them; on the CPU.
+
+    The model must have a lean pass: of another architecture it is not known what it computes.
+    """
+    return _Pass(model, adapter, None).logprobs(tokens, targets, temperature)
+
+
+@torch.no_grad()
+def rounding_of(
+    model: LanguageModel,
+    adapter: str | None,
+    tokens: Sequence[int],
+    targets: Sequence[int],
+    temperature: float,
+    exact_T: Tensor,
+) -> Tensor:
+    """Return the root mean square `_T` by which rounding errors move `exact_logprobs`; the same at each call."""
+    generator = torch.Generator(model.device).manual_seed(0)
+    noisy_RT = torch.stack(
+        [_Pass(model, adapter, generator).logprobs(tokens, targets, temperature) for _ in range(DRAWS)]
+    )
+    return (noisy_RT - exact_T).square().mean(0).sqrt()
+
+
+class _Pass:
+    """A forward pass of one adapter, exact or with rounding errors from `generator`."""
+
+    def __init__(self, model: LanguageModel, adapter: str | None, generator: torch.Generator | None) -> None:
+        assert model.lean is not None, "only what the lean pass knows is computed here"
+        self._model = model
+        self._lean = model.lean
+        self._adapter = adapter
+        self._generator = generator
+        self._eps = torch.finfo(model.dtype).eps / 2
+
+    def logprobs(self, tokens: Sequence[int], targets: Sequence[int], temperature: float) -> Tensor:
+        lean, device = self._lean, self._model.device
+        tokens_L = torch.tensor(tokens, device=device)
+        x_LD = self._off(lean.embed(tokens_L).double())
+        turn_L1e = lean.turns(x_LD, torch.arange(len(tokens), device=device)).to(torch.complex128)
+        for layer in lean.layers:
+            h_LD = self._norm(x_LD, layer.input_layernorm)
+            x_LD = self._off(
+                x_LD + self._times(layer.self_attn.o_proj, self._attention(layer.self_attn, h_LD, turn_L1e))
+            )
+            h_LD = self._norm(x_LD, layer.post_attention_layernorm)
+            gate, up = self._times(layer.mlp.gate_proj, h_LD), self._times(layer.mlp.up_proj, h_LD)
+            inner = self._off(torch.nn.functional.silu(gate) * up)
+            x_LD = self._off(x_LD + self._times(layer.mlp.down_proj, inner))
+        before_T = torch.tensor([target - 1 for target in targets], device=device)
+        h_TD = self._norm(x_LD[before_T], lean.last_norm)
+        logits_TV = self._times(lean.head, h_TD) / temperature
+        logp_TV = self._off(logits_TV).log_softmax(-1)
+        said_T = tokens_L[torch.tensor(list(targets), device=device)]
+        return self._off(logp_TV.gather(1, said_T[:, None])[:, 0]).cpu()
+
+    def _attention(self, a: Any, h_LD: Tensor, turn_L1e: Tensor) -> Tensor:
+        lean, length = self._lean, len(h_LD)
+        q, k, v = (
+            self._times(each, h_LD).view(length, -1, lean.head_size)
+            for each in (a.q_proj, a.k_proj, a.v_proj)
+        )
+        if lean.normed_heads:
+            q, k = self._norm(q, a.q_norm), self._norm(k, a.k_norm)
+        q, k = self._turned(q, turn_L1e), self._turned(k, turn_L1e)
+        k, v = (each.repeat_interleave(lean.heads // lean.key_heads, dim=1) for each in (k, v))
+        hidden_LL = torch.ones(length, length, dtype=torch.bool, device=h_LD.device).triu(1)
+        some = max(1, SCORES // length**2)
+        gathered = []
+        for q_LHE, k_LHE, v_LHE in zip(*(each.split(some, dim=1) for each in (q, k, v)), strict=True):
+            scores_HLL = self._off(torch.einsum("lhe,mhe->hlm", q_LHE, k_LHE) * lean.scale)
+            weights_HLL = self._off(scores_HLL.masked_fill(hidden_LL, -math.inf).softmax(-1))
+            gathered.append(torch.einsum("hlm,mhe->lhe", weights_HLL, v_LHE))
+        return self._off(torch.cat(gathered, 1).flatten(1))
+
+    def _turned(self, x_LHE: Tensor, turn_L1e: Tensor) -> Tensor:
+        half = x_LHE.shape[-1] // 2
+        turned = torch.complex(x_LHE[..., :half], x_LHE[..., half:]) * turn_L1e
+        return self._off(torch.cat((turned.real, turned.imag), -1))
+
+    def _norm(self, x: Tensor, norm: Any) -> Tensor:
+        scaled = x * (x.square().mean(-1, keepdim=True) + self._lean.eps).rsqrt()
+        return self._off(scaled * norm.weight.double())
+
+    def _times(self, layer: nn.Module, x: Tensor) -> Tensor:
+        base = layer.base if isinstance(layer, BankedLinear) else layer
+        assert isinstance(base, nn.Linear)
+        weight_OI = self._off(base.weight.double())
+        factors = self._factors(layer)
+        if factors is not None:
+            update_OI = self._off(factors.b_Or.double()) @ self._off(factors.a_rI.double())
+            weight_OI = self._off(weight_OI + factors.scale * update_OI)
+        y, bias_O = self._off(x @ weight_OI.T), base._parameters["bias"]  # noqa: SLF001
+        return y if bias_O is None else self._off(y + bias_O.double())
+
+    def _factors(self, layer: nn.Module) -> Factors | None:
+        if self._adapter is None or not isinstance(layer, BankedLinear):
+            return None
+        return layer.factors_of(self._adapter)
+
+    def _off(self, x: Tensor) -> Tensor:
+        """Return numbers off by rounding errors: relative ones, normal, of half a unit in the last place."""
+        if self._generator is None:
+            return x
+        drawn = torch.randn(x.shape, generator=self._generator, dtype=torch.float64, device=x.device)
+        return x * (1 + self._eps * drawn)
