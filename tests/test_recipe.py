@@ -12,7 +12,6 @@ from kapelle.errors import ConfigError
 from kapelle.recipe import (
     Recipe,
     builtin_recipes,
-    changed_settings,
     load_recipe,
     load_stages,
     resolve,
@@ -291,23 +290,3 @@ class TestWrongKeys:
         (tmp_path / "evil.yaml").write_text("name: !!python/object/apply:os.system ['true']")
         with pytest.raises(ConfigError, match="is not YAML"):
             load_recipe(str(tmp_path / "evil.yaml"))
-
-
-class TestResuming:
-    def test_only_what_may_change_may_change(self, base: str) -> None:
-        old = load(base).yaml()
-        for allowed in (
-            "training.steps=99",
-            "description=more",
-            "checkpoint.every=3",
-            "evaluation.problems=3",
-            "trackers=[{name: wandb}]",
-        ):
-            assert changed_settings(old, load(base, allowed).yaml()) == []
-        for forbidden, words in (
-            ("seed=3", "seed was 0 and is 3"),
-            ("training.tasks_per_step=3", "training.tasks_per_step was 32 and is 3"),
-            ("team.agents.1.prompt=x", "team.agents.1.prompt was '{reasoner}' and is 'x'"),
-            ("optimizer.lr=1", "optimizer.lr was 1e-05 and is 1.0"),
-        ):
-            assert changed_settings(old, load(base, forbidden).yaml()) == [words]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from kapelle.configured import Configured
+from kapelle.configured import FREE, FROM_HERE_ON, Configured
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """What agents and adapters may be called: prompts put names in braces, and files and metrics carry them."""
@@ -89,9 +89,9 @@ class PastAdapter(Configured):
 class EndpointConfig(Configured):
     """A frozen agent behind an OpenAI-compatible URL."""
 
-    endpoint: str
+    endpoint: Annotated[str, FROM_HERE_ON]
     model: str
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
 
 
 Weights = (
@@ -162,7 +162,7 @@ class RewardModelConfig(Configured):
     """Folder `verifier` of a checkpoint of `algorithm.name: verifier`, or `stage:NAME`."""
     weight: float = 1.0
     """λ, in units of reward; scores lie between 0 and 1."""
-    device: str | None = None
+    device: Annotated[str | None, FROM_HERE_ON] = None
     """Where it reads, with weights of its own; null shares the base that it stands on."""
 
 
@@ -181,20 +181,21 @@ class WarmupConfig(Configured):
 class TrainingConfig(Configured):
     """How much to train, and when to stop."""
 
-    steps: int = Field(50, ge=0)
+    steps: Annotated[int, FREE] = Field(50, ge=0)
+    """A rate that ends with them (`optimizer.schedule`) ends with those that are said last."""
     tasks_per_step: int = Field(32, ge=1)
     """Tasks (groups) per step; each is played `algorithm.group_size` times."""
     max_staleness: int = Field(0, ge=0)
     """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0 every step but the first ones
     learns from what older weights said: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
-    microbatch_tokens: int = Field(4096, ge=1)
+    microbatch_tokens: Annotated[int, FROM_HERE_ON] = Field(4096, ge=1)
     """Most tokens in one forward and backward pass; the result does not depend on it."""
-    max_failed_share: float = Field(0.2, ge=0.0, le=1.0)
+    max_failed_share: Annotated[float, FREE] = Field(0.2, ge=0.0, le=1.0)
     """The run stops when a greater share of a step's episodes failed."""
-    parity_tolerance: float | None = Field(None, gt=0)
+    parity_tolerance: Annotated[float | None, FREE] = Field(None, gt=0)
     """Greatest |trainer − sampler| log-prob (nats); None takes 1e-4 in float32 and a measured bound
     in half precision."""
-    non_finite: Literal["stop", "skip"] = "stop"
+    non_finite: Annotated[Literal["stop", "skip"], FREE] = "stop"
     """What a loss or gradient that is not finite does to its step."""
 
 
@@ -229,7 +230,7 @@ class RunConfig(Configured):
     """Everything that a run depends on; the resolved form is written beside its results."""
 
     name: str = "run"
-    description: str = ""
+    description: Annotated[str, FREE] = ""
     seed: int = Field(0, ge=0)
     model: ModelConfig = ModelConfig()
     team: TeamConfig = TeamConfig()
@@ -241,8 +242,8 @@ class RunConfig(Configured):
     """Settings of the rollout engine that `engine.name` finds; `local` unless said otherwise."""
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: Annotated[OptimizerConfig, FROM_HERE_ON] = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    trackers: tuple[TrackerConfig, ...] = ()
+    evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
+    checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
+    trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
+from enum import Enum
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,6 +22,22 @@ from typing import Any, Literal
 import pydantic
 
 from kapelle.errors import ConfigError, did_you_mean
+
+
+class MayChange(Enum):
+    """Whether a run that is resumed may say a setting otherwise: `Annotated[int, FREE]` in a field's type.
+
+    A setting without such a mark is part of what the run is.
+    """
+
+    FREE = "free"
+    """No result depends on it, but by failing or by giving up what takes too much."""
+    FROM_HERE_ON = "from here on"
+    """What is learned later may depend on it, in its last bits at least; what was learned stays as it is."""
+
+
+FREE = MayChange.FREE
+FROM_HERE_ON = MayChange.FROM_HERE_ON
 
 
 class Configured(pydantic.BaseModel):

@@ -62,32 +62,6 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-MAY_CHANGE = ("training.steps", "description", "trackers", "checkpoint", "evaluation")
-"""What a resumed run may say otherwise than before."""
-
-
-def changed_settings(old: str, new: str) -> list[str]:
-    """Return what keeps a run of the settings `old` from going on with `new` (both YAML), in words."""
-    try:
-        before, after = _flat(parse_yaml(old)), _flat(yaml.safe_load(new))
-    except ValueError as error:
-        raise ConfigError(f"The run's config.yaml is not YAML: {error}. Put it back from a copy.") from None
-    return [
-        f"{key} was {before.get(key)!r} and is {after.get(key)!r}"
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key) and not key.startswith(MAY_CHANGE)
-    ]
-
-
-def _flat(value: Any, at: str = "") -> dict[str, Any]:
-    items = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    )
-    if items is None:
-        return {at: value}
-    return {k: v for key, item in items for k, v in _flat(item, f"{at}.{key}" if at else str(key)).items()}
-
-
 def builtin_recipes() -> dict[str, str]:
     """Return the recipes inside the package: name → YAML text."""
     folder = files("kapelle") / "recipes"

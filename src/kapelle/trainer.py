@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -45,7 +46,8 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_adapters, outlines
 from kapelle.models.weights import weights_hash
 from kapelle.randomness import keep_imports_from_drawing
-from kapelle.recipe import Recipe, changed_settings, load_recipe, resolve, to_yaml
+from kapelle.recipe import Recipe, load_recipe, resolve
+from kapelle.resuming import open_run
 from kapelle.rollout import Play
 from kapelle.run_dir import RunDirectory, episode_steps
 from kapelle.team import EMBEDDER, VERIFIER, Policy, Team
@@ -160,13 +162,8 @@ class Trainer:
                 )
             return None
         keep_imports_from_drawing()
-        return RunDirectory.create(
-            Path(path),
-            config=to_yaml(self.config),
-            provenance=dict(origin or {}),
-            resume=resume,
-            differences=changed_settings,
-        )
+        say = partial(self.listener.phase, "resume")
+        return open_run(Path(path), self.config, origin or {}, say, resume=resume)
 
     def _build(self, given: Mapping[str, LanguageModel], engine: RolloutEngine | None) -> None:
         team = self.team

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kapelle.algorithms.replay import Fitted, Replay, Rounds
 from kapelle.algorithms.utilities import TeamEstimate, TeamValue
-from kapelle.configured import Configured
+from kapelle.configured import FROM_HERE_ON, Configured
 from kapelle.functional.masking import keep_masked, masked_mean, pack, segment_mean, unpack
 from kapelle.functional.mixing import copied, periodic_update, soft_update
 from kapelle.functional.returns import lambda_return, return_to_go
@@ -67,7 +67,7 @@ class FitConfig(Configured):
     """Updates per step."""
     batch: int = Field(64, ge=1)
     """Episodes per update."""
-    device: str = "cpu"
+    device: Annotated[str, FROM_HERE_ON] = "cpu"
     """Where utilities and mixer live."""
 
 

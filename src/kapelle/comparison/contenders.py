@@ -20,7 +20,8 @@ from kapelle.checks import check_prompts, check_run
 from kapelle.config import NAME, RunConfig
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
 from kapelle.layers import parse_yaml
-from kapelle.recipe import Recipe, changed_settings, lay_over, to_yaml
+from kapelle.recipe import Recipe, lay_over, to_yaml
+from kapelle.resuming import changed_settings
 from kapelle.run_files import is_run, read_config, read_status
 
 if TYPE_CHECKING:

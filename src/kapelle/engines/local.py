@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from kapelle.configured import Configured
+from kapelle.configured import FROM_HERE_ON, Configured
 from kapelle.engines.decode import Decoder
 from kapelle.engines.rollout import Completion, Request
 from kapelle.engines.rows import Job, Said
@@ -41,13 +41,13 @@ class Local(Configured):
     """Settings of the engine in this process."""
 
     name: Literal["local"] = "local"
-    max_rows: int = Field(1024, ge=1)
+    max_rows: Annotated[int, FROM_HERE_ON] = Field(1024, ge=1)
     """Most rows in flight."""
-    kept_tokens: int = Field(65_536, ge=0)
+    kept_tokens: Annotated[int, FROM_HERE_ON] = Field(65_536, ge=0)
     """Most token places of finished rows whose keys and values are kept for prompts that go on from them, for each
     base model; 0 keeps none."""
 
-    graphs: Literal["auto", "off"] = "auto"
+    graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
     """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
 
     @field_validator("graphs", mode="before")

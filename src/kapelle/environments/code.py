@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kapelle.configured import FREE, FROM_HERE_ON
 from kapelle.environments.code_problems import FORMATS, MBPP_SPLITS, Format, Problem
 from kapelle.environments.code_world import CodeWorld
 from kapelle.environments.data_settings import DataSettings
@@ -46,15 +47,15 @@ class Code(DataSettings):
     """How many programs an agent may hand in; the last one counts."""
     partial_credit: bool = False
     """True: a program earns the share of tests that it passes. False: 1 for all of them, else 0."""
-    sandbox: str = "bubblewrap"
+    sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
-    cpu_s: float = Field(10.0, gt=0.0)
+    cpu_s: Annotated[float, FREE] = Field(10.0, gt=0.0)
     """Seconds of CPU that a program may use for all tests together (for each, where it reads and prints)."""
-    wall_s: float = Field(20.0, gt=0.0)
+    wall_s: Annotated[float, FREE] = Field(20.0, gt=0.0)
     """Seconds on the clock, which pass for a program that waits and on a machine that is crowded."""
-    memory_mb: int = Field(512, ge=64)
+    memory_mb: Annotated[int, FREE] = Field(512, ge=64)
     """Mebibytes that a program may use."""
-    parallel: int = Field(2, ge=1)
+    parallel: Annotated[int, FREE] = Field(2, ge=1)
     """Programs that are graded at one time; the others wait."""
 
     @property

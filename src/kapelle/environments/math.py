@@ -16,10 +16,11 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kapelle.configured import FROM_HERE_ON
 from kapelle.environments.data_settings import DataSettings
 from kapelle.environments.data_source import Row, Words
 from kapelle.environments.math_program import printed_by
@@ -54,7 +55,7 @@ class Math(DataSettings):
     answer_by: Literal["text", "program"] = "text"
     """`program`: the agent writes Python, alone or as its last ```python block, and what the program prints last is
     its answer. It runs in the sandbox."""
-    sandbox: str = "bubblewrap"
+    sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """Where programs run, with `answer_by: program`."""
     percent_is_unit: bool = True
     """True: 50% is the answer 50, as in GSM8K, whose questions name the unit. False: 50% is 0.5."""

@@ -12,12 +12,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kapelle.awake import AwakeClock, wait_readable
-from kapelle.configured import Configured
+from kapelle.configured import FREE, Configured
 from kapelle.environments.tool_contract import Tool, ToolFault, ToolSchema
 from kapelle.errors import ConfigError
 from kapelle.types import Json
@@ -38,7 +38,7 @@ class Mcp(Configured):
     """The program and its arguments; it runs with this process's rights, outside any sandbox."""
     env: tuple[str, ...] = ()
     """Names of environment variables that it gets besides PATH, HOME and LANG."""
-    call_s: float = Field(30.0, gt=0.0)
+    call_s: Annotated[float, FREE] = Field(30.0, gt=0.0)
     """Seconds within which it must answer."""
 
     def check(self) -> None:

@@ -6,11 +6,11 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kapelle.configured import Configured
+from kapelle.configured import FREE, FROM_HERE_ON, Configured
 from kapelle.environments import tool_python_driver
 from kapelle.environments.tool_contract import Tool, ToolFault, ToolSchema
 from kapelle.sandbox.backends import backend, require
@@ -31,13 +31,13 @@ class Python(Configured):
     """One tool, `python`."""
 
     tool: Literal["python"] = "python"
-    sandbox: str = "bubblewrap"
+    sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
-    call_s: float = Field(10.0, gt=0.0)
+    call_s: Annotated[float, FREE] = Field(10.0, gt=0.0)
     """Seconds on the clock that one program may take."""
-    cpu_s: float = Field(30.0, gt=0.0)
+    cpu_s: Annotated[float, FREE] = Field(30.0, gt=0.0)
     """Seconds of CPU for all programs of an interpreter together."""
-    memory_mb: int = Field(512, ge=64)
+    memory_mb: Annotated[int, FREE] = Field(512, ge=64)
     """Mebibytes that an interpreter may use."""
 
     def check(self) -> None:

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 from urllib.parse import quote
 
 from pydantic import Field, model_validator
 
-from kapelle.configured import Configured
+from kapelle.configured import FREE, Configured
 from kapelle.environments.data_source import SUFFIXES, read_rows
 from kapelle.environments.tool_contract import PlainBox, Tool, ToolFault, ToolSchema
 from kapelle.environments.web import WebFault, fetch_json
@@ -64,7 +64,7 @@ class Search(Configured):
     """In place of a corpus: an address with `{query}`, which answers with JSON: a list of `title` and `text`."""
     local: bool = False
     """True: `url` may lead to this machine or its network, as a retrieval server of one's own does."""
-    key_env: str | None = None
+    key_env: Annotated[str | None, FREE] = None
     """Environment variable with a token for `url`, sent as a bearer token to that host alone."""
     results: int = Field(3, ge=1, le=20)
     """Passages that one call returns."""

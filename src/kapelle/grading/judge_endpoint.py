@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from kapelle.chat_requests import post
-from kapelle.configured import Configured
+from kapelle.configured import FREE, FROM_HERE_ON, Configured
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.grading.judge import Ask
 from kapelle.types import Message, conversation
@@ -24,10 +24,10 @@ TIMEOUT = 120.0
 class JudgeEndpoint(Configured):
     """Where a judging model answers."""
 
-    endpoint: str
+    endpoint: Annotated[str, FROM_HERE_ON]
     """Such as `http://localhost:8000/v1`."""
     model: str
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
     """Environment variable that holds the key; the key itself is never stored."""
     max_tokens: int = 512
     """Most tokens of one verdict with its reasons."""
