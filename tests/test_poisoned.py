@@ -61,58 +61,171 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("non_finite", ["stop", "skip"])
 @pytest.mark.parametrize("lr", [1e38, 1e22])
-def test_a_rate_that_breaks_the_weights_stops_the_run_with_the_reason(
-    non_finite: str, lr: float, tmp_path: Path
-) -> None:
+def test_a_rate_that_breaks_the_weights_stops_the_run_with_the_reason(lr: float, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for resume in (False, True):
         with (
-            Trainer(**settings(non_finite, optimizer={"lr": lr}), run_dir=run, resume=resume) as trainer,
+            Trainer(**settings(optimizer={"lr": lr}), run_dir=run, resume=resume) as trainer,
             pytest.raises(NumericsError, match=r"update 0 of 'agent_0' at a rate of 1e\+(38|22)"),
         ):
             trainer.train()
         assert states(run) == {}
 
 
-@pytest.mark.parametrize("non_finite", ["stop", "skip"])
-@pytest.mark.parametrize("part", ["weights", "exp_avg", "exp_avg_sq"])
-@pytest.mark.parametrize("value", [math.nan, -math.inf, 1e38])
+@pytest.mark.parametrize("way", [{"optimizer": {"lr": 1e-2}}, {"non_finite": "skip"}])
+def test_a_run_that_was_stopped_by_its_rate_goes_on_with_other_settings(
+    way: dict[str, Any], undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    broken: dict[str, Any] = {"optimizer": {"lr": 1e38}}
+    with Trainer(**settings(**broken), run_dir=run) as trainer, pytest.raises(NumericsError):
+        trainer.train()
+    with Trainer(**settings(**{**broken, **way}), run_dir=run, resume=True) as trainer:
+        assert trainer.train().steps == STEPS
+    rows = read_metrics(run)
+    if "optimizer" in way:
+        assert same_bits(states(run), states(undisturbed))
+    else:
+        assert all(row["undone/agent_0"] == row["skipped/agent_1"] == 1.0 for row in rows)
+        first = checkpoint.load(run / "checkpoints" / "00000000")["train"]
+        assert all(same_bits(state, first) for state in states(run).values())
+
+
+Breaks = Callable[[str, float], None]
+
+
+@pytest.fixture
+def breaks(monkeypatch: pytest.MonkeyPatch) -> Breaks:
+    """Break the first policy's weights or moments in the third step, from inside the optimiser."""
+
+    def spoil_step(part: str, value: float) -> None:
+        taken, right = 0, torch.optim.AdamW.step
+
+        def step(self: torch.optim.AdamW, *rest: Any, **named: Any) -> Any:
+            nonlocal taken
+            taken += 1
+            found = right(self, *rest, **named)
+            if taken == 5:  # two learners: the first of the third step
+                first = self.param_groups[0]["params"][-1]
+                broken = first.data if part == "weights" else self.state[first][part]
+                broken.view(-1)[-1] = value
+            return found
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", step)
+
+    return spoil_step
+
+
+PLACES = pytest.mark.parametrize("part", ["weights", "exp_avg", "exp_avg_sq"])
+VALUES = pytest.mark.parametrize("value", [math.nan, -math.inf, 1e38])
+
+
+@PLACES
+@VALUES
 def test_a_step_that_breaks_something_leaves_finite_checkpoints_and_a_run_that_goes_on(
-    non_finite: str,
     part: str,
     value: float,
     undisturbed: Path,
     tmp_path: Path,
+    breaks: Breaks,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run, taken, right = tmp_path / "run", 0, torch.optim.AdamW.step
-
-    def step(self: torch.optim.AdamW, *rest: Any, **named: Any) -> Any:
-        nonlocal taken
-        taken += 1
-        found = right(self, *rest, **named)
-        if taken == 6:  # two learners: in the third step
-            first = self.param_groups[0]["params"][-1]
-            broken = first.data if part == "weights" else self.state[first][part]
-            broken.view(-1)[-1] = value
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", step)
-        with (
-            Trainer(**settings(non_finite), run_dir=run) as trainer,
-            pytest.raises(NumericsError, match=f"broke what it learns: .*{part}"),
-        ):
-            trainer.train()
+    run = tmp_path / "run"
+    breaks(part, value)
+    with (
+        Trainer(**settings(), run_dir=run) as trainer,
+        pytest.raises(NumericsError, match=f"broke what it learns: .*{part}.*runs rollback"),
+    ):
+        trainer.train()
+    monkeypatch.undo()
     found = states(run)
     assert list(found) == ["00000001", "00000002"]
     assert all(bool(tensor.isfinite().all()) for tensor in tensors(found))
-    with Trainer(**settings(non_finite), run_dir=run, resume=True) as trainer:
+    with Trainer(**settings(), run_dir=run, resume=True) as trainer:
         assert trainer.train().steps == STEPS
     assert same_bits(states(run), states(undisturbed))
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
+
+
+@PLACES
+@VALUES
+def test_under_skip_the_step_of_that_policy_alone_is_undone_and_counted(
+    part: str, value: float, undisturbed: Path, tmp_path: Path, breaks: Breaks
+) -> None:
+    run = tmp_path / "run"
+    breaks(part, value)
+    with Trainer(**settings("skip"), run_dir=run) as trainer:
+        assert trainer.train().steps == STEPS
+    found, right = states(run), states(undisturbed)
+    before, after = (found[step]["learners"] for step in ("00000002", "00000003"))
+    assert same_bits(after["agent_0"], before["agent_0"])
+    assert same_bits(after["agent_1"], right["00000003"]["learners"]["agent_1"])
+    assert [after[name]["steps"] for name in ("agent_0", "agent_1")] == [2, 3]
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors(found))
+    rows = read_metrics(run)
+    assert ["undone/agent_0" in row for row in rows] == [False, False, True, False]
+    assert [row["skipped/agent_0"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
+    assert [row["skipped/agent_1"] for row in rows] == [0.0] * 4
+    # And the learner goes on from there.
+    assert not same_bits(found["00000004"]["learners"]["agent_0"], before["agent_0"])
+
+
+@pytest.mark.parametrize("learner", ["critic", "verifier"])
+@pytest.mark.parametrize("non_finite", ["stop", "skip"])
+def test_critics_and_verifiers_are_looked_at_as_policies_are(
+    learner: str, non_finite: str, tmp_path: Path
+) -> None:
+    algorithm = {"name": "ippo", "group_size": 2}
+    if learner == "verifier":
+        algorithm = {"name": "verifier", "data": "recorded", "group_size": 4}
+    over: dict[str, Any] = {"algorithm": algorithm, "optimizer": {"lr": 1e-2, "critic_lr": 1e38}}
+    over["environment"] = {"name": "tests.copies:Copies"}
+    if learner == "verifier":
+        over["team"] = {"sharing": "frozen", "agents": 2, "sampling": {"max_tokens": 4}}
+    run = tmp_path / "run"
+    with Trainer(**settings(non_finite, **over), run_dir=run) as trainer:
+        if non_finite == "stop":
+            with pytest.raises(NumericsError, match=f"of '.*{learner}.*broke what it learns"):
+                trainer.train()
+            assert states(run) == {}
+            return
+        trainer.train()
+    assert all(
+        any(name.startswith("undone/") and learner in name for name in row) for row in read_metrics(run)
+    )
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors(states(run)))
+
+
+@pytest.mark.parametrize("non_finite", ["stop", "skip"])
+def test_a_mixer_is_looked_at_after_every_fit(
+    non_finite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, taken, right = tmp_path / "run", 0, torch.optim.Adam.step
+
+    def step(self: torch.optim.Adam, *rest: Any, **named: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        found = right(self, *rest, **named)
+        if taken == 6:  # three updates a step: in the second fit
+            self.param_groups[0]["params"][0].data.view(-1)[0] = math.nan
+        return found
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    algorithm = {"name": "vdn", "group_size": 2, "fit": {"min_fill": 1, "updates": 3}}
+    with Trainer(**settings(non_finite, algorithm=algorithm), run_dir=run) as trainer:
+        if non_finite == "stop":
+            with pytest.raises(NumericsError, match=r"At step 2 the fit .* broke what it learns"):
+                trainer.train()
+            assert list(states(run)) == ["00000001"]
+            return
+        trainer.train()
+    rows = read_metrics(run)
+    assert ["mixer_undone" in row for row in rows] == [False, True, False, False]
+    folders = checkpoint.list_checkpoints(run / "checkpoints")[1:]
+    fits = [checkpoint.load(folder)["credit"]["memory"]["fit"] for folder in folders]
+    assert same_bits(fits[1], fits[0])
+    assert [fit["updates"] for fit in fits] == [3, 3, 6, 9]
 
 
 def _weight(state: dict[str, Any]) -> Tensor:
@@ -162,6 +275,7 @@ def test_a_poisoned_checkpoint_is_passed_over_and_said(
     assert len(heard.said) == 2
     for said in heard.said:
         assert re.search(f"is damaged: .*{POISONS[poison][2]}", said)
+        assert f"kapelle runs rollback {run} --to 2" in said
     assert same_bits(states(run)["00000004-2"], states(undisturbed)["00000004"])
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
 
@@ -171,7 +285,7 @@ def test_with_nothing_but_poison_there_is_no_checkpoint(undisturbed: Path, tmp_p
     shutil.copytree(undisturbed, run)
     for step in range(STEPS + 1):
         spoil(run, step, "nan weight")
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no whole checkpoint.* kapelle runs show"):
         Trainer.from_run(run)
 
 

@@ -157,6 +157,10 @@ class CreditFunction(Protocol):
     def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]: ...
 
 
+MIXER_UNDONE = "mixer_undone"
+"""Metric of a credit's memory: 1.0 when its fit broke what it learns and stands as before the step; absent otherwise."""
+
+
 class CreditMemory(Protocol):
     """Credit that remembers or learns from step to step: baselines, mixers, replay.
 

@@ -14,6 +14,7 @@ other programs load them, and a verifier that was trained:
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kapelle import checkpoint
+from kapelle.checkpoint_folder import step_of
 from kapelle.engines.torch_train import TorchTrainEngine
 from kapelle.errors import CheckpointError, ConfigError, DataError, ModelError, NumericsError, did_you_mean
 from kapelle.models.language_model import LanguageModel
@@ -98,12 +100,13 @@ def read_checkpoint(
     """
     newest = checkpoint.newest_valid(folder, _refuse_poison)
     for rejected in newest.rejected:
-        say(f"passed over: {rejected.reason}")
+        back = "" if newest.folder is None else _way_back(newest.folder)
+        say(f"passed over: {rejected.reason}{back}")
     if newest.folder is None:
         why = "".join(f" {rejected.reason}" for rejected in newest.rejected)
         raise CheckpointError(
             f"There is no whole checkpoint in {folder}.{why} Put one back from a copy, or start the run anew in another "
-            "--run-dir."
+            f"--run-dir. `kapelle runs show {shlex.quote(str(folder.parent))}` tells what is there."
         )
     state = checkpoint.read(newest.folder)
     loop: Mapping[str, Any] = state["loop"]
@@ -123,6 +126,13 @@ def read_checkpoint(
     take_credit(state["credit"])
     restore_random(loop["random"])
     return {**loop, "folder": newest.folder}
+
+
+def _way_back(whole: Path) -> str:
+    run = shlex.quote(str(whole.parent.parent))
+    return (
+        f" `kapelle runs rollback {run} --to {step_of(whole)}` moves it aside, with the rows that came after."
+    )
 
 
 def _refuse_poison(folder: Path) -> None:

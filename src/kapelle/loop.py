@@ -13,7 +13,7 @@ from typing import cast
 from torch import Tensor
 
 from kapelle.ahead import Ahead
-from kapelle.algorithm import Algorithm, Credit, Embedding, Estimates, TurnKey, turns_of
+from kapelle.algorithm import MIXER_UNDONE, Algorithm, Credit, Embedding, Estimates, TurnKey, turns_of
 from kapelle.algorithms.rewards import with_scores
 from kapelle.batch import Sample
 from kapelle.blocking import run_async
@@ -31,7 +31,7 @@ from kapelle.embedding import turn_reader
 from kapelle.engines.torch_train import reference_name
 from kapelle.engines.train import Objective, TrainEngine
 from kapelle.environment import Environment
-from kapelle.errors import TrainingHalted
+from kapelle.errors import NumericsError, TrainingHalted
 from kapelle.evaluation import verifier_metrics
 from kapelle.metrics import demonstrated, is_dead, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
@@ -156,6 +156,11 @@ class Loop:
         metrics = _credit_metrics(groups, credit)
         if self._memory is not None:
             metrics |= self._memory.metrics()
+            if MIXER_UNDONE in metrics and self._config.training.non_finite == "stop":
+                raise NumericsError(
+                    f"At step {number} the fit of utilities and mixer broke what it learns. No checkpoint holds it; lower "
+                    "`algorithm.fit.lr` in a new run, or leave such fits out: resume with `training.non_finite=skip`."
+                )
         critics: list[Sample] = []
         if algorithm.critic:
             reader = self._engine.renderer

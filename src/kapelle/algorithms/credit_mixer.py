@@ -37,14 +37,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from kapelle.algorithm import SENTENCES, Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import MIXER_UNDONE, SENTENCES, Algorithm, Credit, Estimates, TurnKey
 from kapelle.algorithms.groups import Member, compare
 from kapelle.algorithms.mixer_fit import FitConfig, Foresight, MixerFit, check_device
 from kapelle.algorithms.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.replay import Fitted, Played, Replay, joined, read_groups, round_turns
 from kapelle.algorithms.utilities import OwnUtilities, SharedUtility, TeamEstimate, TeamValue
 from kapelle.configured import Configured
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, NumericsError
 from kapelle.functional.advantages import group_centred
 from kapelle.functional.masking import keep_masked, pack
 from kapelle.functional.mixing import difference_credit, explained_by_others, group_mean_utility
@@ -225,7 +225,10 @@ class MixedCredit:
         self._replay.add(played)
         if len(self._replay.episodes) >= self._settings.fit.min_fill:
             self._fit = self._fit or self._fresh(played[0].rounds.state_BD.shape[1])
-            self._metrics["mixer_loss"] = self._fit.learn(self._replay)
+            try:
+                self._metrics["mixer_loss"] = self._fit.learn(self._replay)
+            except NumericsError:
+                self._metrics[MIXER_UNDONE] = 1.0
         self._metrics["replay_fill"] = len(self._replay.episodes) / self._replay.capacity
 
     def _fresh(self, width: int) -> MixerFit:

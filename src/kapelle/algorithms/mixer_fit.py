@@ -13,6 +13,7 @@ Shapes: B rounds, N episodes, K rounds of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -22,11 +23,13 @@ from torch import Tensor
 from kapelle.algorithms.replay import Fitted, Replay, Rounds
 from kapelle.algorithms.utilities import TeamEstimate, TeamValue
 from kapelle.configured import FROM_HERE_ON, Configured
+from kapelle.errors import NumericsError
 from kapelle.functional.masking import keep_masked, masked_mean, pack, segment_mean, unpack
 from kapelle.functional.mixing import copied, periodic_update, soft_update
 from kapelle.functional.returns import lambda_return, return_to_go
 from kapelle.models import devices
 from kapelle.seeds import derive_seed
+from kapelle.soundness import learned, poisoned
 from kapelle.team import Team
 
 GRADIENT_NORM = 10.0
@@ -133,7 +136,11 @@ class MixerFit:
         self._targets = _TARGETS[settings.target]
 
     def learn(self, replay: Replay) -> float:
-        """Take one step's updates on what is remembered; return their mean squared error."""
+        """Take one step's updates on what is remembered; return their mean squared error.
+
+        Raises NumericsError, with everything as it was before, when they have broken what is learned.
+        """
+        before = deepcopy(self.state())
         if self.updates == 0:
             self.net.standardise_by(self.placed(replay.draw(replay.capacity, self._seed)).rounds)
             self.target = copied(self.net.state_dict())
@@ -141,6 +148,10 @@ class MixerFit:
         for _ in range(self._settings.updates):
             batch = replay.draw(self._settings.batch, derive_seed(self._seed, "replay", self.updates))
             losses.append(self._update(self.placed(batch)))
+        wrong = poisoned(learned({"fit": self.state()}))
+        if wrong is not None:
+            self.load_state(before)
+            raise NumericsError(f"The fit of utilities and mixer broke what it learns: {wrong}.")
         return sum(losses) / len(losses)
 
     def placed(self, batch: Fitted) -> Fitted:

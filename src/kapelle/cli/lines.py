@@ -66,7 +66,9 @@ def _counts(metrics: Mapping[str, float]) -> list[str]:
     said = [f"{round(failed * samples)} of {samples:.0f} episodes failed"] if failed else []
     if "success" in metrics and metrics.get("scored", samples) < samples:
         said.insert(0, f"scored {metrics['scored']:.0f} of {samples:.0f}")
-    return said
+    undone = [name.partition("/")[2] for name in metrics if name.startswith("undone/")]
+    said += [f"an update of {', '.join(undone)} broke its weights and was undone"] if undone else []
+    return [*said, *(["the mixer's fit was undone"] if "mixer_undone" in metrics else [])]
 
 
 def told(shown: Conversation, width: int = 100) -> str:

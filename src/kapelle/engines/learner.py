@@ -64,9 +64,11 @@ class Learner:
         """Divide the accumulated gradient of sums by `weight`, clip it, step; return norm and rate.
 
         A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
-        is "skip" (fp16 always skips: its scale adapts that way). A step that itself breaks the weights or the
-        optimiser's moments raises NumericsError under both: there is no way back from it but a checkpoint.
+        is "skip" (fp16 always skips: its scale adapts that way). So does a step that itself breaks the weights or the
+        optimiser's moments; under "skip" it is undone, weights, moments and counters, and counts as `undone` too. For
+        that "skip" keeps a copy of them while the step is taken.
         """
+        before = deepcopy(self.state()) if on_bad == "skip" else None
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -81,28 +83,36 @@ class Learner:
                 f"The gradient of '{self.name}' is not finite at its update {self.steps}. Look at this "
                 "step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
             )
+        undone = False
         if finite or self._scaler.is_enabled():
             self._scaler.step(self._optimizer)
-            self._refuse_poison(rate)
+            wrong = self._poison()
+            if wrong is not None and before is None:
+                raise NumericsError(
+                    f"The update {self.steps} of '{self.name}' at a rate of {rate:g} broke what it learns: {wrong}. No "
+                    "checkpoint holds it. Go on from the last one with a lower rate (`kapelle train --resume RUN "
+                    "optimizer.lr=…`), leave such updates out (`training.non_finite=skip`), or go further back "
+                    "(`kapelle runs rollback RUN --to STEP`)."
+                )
+            undone = wrong is not None
         self._scaler.update()
+        if undone and before is not None:
+            self.load_state(before)
+            finite = False
         self.steps += finite
         self.version += finite
         self.changed = self.changed or finite
         self.forget_gradient()
         size = {"grad_norm": float(norm)} if finite else {}
-        return {**size, "lr": rate, "skipped": float(not finite)}
+        said = {"undone": 1.0} if undone else {}
+        return {**size, "lr": rate, "skipped": float(not finite), **said}
 
-    def _refuse_poison(self, rate: float) -> None:
+    def _poison(self) -> str | None:
         tensors = {f"weights.{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for name, parameter in self.parameters.items():
             moments = self._optimizer.state.get(parameter, {})
             tensors |= {f"optimizer.{name}.{k}": v for k, v in moments.items() if k != "step"}
-        wrong = poisoned(tensors)
-        if wrong is not None:
-            raise NumericsError(
-                f"The update {self.steps} of '{self.name}' at a rate of {rate:g} broke what it learns: {wrong}. No "
-                "checkpoint holds it; lower `optimizer.lr` and go on from the last one."
-            )
+        return poisoned(tensors)
 
     def forget_gradient(self) -> None:
         """Drop what was accumulated since the last step."""
