@@ -285,7 +285,7 @@ def test_with_nothing_but_poison_there_is_no_checkpoint(undisturbed: Path, tmp_p
     shutil.copytree(undisturbed, run)
     for step in range(STEPS + 1):
         spoil(run, step, "nan weight")
-    with pytest.raises(CheckpointError, match="no whole checkpoint.* kapelle runs show"):
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint.*kapelle runs show"):
         Trainer.from_run(run)
 
 

@@ -11,6 +11,7 @@
       checkpoints/00000012/            see `checkpoint`
       latest               text: relative path of the newest checkpoint, for people; `read_latest` looks itself
       lock                 held by the trainer, see `run_lock`
+      rolled-back/         what `kapelle runs rollback` has moved, see `rollback`
 
 Rows of metrics and evaluations are appended with one write each; every other file is replaced in one
 step. A killed process therefore leaves at worst half a last line, which readers leave out and a
@@ -87,6 +88,7 @@ _NAMES = {
     "checkpoints",
     "latest",
     "lock",
+    "rolled-back",
 }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from kapelle.cli.run_arguments import declare_runs
 from kapelle.errors import ConfigError, did_you_mean
 
 RECIPE_HELP = "a built-in recipe (`kapelle recipes ls`) or a YAML file"
@@ -361,6 +362,12 @@ COMMANDS: Mapping[str, Command] = {
         "play a game in the terminal against a script, a solver or a trained team",
         "play",
         _play,
+    ),
+    "runs": Command(
+        "(ls [FOLDER] | show RUN | rollback RUN --to STEP [--dry-run]) [--json]",
+        "list runs, show what one came to, or go back to an earlier checkpoint",
+        "runs",
+        declare_runs,
     ),
     "recipes": Command(
         "(ls | show NAME | cp NAME [DEST]) [--json]",

@@ -1,0 +1,176 @@
+"""`kapelle runs`: list the runs under a folder, show one, or go back to an earlier checkpoint of one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kapelle.cli.output import command, printable, say
+from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
+
+if TYPE_CHECKING:
+    from kapelle.rollback import Plan
+    from kapelle.run_summary import Kept
+
+ACTIONS = ("ls", "show", "rollback")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List, show or go back."""
+    action = arguments.action or "ls"
+    if action not in ACTIONS:
+        raise ConfigError(f"Unknown action '{action}' of `kapelle runs`.{did_you_mean(action, ACTIONS)}")
+    if action != "rollback" and (arguments.to is not None or arguments.dry_run):
+        raise ConfigError(
+            f"--to and --dry-run are for `kapelle runs rollback`, not for `kapelle runs {action}`."
+        )
+    if action == "ls":
+        return _list(Path(arguments.place or "runs"), as_json=arguments.json)
+    if arguments.place is None:
+        raise ConfigError(
+            f"No run is named. Write `kapelle runs {action} RUN`; `kapelle runs ls` lists them."
+        )
+    place = Path(arguments.place)
+    if action == "show":
+        return _show(place, as_json=arguments.json)
+    if arguments.to is None:
+        raise ConfigError(
+            f"Say where to go back to: `{command('runs', 'rollback', str(place), '--to', 'STEP')}`."
+        )
+    return _roll_back(place, arguments.to, dry=arguments.dry_run, as_json=arguments.json)
+
+
+def _list(folder: Path, *, as_json: bool) -> int:
+    from kapelle.run_summary import find_runs, summarise
+
+    if not folder.is_dir():
+        raise RunDirectoryError(
+            f"There is no folder {folder}. Name one that holds runs: `kapelle runs ls FOLDER`."
+        )
+    found = [summarise(place) for place in find_runs(folder)]
+    if as_json:
+        say(json.dumps([each.row() for each in found], indent=1))
+        return 0
+    if not found:
+        say(f"There is no run under {folder}.")
+        return 0
+    rows = [("run", "state", "recipe", "algorithm", "step", "size", "last metrics")]
+    for each in found:
+        last = each.wrong or _metrics(dict(list(each.metrics.items())[:4]))
+        steps = f"{each.step}/{each.steps}"
+        rows.append((str(each.path), each.state, each.recipe, each.algorithm, steps, amount(each.size), last))
+    widths = [max(len(printable(row[k])) for row in rows) for k in range(6)]
+    for row in rows:
+        cells = [f"{printable(cell):{width}}" for cell, width in zip(row, widths, strict=False)]
+        say("  ".join([*cells, printable(row[-1], 120)]).rstrip())
+    return 0
+
+
+def _show(place: Path, *, as_json: bool) -> int:
+    from kapelle.run_files import is_run, read_metrics, read_status
+    from kapelle.run_summary import (
+        failures,
+        find_runs,
+        kept_checkpoints,
+        last_evaluation,
+        own_settings,
+        summarise,
+        telling,
+    )
+
+    if not is_run(place):
+        inner = [str(each) for each in find_runs(place)] if place.is_dir() else []
+        hint = f" It holds runs: {', '.join(inner[:9])}. Name one of them." if inner else ""
+        raise RunDirectoryError(f"There is no run of kapelle at {place}.{hint}")
+    summary = summarise(place)
+    if summary.wrong is not None:
+        raise RunDirectoryError(f"The run {place} cannot be read: {summary.wrong}")
+    status, rows = read_status(place), read_metrics(place)
+    own, kept, evaluation = own_settings(place), kept_checkpoints(place), last_evaluation(place)
+    aside = sorted(folder.name for folder in (place / "rolled-back").glob("*") if folder.is_dir())
+    if as_json:
+        row: dict[str, Any] = {
+            **summary.row(),
+            "status": {
+                name: getattr(status, name) for name in ("phase", "pid", "host", "started", "updated")
+            },
+            "settings": {key: {"value": value, "from": source} for key, (value, source) in own.items()},
+            "checkpoints": [_kept_row(each) for each in kept],
+            "last": rows[-1] if rows else None,
+            "evaluation": evaluation,
+            "failures": failures(place),
+            "rolled_back": aside,
+        }
+        say(json.dumps(row, indent=1))
+        return 0
+    say(f"{place}  {summary.state}  step {summary.step} of {summary.steps}  {amount(summary.size)}")
+    say(f"  {summary.recipe}, {summary.algorithm}; started {status.started}, last heard of {status.updated}")
+    say("settings that are no default")
+    for key, (value, source) in own.items():
+        say(f"  {key}: {printable(str(value), 80)}  ({source})")
+    say("checkpoints")
+    for each in kept:
+        say(f"  step {each.step:6}  {amount(each.size):>9}  {each.wrong or 'whole'}")
+    if rows:
+        say(f"metrics of step {rows[-1]['step']:.0f}")
+        say(f"  {_metrics(telling(rows[-1]))}")
+    if evaluation:
+        say(f"evaluation: {printable(json.dumps(evaluation), 160)}")
+    for line in failures(place):
+        say(f"failures: {line}")
+    for name in aside:
+        say(f"rolled back: {place / 'rolled-back' / name}")
+    return 0
+
+
+def _roll_back(place: Path, step: int, *, dry: bool, as_json: bool) -> int:
+    from kapelle.cli.quiet import hush
+
+    hush()
+    from kapelle.rollback import plan_rollback, roll_back
+
+    plan = plan_rollback(place, step) if dry else roll_back(place, step)
+    if as_json:
+        say(json.dumps({**plan.row(), "dry_run": dry}, indent=1))
+        return 0
+    for line in _moved(plan, dry=dry):
+        say(line)
+    return 0
+
+
+def _moved(plan: Plan, *, dry: bool) -> list[str]:
+    if plan.nothing:
+        return [f"{plan.run} stands at step {plan.step} already; nothing was moved."]
+    verb = "would move" if dry else "moved"
+    lines = [f"{verb} to {plan.aside}:"]
+    if plan.checkpoints:
+        lines.append(f"  checkpoints {', '.join(folder.name for folder in plan.checkpoints)}")
+    lines += [f"  {count} rows of {table}" for table, count in plan.rows.items() if count]
+    if plan.episodes:
+        lines.append(f"  {len(plan.episodes)} files of episodes")
+    if plan.stages:
+        lines.append(f"  stages that went on from here: {', '.join(folder.name for folder in plan.stages)}")
+    stands = "would stand" if dry else "stands"
+    lines.append(f"{plan.run} {stands} at step {plan.step}, checkpoint {plan.to.name}.")
+    whole = plan.run.resolve().parent if (plan.run.resolve().parent / "stages.yaml").is_file() else plan.run
+    return lines if dry else [*lines, f"Go on with: {command('train', '--resume', str(whole))}"]
+
+
+def _kept_row(kept: Kept) -> dict[str, Any]:
+    return {"name": kept.folder.name, "step": kept.step, "size": kept.size, "wrong": kept.wrong}
+
+
+def _metrics(row: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in row.items())
+
+
+def amount(size: int) -> str:
+    """Return bytes as people read them."""
+    number, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

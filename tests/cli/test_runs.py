@@ -1,0 +1,165 @@
+"""`kapelle runs`: what is there, what it came to, and back to an earlier checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Kapelle
+from tests.cli.test_stages import write
+from tests.test_poisoned import spoil
+from tests.test_rollback import content, files, train
+from tests.tiny import same_bits
+
+from kapelle.rollback import ASIDE
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    train(run)
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def test_it_says_what_it_would_do_then_what_it_did(run: Path, kapelle: Kapelle) -> None:
+    before = files(run)
+    said = kapelle("runs", "rollback", run, "--to", "3", "--dry-run")
+    assert said.code == 0, said.err
+    assert files(run) == before
+    assert "would move" in said.out
+    said = kapelle("runs", "rollback", run, "--to", "3")
+    assert said.code == 0, said.err
+    for told in (
+        "checkpoints 00000004, 00000005",
+        "2 rows of metrics.jsonl",
+        "stands at step 3",
+        f"--resume {run}",
+    ):
+        assert told in said.out
+    assert "nothing was moved" in kapelle("runs", "rollback", run, "--to", "3").out
+    assert kapelle("runs", "rollback", run, "--to", "3", "--json").json["aside"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rollback"], "No run is named"),
+        (["rollback", "RUN"], "Say where to go back to"),
+        (["rollback", "RUN", "--to", "77"], "no checkpoint of step 77"),
+        (["show", "RUN", "--to", "1"], "are for `kapelle runs rollback`"),
+        (["show", "nowhere"], "no run of kapelle at nowhere"),
+        (["ls", "nowhere"], "no folder nowhere"),
+        (["list"], "Unknown action 'list'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    words: list[str],
+    said: str,
+    run: Path,
+    kapelle: Kapelle,
+) -> None:
+    found = kapelle("runs", *[str(run) if word == "RUN" else word for word in words])
+    assert found.code == 2
+    assert said in found.err
+    assert found.err.count("\n") == 1
+
+
+def test_a_poisoned_run_is_told_the_way_back_which_leads_out(
+    run: Path, kapelle: Kapelle, trained: Path
+) -> None:
+    for step in (4, 5):
+        spoil(run, step, "nan weight")
+    said = kapelle("train", "--resume", run, "--no-rich")
+    assert said.code == 0, said.err
+    assert f"kapelle runs rollback {run} --to 3" in said.out
+    shutil.rmtree(run)
+    shutil.copytree(trained, run)
+    for step in (4, 5):
+        spoil(run, step, "nan weight")
+    said = kapelle("runs", "rollback", run, "--to", "3")
+    assert said.code == 0, said.err
+    train(run, resume=True)
+    assert same_bits(content(run)["c"]["00000005"], content(trained)["c"]["00000005"])
+    assert sorted(p.name for p in (run / ASIDE).glob("*/checkpoints/*")) == ["00000004", "00000005"]
+
+
+def test_a_list_says_of_every_run_what_it_came_to_and_hides_none(run: Path, kapelle: Kapelle) -> None:
+    other = shutil.copytree(run, run.parent / "deep" / "other")
+    (other / "status.json").write_text("{")
+    said = kapelle("runs", "ls", run.parent)
+    assert said.code == 0, said.err
+    lines = said.out.splitlines()
+    assert len(lines) == 3
+    assert lines[1].split()[1:6] == ["damaged", "?", "?", "0/0", lines[1].split()[5]]
+    assert lines[2].split()[:5] == [str(run), "finished", "run", "grpo", "5/5"]
+    row = kapelle("runs", "ls", run.parent, "--json").json[1]
+    assert row["size"] == sum(len(data) for data in files(run).values())
+    assert "loss/agent_0" in row["metrics"]
+    (run.parent / "empty").mkdir()
+    assert "no run under" in kapelle("runs", "ls", run.parent / "empty").out
+
+
+def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
+    run: Path, kapelle: Kapelle
+) -> None:
+    (run / "checkpoints" / "00000002" / "state.json").write_bytes(b"{}")
+    (run / "provenance.json").write_text('{"optimizer.lr": "command line", "seed": "default"}')
+    kapelle("runs", "rollback", run, "--to", "4")
+    said = kapelle("runs", "show", run)
+    assert said.code == 0, said.err
+    for told in (
+        "interrupted  step 4 of 5",
+        "optimizer.lr: 0.01  (command line)",
+        "00000002 is damaged",
+        "metrics of step 4",
+        "evaluation: {",
+        "interrupted in phase 'rolled back' at step 4",
+        "rolled back:",
+    ):
+        assert told in said.out
+    assert said.out.count("whole") == 4
+    assert "seed" not in said.out
+    shown = kapelle("runs", "show", run, "--json").json
+    assert [each["step"] for each in shown["checkpoints"]] == [0, 1, 2, 3, 4]
+    assert shown["last"]["step"] == 4
+
+
+def test_looking_at_runs_needs_no_torch(run: Path) -> None:
+    program = (
+        "import sys; from kapelle.cli import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or sum(name in sys.modules for name in ('torch', 'transformers')))"
+    )
+    for words in (["ls", str(run.parent)], ["show", str(run)]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, "runs", *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_stage_goes_back_with_those_that_went_on_from_it(tmp_path: Path, kapelle: Kapelle) -> None:
+    said = kapelle("train", write(tmp_path), "--run-dir", "three", "--no-rich")
+    assert said.code == 0, said.err
+    whole = tmp_path / "three"
+    before = files(whole)
+    said = kapelle("runs", "rollback", "three", "--to", "1")
+    assert said.code == 2
+    assert "It holds stages; name one of them: three/01-sft, three/02-judge, three/03-debate" in said.err
+    said = kapelle("runs", "rollback", "three/01-sft", "--to", "1")
+    assert said.code == 0, said.err
+    assert "stages that went on from here: 02-judge, 03-debate" in said.out
+    assert "train --resume" in said.out
+    assert sorted(p.name for p in whole.iterdir()) == ["01-sft", "stages.yaml"]
+    said = kapelle("train", "--resume", "three", "--no-rich")
+    assert said.code == 0, said.err
+    after = files(whole)
+    weights = [name for name in before if name.endswith("00000002/train.safetensors")]
+    assert len(weights) == 3
+    assert all(after[name] == before[name] for name in weights)
