@@ -92,7 +92,7 @@ def summarise(run: Path) -> Summary:
 
 def settings_of(run: Path) -> dict[str, Any]:
     """Return a run's settings as nested values."""
-    config = yaml.load(read_config(run), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
+    config = yaml.safe_load(read_config(run))
     if not isinstance(config, dict):
         raise TypeError("config.yaml holds no settings")
     return config

@@ -68,7 +68,7 @@ class Learner:
         optimiser's moments; under "skip" it is undone, weights, moments and counters, and counts as `undone` too. For
         that "skip" keeps a copy of them while the step is taken.
         """
-        before = deepcopy(self.state()) if on_bad == "skip" else None
+        before = _kept(self.state()) if on_bad == "skip" else None
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -156,6 +156,16 @@ class Learner:
             learner.load_state(state)
             learner.version = version
             learner.changed = True
+
+
+def _kept(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree of tensors as it is now."""
+    copies: dict[str, Any] = {}
+    for key, value in tree.items():
+        copies[key] = _kept(value) if isinstance(value, Mapping) else value
+        if isinstance(value, Tensor):
+            copies[key] = value.clone()
+    return copies
 
 
 def _copied(entry: Mapping[str, Tensor]) -> dict[str, Tensor]:
