@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kapelle.checkpoint_folder import list_checkpoints, step_of, verify
 from kapelle.errors import CheckpointError, KapelleError
+from kapelle.layers import parse_yaml
 from kapelle.run_files import (
     is_run,
     read_config,
@@ -85,14 +84,14 @@ def summarise(run: Path) -> Summary:
             {} if not rows else telling(rows[-1]),
             size,
         )
-    except (KapelleError, OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+    except (KapelleError, OSError, ValueError, TypeError, KeyError) as error:
         wrong = str(error) if isinstance(error, KapelleError) else f"{type(error).__name__}: {error}"
         return Summary(run, "damaged", "?", "?", 0, 0, {}, size, " ".join(wrong.split()))
 
 
 def settings_of(run: Path) -> dict[str, Any]:
     """Return a run's settings as nested values."""
-    config = yaml.safe_load(read_config(run))
+    config = parse_yaml(read_config(run))
     if not isinstance(config, dict):
         raise TypeError("config.yaml holds no settings")
     return config
