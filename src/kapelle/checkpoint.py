@@ -62,15 +62,18 @@ def save(
     step: int,
     state: Mapping[str, object],
     extra: Callable[[Path], None] | None = None,
+    may_write: Callable[[], None] = lambda: None,
 ) -> Path:
     """Save the state after `step` updates and return the checkpoint's folder.
 
     `state` maps names of parts to trees of mappings, lists, tuples, tensors and what JSON holds; `load`
     returns them equal in value, type and dtype, tensors on the CPU. `extra` may write further files
-    into the folder that it is given. One process at a time saves into `checkpoints`.
+    into the folder that it is given. One process at a time saves into `checkpoints`: `may_write` is called before the
+    first file is written and before the whole appears under its name, and raises where another one has come in.
 
     Raises CheckpointError when the disk refuses or a value has no form; earlier ones stay intact.
     """
+    may_write()
     with explained(f"write the checkpoint of step {step} in {checkpoints}"):
         checkpoints.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(checkpoints)
@@ -82,7 +85,11 @@ def save(
             if extra is not None:
                 extra(beside)
             _seal(beside, step)
+            may_write()
             beside.rename(final)
+        except OSError:
+            may_write()  # which then says why
+            raise
         finally:
             # After a failure its space is what the next attempt needs.
             shutil.rmtree(beside, ignore_errors=True)

@@ -69,7 +69,7 @@ def write_checkpoint(
             f"The checkpoint of step {step} is not written: {wrong}. Go on from the last one, with a lower "
             "`optimizer.lr`."
         )
-    folder = checkpoint.save(run.checkpoints, step, state, policies)
+    folder = checkpoint.save(run.checkpoints, step, state, policies, run.recheck)
     run.point_latest(folder)
     return folder
 

@@ -10,7 +10,7 @@
       episodes/test/00000012.jsonl     those of the evaluation after step 12
       checkpoints/00000012/            see `checkpoint`
       latest               text: relative path of the newest checkpoint, for people; `read_latest` looks itself
-      lock                 held by the trainer, see `run_lock`
+      lock                 says who has the run; it and the directory are locked, see `run_lock`
       rolled-back/         what `kapelle runs rollback` has moved, see `rollback`
 
 Rows of metrics and evaluations are appended with one write each; every other file is replaced in one
@@ -35,6 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kapelle.checkpoint_folder import prune
 from kapelle.durable import PARTIAL, explain, flush, replace_file, write_all
 from kapelle.episode_json import dump_groups
 from kapelle.errors import NumericsError, RunDirectoryError
@@ -163,13 +164,27 @@ class RunDirectory:
             raise
         return run
 
+    @contextmanager
+    def _write(self, path: Path) -> Iterator[None]:
+        """Make sure that this process has the run alone, and turn what the disk refuses inside into words."""
+        self._lock.recheck()
+        with _writing(path):
+            try:
+                yield
+            except OSError:
+                self._lock.recheck()  # which then says why
+                raise
+
+    def recheck(self) -> None:
+        """Raise RunDirectoryError unless this process still has the run alone; to be called before its files change."""
+        self._lock.recheck()
+
     def _lay_out(self, config: str, provenance: Mapping[str, Json]) -> None:
-        with _writing(self.path):
+        with self._write(self.path):
             for folder in (self.checkpoints, *(episode_folder(self.path, split) for split in _SPLITS)):
                 folder.mkdir(parents=True, exist_ok=True)
             for table in _TABLES:
-                with (self.path / table).open("ab"):
-                    pass
+                _own(self.path / table)
             replace_file(self.path / "provenance.json", _pretty(provenance))
             self.report("start", self._status.step)
             # Last, because a directory is a run from the moment it has a config.
@@ -203,7 +218,7 @@ class RunDirectory:
                 f"A row of {table} for step {step} holds a number that is not finite."
             ) from error
         path = self.path / table
-        with _writing(path):
+        with self._write(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
                 size = os.fstat(descriptor).st_size
@@ -223,7 +238,7 @@ class RunDirectory:
         assert self._rewound, "a resumed run rewinds before it records"
         path = episode_file(self.path, step, split)
         assert not path.exists(), f"the episodes of step {step} are recorded once"
-        with _writing(path):
+        with self._write(path):
             replace_file(path, dump_groups(step, groups), sync=False)
         self._unflushed |= {path, path.parent}
 
@@ -258,7 +273,7 @@ class RunDirectory:
         weights of the checkpoint no second time. Raises RunDirectoryError when a file is shorter than its position or
         broken there.
         """
-        with _writing(self.path):
+        with self._write(self.path):
             ends = {table: positions.get(table, 0) for table in _TABLES}
             last = {split: positions.get(f"episodes/{split}", -1) for split in _SPLITS}
             if measured is not None:
@@ -276,13 +291,18 @@ class RunDirectory:
     def report(self, phase: str, step: int, state: State = "running") -> None:
         """Say what the run is doing, or how it ended."""
         self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
-        with _writing(self.path / "status.json"):
+        with self._write(self.path / "status.json"):
             replace_file(self.path / "status.json", _pretty(asdict(self._status)), sync=False)
 
     def point_latest(self, checkpoint: Path) -> None:
         """Let `latest` name this checkpoint, relative to the run."""
-        with _writing(self.path / "latest"):
+        with self._write(self.path / "latest"):
             replace_file(self.path / "latest", f"{checkpoint.relative_to(self.path).as_posix()}\n".encode())
+
+    def prune(self, keep: int, newest: Path) -> list[Path]:
+        """Delete checkpoints as `checkpoint.prune` does and return what was deleted."""
+        self._lock.recheck()
+        return prune(self.checkpoints, keep, newest)
 
     def close(self) -> None:
         """Give the lock back; what was recorded stays."""
@@ -300,6 +320,14 @@ class RunDirectory:
             with suppress(RunDirectoryError):
                 self.report(self._status.phase, self._status.step, "failed" if failed else "interrupted")
         self.close()
+
+
+def _own(table: Path) -> None:
+    """Make a table that is not there, and a file of its own of one that a copy by hard links (`cp -al`) shares."""
+    with table.open("ab") as file:
+        shared = os.fstat(file.fileno()).st_nlink > 1
+    if shared:
+        replace_file(table, table.read_bytes())
 
 
 def _partials() -> set[str]:

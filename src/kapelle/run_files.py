@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from kapelle.checkpoint_folder import newest_listed, newest_valid, step_of
 from kapelle.episode_json import load_episode, load_groups
 from kapelle.errors import DataError, RunDirectoryError
+from kapelle.run_lock import is_another_process
 from kapelle.types import Episode, Group, Json, Split
 
 _STEP = re.compile(r"[0-9]+")
@@ -38,8 +39,9 @@ class Status:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder holds a run."""
-    return (path / "config.yaml").is_file() and (path / "lock").is_file()
+    """Return whether a folder holds a run, also one whose file `lock` somebody has removed."""
+    known = ("lock", "metrics.jsonl")
+    return (path / "config.yaml").is_file() and any((path / name).is_file() for name in known)
 
 
 def episode_folder(run: Path, split: Split) -> Path:
@@ -83,8 +85,9 @@ def read_status(run: Path) -> Status:
     Raises RunDirectoryError when the file is damaged or cannot be read.
     """
     status = _status(run / "status.json")
-    if status.state == "running" and status.host == socket.gethostname() and not _alive(status.pid):
-        return replace(status, state="interrupted")
+    if status.state == "running" and status.host == socket.gethostname():
+        gone = not _alive(status.pid) or is_another_process(run / "lock", status.pid)
+        return replace(status, state="interrupted") if gone else status
     return status
 
 

@@ -2,6 +2,7 @@
 
     <run>/
       stages.yaml     all stages, resolved; training it again repeats them
+      lock            held while they are trained, as in every run directory
       01-sft/         the run directory of the first stage, see `run_dir`
       02-ppo/         …
 
@@ -30,6 +31,7 @@ from kapelle.durable import PARTIAL, explain, replace_file
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 from kapelle.recipe import Recipe, load_stages
 from kapelle.run_files import is_run, read_latest, read_status
+from kapelle.run_lock import LEFT_BEHIND, RunLock
 from kapelle.team import Policy
 
 FILE = "stages.yaml"
@@ -71,22 +73,30 @@ def read_stages(
     return tuple(Stage(number, each, recipe) for number, (each, recipe) in enumerate(found, start=1))
 
 
-def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> None:
-    """Make the folder of all stages and write what they are; RunDirectoryError when it holds others."""
+def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunLock:
+    """Make the folder of all stages, lock it and write what they are; RunDirectoryError when it holds others.
+
+    Whoever trains the stages keeps the lock until the last one is done: each stage locks its own folder besides, and
+    between two stages nobody would hold either.
+    """
     file = run_dir / FILE
     if file.is_file() and not resume:
         raise RunDirectoryError(
             f"{run_dir} holds stages already. Go on with `kapelle train --resume {run_dir}`, or name another --run-dir."
         )
-    left = {f".{FILE}{PARTIAL}"}  # of a run that was killed while it was made
+    left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed while it was made
     if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
         raise RunDirectoryError(f"{run_dir} is not empty and holds no stages. Name another --run-dir.")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(run_dir / "lock")
+        if file.is_file() and not resume:
+            raise RunDirectoryError(f"{run_dir} was taken by other stages just now. Name another --run-dir.")
         if not file.is_file():
             replace_file(file, stages_yaml(stages).encode())
     except OSError as error:
         raise RunDirectoryError(f"Cannot write {error.filename or file}: {explain(error)}") from error
+    return lock
 
 
 def stages_yaml(stages: Sequence[Stage]) -> str:

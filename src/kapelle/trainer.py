@@ -320,7 +320,7 @@ class Trainer:
         if self.algorithm.judges and (self._judged is None or self._judged[0] != self.done):
             self.evaluate()  # what a verifier's folder says of it is about the weights that lie there
         folder = self._write_checkpoint(self._run)
-        checkpoint.prune(self._run.checkpoints, self.config.checkpoint.keep, folder)
+        self._run.prune(self.config.checkpoint.keep, folder)
         return folder
 
     def _keep_start(self) -> None:

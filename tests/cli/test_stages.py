@@ -124,7 +124,13 @@ class TestRunning:
 
     def test_it_makes_one_run_per_stage(self, whole: Path) -> None:
         run = whole / "run"
-        assert sorted(p.name for p in run.iterdir()) == ["01-sft", "02-judge", "03-debate", "stages.yaml"]
+        assert sorted(p.name for p in run.iterdir()) == [
+            "01-sft",
+            "02-judge",
+            "03-debate",
+            "lock",
+            "stages.yaml",
+        ]
         assert [read_status(run / name).step for name in ("01-sft", "02-judge", "03-debate")] == [2, 2, 2]
 
     def test_policies_go_on_from_what_an_earlier_stage_kept(self, whole: Path) -> None:
@@ -221,13 +227,13 @@ def test_a_folder_of_stages_that_was_not_finished_being_made_is_begun_again(
 ) -> None:
     stages, run = read_stages(recipe), tmp_path / "run"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, limits[1]))  # room for who has the lock
     try:
         with pytest.raises(RunDirectoryError, match=r"Cannot write .*stages\.yaml"):
             open_stages(run, stages, resume=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [path.name for path in run.iterdir()] == [".stages.yaml.partial"]
+    assert sorted(path.name for path in run.iterdir()) == [".stages.yaml.partial", "lock"]
     open_stages(run, stages, resume=False)
     again = read_stages(str(run / "stages.yaml"))
     assert [s.recipe.config for s in again] == [s.recipe.config for s in stages]

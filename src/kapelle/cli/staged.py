@@ -57,8 +57,9 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
     for _, config in staged.checked():
         check(config)
     whole = staged.run_dir or default_run_dir(staged.recipe)
-    open_stages(whole, staged.stages, resume=resume)
+    lock = open_stages(whole, staged.stages, resume=resume)
     for stage in staged.stages:
+        lock.recheck()
         title = f"stage {stage.number} of {len(staged.stages)}, {stage.name}"
         if is_done(stage, whole):
             say(f"{title}: done before")
@@ -75,3 +76,4 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
             whole,
         )
         yield f"kapelle train: {title}", source
+    lock.release()
