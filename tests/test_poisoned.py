@@ -17,6 +17,7 @@ from torch import Tensor
 from kapelle import checkpoint
 from kapelle.errors import CheckpointError, ModelError, NumericsError
 from kapelle.listener import Silent
+from kapelle.models.sealed import seal
 from kapelle.run_dir import read_metrics
 from kapelle.trainer import Trainer
 
@@ -309,6 +310,7 @@ def test_no_policy_starts_from_poisoned_weights(undisturbed: Path, tmp_path: Pat
     held = load_file(folder / "adapter_model.safetensors")
     next(iter(held.values())).view(-1)[0] = math.nan
     save_file(held, folder / "adapter_model.safetensors")
+    seal(folder)
     with pytest.raises(ModelError, match="cannot be learned on from: 1 of the"):
         Trainer(**settings(), start_from={"agent_0": folder})
 

@@ -23,7 +23,7 @@ from torch import Tensor
 import kapelle.trainer
 from kapelle import Trainer
 from kapelle.errors import CheckpointError, ConfigError, ModelError
-from kapelle.models.weights import MADE_ON
+from kapelle.models.sealed import base_of, seal
 from kapelle.stages import checkable, read_stages
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -148,7 +148,7 @@ def test_an_adapter_is_not_played_on_another_base(how: str, tmp_path: Path) -> N
     with Trainer(**sections(team=team())) as first:
         first.save_policies(tmp_path)
     folder = tmp_path / "policies" / "ada"
-    assert json.loads((folder / MADE_ON).read_text()) == {"base": first.base_hashes["base"]}
+    assert base_of(folder) == first.base_hashes["base"]
     past = {"weights": {"past": str(folder)}} if how == "past" else {}
     start = {"ada": folder} if how == "start_from" else {}
     Trainer(**sections(team=team(**past)), start_from=start).close()
@@ -197,6 +197,7 @@ class TestVerifiers:
 
     def test_a_head_of_another_size_is_refused(self, verifier: Path) -> None:
         save_file({"weight": torch.ones(1, 8), "bias": torch.ones(1)}, verifier / "value_head.safetensors")
+        seal(verifier)
         with pytest.raises(ModelError, match="value head"):
             self.run(verifier)
 

@@ -200,3 +200,18 @@ def test_every_checkpoint_becomes_a_table(tmp_path: Path) -> None:
     assert found["00000001"].chances == first.chances
     assert found["00000002"].chances == second.chances
     assert first.chances != second.chances
+
+
+def test_a_damaged_checkpoint_is_no_table_and_is_named(tmp_path: Path) -> None:
+    play, trainer = language_play(KUHN, "a", "b")
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {"train": trainer.state()})
+    weights = tmp_path / "00000002" / "train.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    said: list[str] = []
+    assert list(dict(checkpoint_tables(play, trainer, tmp_path, said.append))) == ["00000001", "00000003"]
+    (line,) = said
+    assert line.startswith("left out: Checkpoint ")
+    assert "00000002 is damaged: the content of train.safetensors has changed" in line

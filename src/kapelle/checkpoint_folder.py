@@ -131,7 +131,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint at {folder}.")
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes(), object_pairs_hook=_unique)
+        manifest = json.loads((folder / "manifest.json").read_bytes(), object_pairs_hook=unique_keys)
         form = manifest["format"]
         if type(form) is int and form != FORMAT:
             raise CheckpointError(
@@ -188,7 +188,8 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON as a dictionary; ValueError when a key stands twice."""
     # A name that has turned into another's would else take its place, and one file would no longer be looked at.
     if len({key for key, _ in pairs}) < len(pairs):
         raise ValueError("a key stands twice")
@@ -201,6 +202,11 @@ def _check_form(manifest: dict[str, Any], step: int | None) -> None:
     known = manifest.keys() == {"format", "step", "files"} and type(manifest["step"]) is int
     if not known or step not in (None, manifest["step"]) or "state.json" not in files:
         raise ValueError("another form, or another step than the folder's name")
+    check_listed(files)
+
+
+def check_listed(files: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError unless every file is listed by its size and SHA-256."""
     for expected in files.values():
         if expected.keys() != {"bytes", "sha256"} or type(expected["bytes"]) is not int:
             raise ValueError("another form of a file's entry")

@@ -5,7 +5,7 @@ hash of every base model, so that adapters never wake up on another one. Beside 
 other programs load them, and a verifier that was trained:
 
     verifier/
-      adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder
+      adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder, sealed (`models.sealed`)
       value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
       verifier.json                                     `base`: hash of the base that it stands on; `held_out`: how
                                                         well it judges (`judging.Judgement.row`), null if not measured
@@ -27,7 +27,8 @@ from kapelle.engines.torch_train import TorchTrainEngine
 from kapelle.errors import CheckpointError, ConfigError, DataError, ModelError, NumericsError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_same, check_saved
-from kapelle.models.weights import base_of, read_adapter, save_adapter, save_model, weights_hash
+from kapelle.models.sealed import base_of, seal, verify_folder
+from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
 from kapelle.randomness import capture_random, restore_random
 from kapelle.run_dir import RunDirectory
 from kapelle.soundness import learned, poisoned
@@ -113,7 +114,8 @@ def read_checkpoint(
     if loop["bases"] != bases:
         raise CheckpointError(
             f"The checkpoint {newest.folder} stands on other base weights than `model.path` names now. Name the "
-            "model that it was trained with."
+            "model that it was trained with. A warm-up that was made anew with another number of threads, version of torch or "
+            "processor is another model too."
         )
     saved, now = loop.get("adapters", {}), _adapters(team)
     for name in sorted(saved.keys() & now.keys()):
@@ -177,8 +179,8 @@ def load_policies(
 ) -> None:
     """Give policies (by name) the weights of folders; `models.outline.check_saved` has looked at them before.
 
-    Raises ModelError when an adapter was trained on other base weights than those under it here (`bases`: base →
-    hash).
+    Raises ModelError when a folder is not what kapelle wrote, or when an adapter was trained on other base weights than
+    those under it here (`bases`: base → hash).
     """
     for name, folder in folders.items():
         policy = team.policies[name]
@@ -218,6 +220,7 @@ def check_start(
 
 
 def _read_model(folder: Path) -> dict[str, torch.Tensor]:
+    verify_folder(folder)
     files = sorted(folder.glob("*.safetensors"))
     try:
         return {key: tensor for file in files for key, tensor in load_tensors(file).items()}
@@ -242,6 +245,7 @@ def _write_verifier(
     )
     made_of = {"base": weights_hash(model.base_parameters()), "held_out": held_out}
     (folder / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
+    seal(folder)
 
 
 def check_verifier(folder: Path, least_auc: float) -> None:
@@ -285,7 +289,7 @@ def check_verifier(folder: Path, least_auc: float) -> None:
 def load_verifier(folder: Path, critic: Critic, models: Mapping[str, LanguageModel]) -> None:
     """Give the critic that holds a verifier the weights of its folder.
 
-    Raises ModelError when the folder is no verifier, or when it stands on another base than this team's.
+    Raises ModelError when the folder is no verifier or damaged, or when it stands on another base than this team's.
     """
     model = models[critic.base]
     tensors, lora = read_adapter(folder)

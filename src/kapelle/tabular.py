@@ -24,7 +24,7 @@ from kapelle.environments.openspiel import OpenSpiel
 from kapelle.environments.openspiel_games import spiel, walk
 from kapelle.environments.openspiel_opponents import count_decisions
 from kapelle.environments.openspiel_world import legal_moves, show
-from kapelle.errors import ConfigError
+from kapelle.errors import CheckpointError, ConfigError
 from kapelle.rollout import Play
 from kapelle.team import Agent
 from kapelle.types import Message, Sampling
@@ -117,16 +117,24 @@ def uniform_table(environment: Environment) -> Table:
     )
 
 
-def checkpoint_tables(play: Play, engine: TrainEngine, checkpoints: Path) -> Iterator[tuple[str, Table]]:
+def checkpoint_tables(
+    play: Play, engine: TrainEngine, checkpoints: Path, say: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[str, Table]]:
     """Yield the name of every checkpoint of a trained policy in a folder, oldest first, with its policy as a table.
 
     The start of a run is none: an average over training does not count the policy that has not learned yet.
-    The engine's weights change with each one and are the last one's afterwards.
+    The engine's weights change with each one and are the last one's afterwards. One that is damaged is left out, and
+    `say` hears why.
     """
     for folder in checkpoint.list_checkpoints(checkpoints):
         if step_of(folder) == 0:
             continue
-        engine.load_state(checkpoint.read(folder)["train"])
+        try:
+            state = checkpoint.load(folder)
+        except CheckpointError as error:
+            say(f"left out: {error}")
+            continue
+        engine.load_state(state["train"])
         yield folder.name, language_table(play, engine.score)
 
 

@@ -52,7 +52,7 @@ from kapelle.rollout import Play
 from kapelle.run_dir import RunDirectory, episode_steps
 from kapelle.team import EMBEDDER, VERIFIER, Policy, Team
 from kapelle.trackers import Tracker, open_tracker
-from kapelle.warmup import warmed_up, warmup_is_cached
+from kapelle.warmup import warmed_bases
 from kapelle.workflow import Workflow
 
 
@@ -166,13 +166,8 @@ class Trainer:
         return open_run(Path(path), self.config, origin or {}, say, resume=resume)
 
     def _build(self, given: Mapping[str, LanguageModel], engine: RolloutEngine | None) -> None:
-        team = self.team
-        if self.config.warmup is not None:
-            cached = warmup_is_cached(self.config)
-            self._phase("warm-up", "cached" if cached else "teaching the tiny model its roles from scripts")
-            folder = str(warmed_up(self.config, self.listener.warmup))
-            path = self.config.model.path
-            team = replace(team, bases={b: folder if p == path else p for b, p in team.bases.items()})
+        bases = warmed_bases(self.config, self.team, self.listener.warmup, self._phase)
+        team = replace(self.team, bases=bases)
         self._phase("loading", ", ".join(dict.fromkeys(self.team.bases.values())))
         self.models = load_models(team, self.config.model, given, reward_device(self.config))
         self.base_hashes = {base: weights_hash(m.base_parameters()) for base, m in self.models.items()}

@@ -3,7 +3,7 @@
 A tiny model made here can do nothing at first. Before reinforcement learning it is shown what each role
 says, by the environment's script with its stated flaws, so that it can do the task somewhat and there is
 something left to learn. This is the same SFT that the `sft` algorithm runs; its result depends on the
-settings alone and is kept under a hash of them.
+settings alone and is kept under a hash of them, with hashes of its files, which are checked whenever it is taken.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import hashlib
 import json
 import os
 import random
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -27,10 +28,11 @@ from kapelle.config import OptimizerConfig, RunConfig, WarmupConfig
 from kapelle.engines.torch_train import Limits, TorchTrainEngine
 from kapelle.engines.train import Objective
 from kapelle.environment import Environment
-from kapelle.errors import CheckpointError
+from kapelle.errors import CheckpointError, ModelError
 from kapelle.loading import load_models, teacher
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.weights import save_model
+from kapelle.models.sealed import seal, verify_folder
+from kapelle.models.weights import save_model, shapes_of
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
 from kapelle.team import Team
@@ -80,16 +82,21 @@ def warmup_is_cached(config: RunConfig) -> bool:
     return (cache_folder() / "warmup" / warmup_key(config) / "config.json").is_file()
 
 
-def warmed_up(config: RunConfig, progress: Progress | None = None) -> Path:
-    """Return the folder of the warmed-up model, making it unless it is cached."""
+def warmed_up(
+    config: RunConfig, progress: Progress | None = None, say: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Return the folder of the warmed-up model, making it unless it is cached.
+
+    One that is not what it was when it was made is thrown away and made anew, and `say` hears of it.
+    """
     assert config.warmup is not None
     folder = cache_folder() / "warmup" / warmup_key(config)
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() and _is_sound(folder, say):
         return folder
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    beside = _beside(folder)
     try:
         with _kept_in(folder.parent):  # before the work, so that it is not lost
-            beside.mkdir(parents=True, exist_ok=True)
+            beside.mkdir(parents=True)
         model = _train(config, config.warmup, progress)
         with _kept_in(folder.parent):
             save_model(beside, model)
@@ -97,6 +104,43 @@ def warmed_up(config: RunConfig, progress: Progress | None = None) -> Path:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
+
+
+def warmed_bases(
+    config: RunConfig, team: Team, progress: Progress, say: Callable[[str, str], None]
+) -> Mapping[str, str]:
+    """Return the path of every base of a team, with the warmed-up model in place of the one that is to be warmed up.
+
+    `say` hears of it as of a phase of the run. Without a warm-up the bases are the team's own.
+    """
+    if config.warmup is None:
+        return team.bases
+    cached = warmup_is_cached(config)
+    say("warm-up", "cached" if cached else "teaching the tiny model its roles from scripts")
+    folder = str(warmed_up(config, progress, lambda said: say("warm-up", said)))
+    return {base: folder if path == config.model.path else path for base, path in team.bases.items()}
+
+
+def _is_sound(folder: Path, say: Callable[[str], None]) -> bool:
+    """Look whether a cached model is what it was when it was made; one that is not is out of the way afterwards."""
+    try:
+        if not verify_folder(folder):
+            shapes_of(folder)  # which refuses one that is cut off
+            say("nothing says whether the cached one is what it was; it is used, and checked from now on")
+            with suppress(OSError):  # a cache that can only be read is as good as before
+                seal(folder)
+    except ModelError as error:
+        say(f"the cached one is thrown away and made anew: {error}")
+        aside = _beside(folder)
+        with _kept_in(folder.parent), suppress(FileNotFoundError):  # another process has just done the same
+            folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        return False
+    return True
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
 
 
 def _rename(beside: Path, folder: Path) -> None:

@@ -22,6 +22,7 @@ from kapelle.algorithms.verifier import (
 from kapelle.collate import answer_sample, verifier_samples
 from kapelle.errors import ConfigError, ContextError, ModelError
 from kapelle.keeping import load_verifier
+from kapelle.models.sealed import seal
 from kapelle.statistics import area_under_curve
 from kapelle.team import VERIFIER
 from kapelle.trainer import Trainer
@@ -195,6 +196,7 @@ class TestKept:
         run = run_of(model={"embedded": SIZE})
         run.save_policies(tmp_path)
         (tmp_path / "verifier" / "value_head.safetensors").unlink()
+        seal(tmp_path / "verifier")
         with pytest.raises(ModelError, match="no verifier's folder"):
             load_verifier(tmp_path / "verifier", run.team.critics[VERIFIER], run.models)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,11 +64,14 @@ def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[str]:
     game = play.environment
     yield _row("uniform", evaluate_table(game, uniform_table(game)))
     tables = []
-    for name, table in checkpoint_tables(play, trainer.engine, path / "checkpoints"):
+    saved = checkpoint_tables(play, trainer.engine, path / "checkpoints", lambda said: say(said, sys.stderr))
+    for name, table in saved:
         tables.append(table)
         yield _row(name.lstrip("0") or "0", evaluate_table(game, table))
     if not tables:
-        raise ConfigError(f"{path} has no checkpoint yet. Train on, or set `checkpoint.every` lower.")
+        raise ConfigError(
+            f"{path} has no whole checkpoint of a step yet. Train on, or set `checkpoint.every` lower."
+        )
     if len(tables) > 1:
         yield _row("average", evaluate_table(game, average(game, tables)))
     if len(tables) > 3:  # the first ones played worst, and an average forgets them slowly

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from kapelle.models.lora_bank import LoraBank, Route
 from kapelle.models.paths import check_model_path, loading
 from kapelle.models.plan import Plan, plan_sequences
 from kapelle.models.renderer import ChatRenderer
+from kapelle.models.sealed import verify_folder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -161,6 +163,7 @@ def load_language_model(config: ModelConfig) -> LanguageModel:
         tiny = build_model(config.embedded, len(own), int(own.eos_token_id or 0), int(own.pad_token_id or 0))
         return LanguageModel(tiny, own, config.dtype, "embedded")
     check_model_path(config.path)
+    verify_folder(Path(config.path).expanduser())
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with loading(config.path):

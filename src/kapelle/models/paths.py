@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.machine import refusal
+from kapelle.models.sealed import verify_folder
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def loading(path: str, done: str = "loaded") -> Iterator[None]:
 
 
 def check_model_path(path: str) -> None:
-    """Raise ModelError, without loading anything, when a local model folder cannot be a model."""
+    """Raise ModelError, without loading any weights, when a local model folder cannot be a model or its settings changed."""
     folder = Path(path)
     if path == "embedded" or not (folder.exists() or path.startswith((".", "/", "~"))):
         return
@@ -46,3 +47,4 @@ def check_model_path(path: str) -> None:
             f"Model folder '{path}' has no weights (*.safetensors). Save it again with `save_pretrained`, or convert "
             "a pickle checkpoint to safetensors first: kapelle loads nothing else."
         )
+    verify_folder(folder, settings_only=True)

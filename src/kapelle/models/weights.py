@@ -13,13 +13,12 @@ from torch import Tensor
 from kapelle.errors import DataError, ModelError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.peft_settings import lora_of
+from kapelle.models.sealed import seal, verify_folder
 from kapelle.team import Lora
 from kapelle.tensor_files import load_tensors
 
 ADAPTER = "adapter_model.safetensors"
 """Where PEFT keeps an adapter's tensors."""
-MADE_ON = "kapelle.json"
-"""What kapelle writes beside an adapter: `base`, the hash of the base weights under it."""
 
 
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:
@@ -37,7 +36,7 @@ def save_adapter(
 ) -> None:
     """Write an adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`.
 
-    With the hash of the base that it stands on, nothing of kapelle plays it on another one.
+    With the hash of the base that it stands on, nothing of kapelle plays it on another one. The folder is sealed.
     """
     from safetensors.torch import save_file
 
@@ -58,24 +57,13 @@ def save_adapter(
         "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-    if base_hash is not None:
-        (folder / MADE_ON).write_text(json.dumps({"base": base_hash}) + "\n", "utf-8")
-
-
-def base_of(folder: Path) -> str | None:
-    """Return the hash of the base that a folder's adapter was trained on; None where nothing says it."""
-    try:
-        made_on = json.loads((folder / MADE_ON).read_text("utf-8"))
-        return str(made_on["base"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(f"'{folder / MADE_ON}' cannot be read: {error!r}. Remove it.") from error
+    seal(folder, base_hash)
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
-    """Read a PEFT LoRA folder; ModelError when it is none, or of a variant that kapelle does not compute."""
+    """Read a PEFT LoRA folder; ModelError when it is none, of a variant that kapelle does not compute, or damaged."""
     lora = read_lora(folder)
+    verify_folder(folder)
     try:
         return load_tensors(folder / ADAPTER), lora
     except DataError as error:
@@ -115,7 +103,8 @@ def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int
 
 
 def save_model(folder: Path, model: LanguageModel) -> None:
-    """Write a base and its tokeniser with `save_pretrained`; it must carry no adapters."""
+    """Write a base and its tokeniser with `save_pretrained` and seal the folder; it must carry no adapters."""
     assert not model.bank.adapters, "a base with adapters is saved as its adapters"
     model.model.save_pretrained(folder, safe_serialization=True)
     model.tokenizer.save_pretrained(folder)
+    seal(folder)

@@ -1,0 +1,112 @@
+"""Folders of weights that kapelle wrote: `kapelle.json` in them says what every file was, and is asked when they are read.
+
+    {"base": "3f…", "files": {"adapter_model.safetensors": {"bytes": 4096, "sha256": "9a…"}, …}}
+
+`base` is the hash of the weights that an adapter was trained on. A folder of an earlier version lists no files; inside a
+checkpoint the checkpoint's manifest is asked then. A folder that says nothing was made by others, and is taken as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kapelle.checkpoint_folder import check_listed, sha256, step_of, unique_keys
+from kapelle.errors import ModelError
+
+SEAL = "kapelle.json"
+"""What kapelle writes beside weights."""
+WEIGHTS = ".safetensors"
+
+
+def seal(folder: Path, base: str | None = None) -> None:
+    """Write what every file of a folder is now; `base` is the hash of the base weights under an adapter."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SEAL)
+    listed = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in files
+    }
+    made_on = {} if base is None else {"base": base}
+    (folder / SEAL).write_text(json.dumps({**made_on, "files": listed}) + "\n", "utf-8")
+
+
+def base_of(folder: Path) -> str | None:
+    """Return the hash of the base that a folder's adapter was trained on; None where nothing says it."""
+    base = _said(folder).get("base")
+    return None if base is None else str(base)
+
+
+def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
+    """Check a folder's files against what they were when kapelle wrote them; False where nothing says it.
+
+    `settings_only` leaves out the weights, so that it takes no time. Raises ModelError naming the first file that is
+    missing or another one.
+    """
+    listed = listed_files(folder)
+    if listed is None:
+        return False
+    for name, expected in listed.items():
+        if settings_only and name.endswith(WEIGHTS):
+            continue
+        wrong = _wrong(folder / name, expected)
+        if wrong is not None:
+            raise ModelError(
+                f"'{folder}' is damaged: {name} {wrong} since kapelle wrote it. Take the folder from a copy. If you changed it "
+                f"yourself, remove {SEAL} in it, which says what it was."
+            )
+    return True
+
+
+def listed_files(folder: Path) -> Mapping[str, Mapping[str, Any]] | None:
+    """Return size and SHA-256 of every file as kapelle wrote it, by name; None where nothing says it.
+
+    Raises ModelError for a list that is broken.
+    """
+    said = _said(folder)
+    if "files" in said:
+        return dict(said["files"])
+    for checkpoint in list(folder.absolute().parents)[:2]:
+        if step_of(checkpoint) is not None and (checkpoint / "manifest.json").is_file():
+            within = f"{folder.absolute().relative_to(checkpoint).as_posix()}/"
+            files = _read(checkpoint / "manifest.json").get("files", {})
+            own = {name.removeprefix(within): each for name, each in files.items() if name.startswith(within)}
+            return own or None
+    return None
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    """Return what `kapelle.json` says; empty where there is none."""
+    found = _read(folder / SEAL)
+    if not found.keys() <= {"base", "files"} or not isinstance(found.get("base", ""), str):
+        raise _broken(folder / SEAL, "it holds other keys than kapelle writes")
+    return found
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes(), object_pairs_hook=unique_keys)
+        check_listed(found.get("files", {}))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _broken(file, repr(error)) from error
+    return dict(found)
+
+
+def _broken(file: Path, why: str) -> ModelError:
+    return ModelError(
+        f"'{file}' is damaged: {why}. Take the folder from a copy; without that file nothing says what the weights were."
+    )
+
+
+def _wrong(path: Path, expected: Mapping[str, Any]) -> str | None:
+    try:
+        if path.stat().st_size == expected["bytes"] and sha256(path) == expected["sha256"]:
+            return None
+    except FileNotFoundError:
+        return "is missing: it was removed"
+    except OSError as error:
+        return f"cannot be read any more ({error.strerror}), or has changed"
+    return "has changed"
