@@ -68,6 +68,14 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
         flush(path.parent)
 
 
+def own_file(path: Path) -> None:
+    """Make a file that is not there, and a file of its own of one that a copy by hard links (`cp -al`) shares."""
+    with path.open("ab") as file:
+        shared = os.fstat(file.fileno()).st_nlink > 1
+    if shared:
+        replace_file(path, path.read_bytes())
+
+
 def flush(path: Path) -> None:
     """Flush a file or the entries of a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

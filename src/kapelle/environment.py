@@ -199,6 +199,15 @@ class Skipping(Protocol):
 
 
 @runtime_checkable
+class Reads(Protocol):
+    """Settings, of an environment or of a part of one, that read files or a data set."""
+
+    def contents(self) -> Mapping[str, str]:
+        """Return what they read, by name, with a hash of what was in it: a run that goes on says what has changed."""
+        ...
+
+
+@runtime_checkable
 class Scripted(Protocol):
     """An environment that can demonstrate what an agent in a role should say."""
 

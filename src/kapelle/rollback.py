@@ -120,6 +120,9 @@ def roll_back(run: Path, step: int) -> Plan:
     """
     _refuse_no_run(run)
     with ExitStack() as held:
+        whole = run.resolve().parent
+        if (whole / "stages.yaml").is_file():  # whoever trains them has this lock from the first to the last
+            held.callback(RunLock(whole / "lock").release)
         lock = RunLock(run / "lock")
         held.callback(lock.release)
         plan = plan_rollback(run, step)

@@ -2,7 +2,7 @@
 
     <run>/
       config.yaml          the resolved config; running it again repeats the run
-      provenance.json      where each value of it came from
+      provenance.json      where each value of it came from; `starts`: what it ran with, see `circumstances`
       status.json          state, phase, step, pid, host, times; see `Status`
       metrics.jsonl        one row a step: `step` and finite numbers under flat names
       evaluations.jsonl    one row an evaluation: `step` and what it measured
@@ -33,13 +33,14 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kapelle.checkpoint_folder import prune
-from kapelle.durable import PARTIAL, explain, flush, replace_file, write_all
+from kapelle.durable import PARTIAL, explain, flush, own_file, replace_file, write_all
 from kapelle.episode_json import dump_groups
 from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.run_files import (
+    STARTS,
     State,
     Status,
     episode_file,
@@ -53,6 +54,7 @@ from kapelle.run_files import (
     read_latest,
     read_metrics,
     read_provenance,
+    read_starts,
     read_status,
     saved_steps,
 )
@@ -74,6 +76,7 @@ __all__ = [
     "read_latest",
     "read_metrics",
     "read_provenance",
+    "read_starts",
     "read_status",
     "saved_steps",
 ]
@@ -184,11 +187,23 @@ class RunDirectory:
             for folder in (self.checkpoints, *(episode_folder(self.path, split) for split in _SPLITS)):
                 folder.mkdir(parents=True, exist_ok=True)
             for table in _TABLES:
-                _own(self.path / table)
-            replace_file(self.path / "provenance.json", _pretty(provenance))
+                own_file(self.path / table)
+            starts = {STARTS: self.starts} if self.starts else {}
+            replace_file(self.path / "provenance.json", _pretty({**provenance, **starts}))
             self.report("start", self._status.step)
             # Last, because a directory is a run from the moment it has a config.
             replace_file(self.path / "config.yaml", config.encode())
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """With what the run was started and resumed up to now."""
+        return read_starts(self.path)
+
+    def record_start(self, start: Mapping[str, Json]) -> None:
+        """Record with what this process takes up the run."""
+        file = self.path / "provenance.json"
+        with self._write(file):
+            replace_file(file, _pretty({**read_provenance(self.path), STARTS: [*self.starts, dict(start)]}))
 
     @property
     def checkpoints(self) -> Path:
@@ -320,14 +335,6 @@ class RunDirectory:
             with suppress(RunDirectoryError):
                 self.report(self._status.phase, self._status.step, "failed" if failed else "interrupted")
         self.close()
-
-
-def _own(table: Path) -> None:
-    """Make a table that is not there, and a file of its own of one that a copy by hard links (`cp -al`) shares."""
-    with table.open("ab") as file:
-        shared = os.fstat(file.fileno()).st_nlink > 1
-    if shared:
-        replace_file(table, table.read_bytes())
 
 
 def _partials() -> set[str]:

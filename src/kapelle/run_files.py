@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from kapelle.checkpoint_folder import newest_listed, newest_valid, step_of
 from kapelle.episode_json import load_episode, load_groups
@@ -19,6 +19,9 @@ from kapelle.run_lock import is_another_process
 from kapelle.types import Episode, Group, Json, Split
 
 _STEP = re.compile(r"[0-9]+")
+
+STARTS = "starts"
+"""Key of `provenance.json` beside those of the settings."""
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -72,11 +75,23 @@ def read_provenance(run: Path) -> dict[str, Json]:
     """Return where each value of the config came from; RunDirectoryError when the file is damaged or cannot be read."""
     path = run / "provenance.json"
     try:
-        return {str(key): value for key, value in json.loads(_bytes(path)).items()}
+        found = {str(key): value for key, value in json.loads(_bytes(path)).items()}
     except (ValueError, AttributeError, RecursionError):
         raise RunDirectoryError(
             f"{path} is damaged. It says only where settings came from: remove it, and the run goes on without."
         ) from None
+    found.pop(STARTS, None)
+    return found
+
+
+def read_starts(run: Path) -> list[dict[str, Any]]:
+    """Return with what the run was started and resumed, oldest first (see `circumstances`); empty where nothing says it."""
+    try:
+        found = json.loads((run / "provenance.json").read_bytes())[STARTS]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    rows = found if isinstance(found, list) else []
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def read_status(run: Path) -> Status:

@@ -21,6 +21,7 @@ from kapelle.algorithm import Algorithm
 from kapelle.assembly import build_algorithm, build_team, reward_device
 from kapelle.blocking import run_async
 from kapelle.checks import check_prompts, check_run
+from kapelle.circumstances import note_start
 from kapelle.config import RunConfig
 from kapelle.engines.rollout import RolloutEngine
 from kapelle.engines.torch_train import Limits, TorchTrainEngine
@@ -119,8 +120,10 @@ class Trainer:
             if start_from:
                 self._start_from(start_from)
             self._trackers = self._open_trackers()
-            if self._run is not None and self._run.resumed:
-                self._resume(self._run)
+            if self._run is not None:
+                if self._run.resumed:
+                    self._resume(self._run)
+                note_start(self._run, self.config, self.team, self.done, start_from or {}, self.listener)
         except BaseException:
             self.close()
             raise

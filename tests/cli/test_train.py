@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.cli.conftest import TINY, Kapelle, Said
 
+from kapelle.environments import data_source
 from kapelle.run_files import read_config, read_metrics, read_provenance, read_status
 
 
@@ -128,3 +130,24 @@ def test_supervised_training_needs_no_rewards(kapelle: Kapelle) -> None:
     assert said.code == 0, said.err
     assert said.json["steps"] == 2
     assert json.loads(said.out)
+
+
+def test_a_resume_says_what_has_changed_since_and_its_summary_too(kapelle: Kapelle) -> None:
+    folder = Path("data")
+    folder.mkdir()
+    for split, start in (("train", 0), ("test", 50)):
+        rows = ({"question": f"{k} + 1?", "answer": str(k + 1)} for k in range(start, start + 6))
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = ("warmup=null", "workflow.name=parallel", "environment={name: math, path: data}")
+    said = kapelle("train", "demo", *TINY, *own, "team.agents=2", "--run-dir", "run")
+    assert said.code == 0, said.err
+    assert "changed" not in said.out
+    (folder / "train.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    data_source._raw.cache_clear()  # as a process that has read nothing yet
+    again = kapelle("train", "--resume", "run", "training.steps=3")
+    assert again.code == 0, again.err
+    line = (
+        r"data/train\.jsonl was content [0-9a-f]{12}, is content [0-9a-f]{12}: from step 3 on this run learns"
+    )
+    assert re.search(rf"\] resume: {line}", again.out)
+    assert len(re.findall(line, again.out)) == 2, "when it goes on, and in the summary"

@@ -150,6 +150,8 @@ class Watch:
         self.now = Progress()
         self.notes: list[str] = []
         """What the data leave out."""
+        self.changes: list[str] = []
+        """What a resumed run goes on with that is not what it had before."""
         self._constant_sum = constant_sum
         self._view = view
         self._clock = clock
@@ -159,6 +161,8 @@ class Watch:
         """Hear that the run does something else now."""
         if name == "data":
             self.notes.append(detail)
+        if name == "resume":
+            self.changes.append(detail)
         seconds = self.seconds()
         self._since = self._clock()
         # Training goes on after an evaluation, and its bar with it; that of the warm-up does not.

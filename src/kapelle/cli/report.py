@@ -35,6 +35,8 @@ class Report:
     """0, or the exit code of the signal that stopped it."""
     notes: tuple[str, ...] = ()
     """What the data leave out."""
+    changes: tuple[str, ...] = ()
+    """What a resumed run went on with that is not what it had before."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -62,6 +64,7 @@ class Report:
             "run_dir": str(self.run_dir),
             "stopped_by": self.stopped_by,
             "data": list(self.notes),
+            "changed": list(self.changes),
         }
 
     def lines(self, next_commands: Sequence[tuple[str, str]]) -> list[str]:
@@ -76,6 +79,7 @@ class Report:
                 ", ".join(f"{name} {self.seconds.get(name, 0.0):.1f} s" for name in _phases(self.seconds)),
             ),
             *(line for note in self.notes for line in _row("data", note)),
+            *(line for change in self.changes for line in _row("changed", change)),
             *_row("run", str(self.run_dir)),
             *(["", "try next", *(f"  {words:{width}}   {what}" for words, what in next_commands)]),
         ]

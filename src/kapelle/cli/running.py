@@ -99,6 +99,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
         run_dir=run_dir,
         stopped_by=stopped_by,
         notes=tuple(watch.notes),
+        changes=tuple(watch.changes),
     )
 
 

@@ -80,8 +80,16 @@ class Bfcl(Configured):
         return tuple(
             item
             for category in self.categories
-            for item in _read(self.path, category, self.test_share)[split]
+            for item in _read(self.path, category, self.test_share).items[split]
         )
+
+    def contents(self) -> Mapping[str, str]:
+        """Return the files of every category with a hash of what was in them."""
+        return {
+            name: content
+            for category in self.categories
+            for name, content in _read(self.path, category, self.test_share).contents.items()
+        }
 
     def check(self, agents: Sequence[str]) -> None:
         """Read every category; DataError names what is missing, empty or of another form."""
@@ -149,18 +157,29 @@ def _given(options: Json) -> bool:
     return not isinstance(options, list) or (bool(options) and "" not in options)
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The questions of a category, and what was in the files that they stand in."""
+
+    items: Mapping[Split, tuple[Item, ...]]
+    contents: Mapping[str, str]
+
+
 @lru_cache(maxsize=32)
-def _read(path: str, category: Category, test_share: float) -> Mapping[Split, tuple[Item, ...]]:
+def _read(path: str, category: Category, test_share: float) -> _Read:
     folder = Path(path).expanduser()
     accepted: dict[str, Json] = {}
+    contents: dict[str, str] = {}
     if category not in NO_CALL_IS_RIGHT:
-        answers = read_rows(_file(folder / "possible_answer", category))
+        answers = read_rows(_file(folder / "possible_answer", category), contents)
         accepted = {row.text("id", "path"): _accepted(row) for row in answers}
-    items = [_item(row, accepted, category in NO_CALL_IS_RIGHT) for row in read_rows(_file(folder, category))]
-    return {
+    rows = read_rows(_file(folder, category), contents)
+    items = [_item(row, accepted, category in NO_CALL_IS_RIGHT) for row in rows]
+    by_split: dict[Split, tuple[Item, ...]] = {
         "train": tuple(item for item in items if not held_out(item.id, test_share)),
         "test": tuple(item for item in items if held_out(item.id, test_share)),
     }
+    return _Read(by_split, contents)
 
 
 def _file(folder: Path, category: Category) -> Path:

@@ -60,6 +60,10 @@ class DataSettings(Configured):
         key, setting, words = self._key()
         return self.source.load(key, setting, words, self._read, self.max_unusable)
 
+    def contents(self) -> Mapping[str, str]:
+        """Return every file or hub split that is read, with a hash of what was in it."""
+        return self.source.contents()
+
     def skipped(self) -> Mapping[Split, str]:
         """Return, by split, which rows are left out and why; empty where all are used."""
         return {split: str(found) for split, found in self.rows.skipped.items() if found.count}

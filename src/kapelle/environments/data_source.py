@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import IO, cast
 
 from kapelle.environments.usable import Skipped, usable
 from kapelle.errors import DataError, did_you_mean
+from kapelle.file_contents import hashed
 from kapelle.types import Json, Split
 
 MANIFEST = "manifest.json"
@@ -76,6 +77,10 @@ class DataSource:
             return f"{self.path}, {share:.0%} of the rows, by a hash of the question"
         return f"{self.path}, {self.train if split == 'train' else self.test}"
 
+    def contents(self) -> Mapping[str, str]:
+        """Return every file, or data set and split of the hub, that is read, with a hash of what was in it."""
+        return _raw(self).contents
+
     def load(
         self,
         key: str,
@@ -97,7 +102,7 @@ class DataSource:
             if read is not None:
                 read(row)
 
-        first, second = _raw(self)
+        first, second = _raw(self).rows
         found = usable(first, check, max_unusable, self.path if second is None else self.describe("train"))
         skipped: dict[Split, Skipped] = {"train": found.skipped}
         if second is None:
@@ -139,18 +144,28 @@ class Splits:
         return self.train if split == "train" else self.test
 
 
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """What was read."""
+
+    rows: tuple[tuple[Row, ...], tuple[Row, ...] | None]
+    """To train on and to test on; None for the second where one file is both."""
+    contents: Mapping[str, str]
+    """File, or data set and split of the hub → hash of what was in it."""
+
+
 @lru_cache(maxsize=8)
-def _raw(source: DataSource) -> tuple[tuple[Row, ...], tuple[Row, ...] | None]:
-    """Return the rows to train on and those to test on; None for the second where one file is both."""
+def _raw(source: DataSource) -> _Raw:
     local = Path(source.path).expanduser()
+    contents: dict[str, str] = {}
     if local.is_file():
-        return read_rows(local), None
+        return _Raw((read_rows(local, contents), None), contents)
     if local.is_dir():
-        return _folder(local, "train", source), _folder(local, "test", source)
+        train, test = (_folder(local, split, source, contents) for split in ("train", "test"))
+        return _Raw((train, test), contents)
     if _HUB_NAME.fullmatch(source.path) and not source.path.endswith(SUFFIXES):
-        return hub_rows(source.path, source.config, source.train), hub_rows(
-            source.path, source.config, source.test
-        )
+        train = hub_rows(source.path, source.config, source.train, contents)
+        return _Raw((train, hub_rows(source.path, source.config, source.test, contents)), contents)
     raise DataError(
         f"There is no file or folder '{source.path}'. Set `environment.path` to one that exists, "
         "or to `owner/name` of a data set on the Hugging Face hub."
@@ -168,17 +183,19 @@ def held_out(key: str, share: float) -> bool:
     return int.from_bytes(digest, "little") < share * 2**64
 
 
-def _folder(folder: Path, split: Split, source: DataSource) -> tuple[Row, ...]:
+def _folder(
+    folder: Path, split: str, source: DataSource, contents: MutableMapping[str, str]
+) -> tuple[Row, ...]:
     name = source.train if split == "train" else source.test
     places = [folder, folder / source.config] if source.config else [folder]
     for place in places:
         for candidate in (place / name, *(place / f"{name}{suffix}" for suffix in SUFFIXES)):
             if candidate.is_file():
-                return read_rows(candidate)
+                return read_rows(candidate, contents)
         if shards := sorted(place.glob(f"{name}-*.parquet")):
-            return tuple(row for shard in shards for row in read_rows(shard))
+            return tuple(row for shard in shards for row in read_rows(shard, contents))
     if (folder / MANIFEST).is_file():
-        return read_rows(folder / _prepared(folder, split))
+        return read_rows(folder / _prepared(folder, split), contents)
     there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
     raise DataError(
         f"The folder '{folder}' has no file '{name}' with one of the endings {', '.join(SUFFIXES)}. "
@@ -187,7 +204,7 @@ def _folder(folder: Path, split: Split, source: DataSource) -> tuple[Row, ...]:
     )
 
 
-def _prepared(folder: Path, split: Split) -> str:
+def _prepared(folder: Path, split: str) -> str:
     """Return the file of a split in a folder that `kapelle data prepare` has written, which says so itself."""
     try:
         return str(json.loads((folder / MANIFEST).read_bytes())["splits"][split]["file"])
@@ -197,10 +214,13 @@ def _prepared(folder: Path, split: Split) -> str:
         ) from error
 
 
-def read_rows(file: Path) -> tuple[Row, ...]:
-    """Return the rows of one local file; DataError when it is damaged or of another form."""
+def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> tuple[Row, ...]:
+    """Return the rows of one local file; DataError when it is damaged or of another form.
+
+    A hash of what was in the file goes into `contents`, by its name.
+    """
     if file.name.endswith(".parquet"):
-        return _parquet(file)
+        return _parquet(file, contents)
     compressed = file.name.endswith(".gz")
     lines = file.name.endswith((".jsonl", ".jsonl.gz"))
     if not lines and not file.name.endswith((".json", ".json.gz")):
@@ -209,8 +229,8 @@ def read_rows(file: Path) -> tuple[Row, ...]:
         )
     last = 0
     try:
-        with gzip.open(file, "rb") if compressed else file.open("rb") as opened:
-            stream = cast("IO[bytes]", opened)
+        with hashed(file, contents) as opened:
+            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=opened) if compressed else opened)
             if not lines:
                 return _array(file, stream)
             rows = []
@@ -258,20 +278,28 @@ def _object(place: str, value: Json) -> Mapping[str, Json]:
     return value
 
 
-def _parquet(file: Path) -> tuple[Row, ...]:
+def _parquet(file: Path, contents: MutableMapping[str, str] | None) -> tuple[Row, ...]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise DataError(f"'{file}' is parquet, which needs an extra: pip install 'kapelle[data]'.") from error
     try:
-        rows = parquet.read_table(file).to_pylist()
+        with hashed(
+            file, contents
+        ):  # parquet is read from its end; beside parsing it the second reading is quick
+            rows = parquet.read_table(file).to_pylist()
     except (ArrowException, OSError) as error:
         raise DataError(f"'{file}' cannot be read as parquet: {error}. Fetch the file again.") from error
     return tuple(Row(f"{file}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def hub_rows(path: str, config: str | None, split: str) -> tuple[Row, ...]:
-    """Return the rows of a split on the Hugging Face hub; DataError when it cannot be had."""
+def hub_rows(
+    path: str, config: str | None, split: str, contents: MutableMapping[str, str] | None = None
+) -> tuple[Row, ...]:
+    """Return the rows of a split on the Hugging Face hub; DataError when it cannot be had.
+
+    A hash of the rows goes into `contents`.
+    """
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -288,4 +316,10 @@ def hub_rows(path: str, config: str | None, split: str) -> tuple[Row, ...]:
             f"'{path}' is no local file or folder, and the hub did not give its split '{split}': "
             f"{reason[0]}. Check the name and the network, or set `environment.path` to a local copy."
         ) from error
-    return tuple(Row(f"{path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))
+    found = tuple(Row(f"{path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))
+    if contents is not None:
+        digest = hashlib.sha256()
+        for each in found:
+            digest.update(json.dumps(each.fields, default=str).encode())
+        contents[f"{path} {split}"] = digest.hexdigest()
+    return found

@@ -108,6 +108,10 @@ class GSM8KSteps(Configured):
     def _source(self) -> DataSource:
         return DataSource(self.path, self.config, self.train, self.test, self.test_share)
 
+    def contents(self) -> Mapping[str, str]:
+        """Return every file or hub split that is read, with a hash of what was in it."""
+        return self._source.contents()
+
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits; DataError where one has no steps, ConfigError for a flaw of an unknown agent."""
         for agent in self.flaws:

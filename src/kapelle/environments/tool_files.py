@@ -20,6 +20,7 @@ from pydantic import Field
 from kapelle.configured import Configured
 from kapelle.environments.tool_contract import Tool, ToolFault, ToolSchema
 from kapelle.errors import DataError
+from kapelle.file_contents import folder_content
 from kapelle.types import Json
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class Files(Configured):
     """True: each agent gets a copy of the folder for the episode, and may write there."""
     files: int = Field(200, ge=1)
     """Most files that an agent may write in an episode."""
+
+    def contents(self) -> Mapping[str, str]:
+        """Return the folder with one hash of what is in it."""
+        return {self.root: folder_content(Path(self.root).expanduser())}
 
     def check(self) -> None:
         """Raise DataError when the folder is not there."""

@@ -20,6 +20,7 @@ from kapelle.environments.data_source import SUFFIXES, read_rows
 from kapelle.environments.tool_contract import PlainBox, Tool, ToolFault, ToolSchema
 from kapelle.environments.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
+from kapelle.file_contents import content_or_fault, folder_content
 from kapelle.types import Json
 
 MAX_WORDS = 32
@@ -78,6 +79,13 @@ class Search(Configured):
                 "`url` has no `{query}`, so nothing would be searched for. Put it where the query goes."
             )
         return self
+
+    def contents(self) -> Mapping[str, str]:
+        """Return the corpus with one hash of what is in it."""
+        place = Path(self.corpus or "").expanduser()
+        if self.corpus is None:
+            return {}
+        return {self.corpus: folder_content(place, _is_text) if place.is_dir() else content_or_fault(place)}
 
     def check(self) -> None:
         """Build the index; DataError for a corpus that is not there, ConfigError for a key that is not set."""
@@ -142,12 +150,16 @@ class CorpusIndex:
         return [Passage(title, text) for title, text in rows]
 
 
+def _is_text(file: Path) -> bool:
+    return file.suffix in {".txt", ".md"}
+
+
 @functools.lru_cache(maxsize=8)
 def corpus_index(corpus: str) -> CorpusIndex:
     """Return the index of a corpus, made once; DataError when it cannot be read or is empty."""
     place = Path(corpus).expanduser()
     if place.is_dir():
-        files = sorted(file for file in place.rglob("*") if file.suffix in {".txt", ".md"} and file.is_file())
+        files = sorted(file for file in place.rglob("*") if _is_text(file) and file.is_file())
         passages = [
             Passage(str(file.relative_to(place)), file.read_text("utf-8", errors="replace")) for file in files
         ]
