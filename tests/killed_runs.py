@@ -132,7 +132,7 @@ def _arm(death: Death) -> None:
         "before the seal": (checkpoint, "_seal", "before"),
         "sealed, not renamed": (checkpoint, "_seal", "after"),
         "renamed, not pointed at": (RunDirectory, "point_latest", "before"),
-        "before pruning": (checkpoint, "prune", "before"),
+        "before pruning": (RunDirectory, "prune", "before"),
         "in the middle of pruning": (shutil, "rmtree", "after"),
     }[death.place]
     call = getattr(owner, name)
