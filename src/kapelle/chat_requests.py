@@ -7,12 +7,15 @@ hold an episode for ever or fill this process's memory.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import ssl
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kapelle.awake import awake_timeout
+from kapelle.descriptors import room_for
 from kapelle.errors import EpisodeError
 from kapelle.types import Json
 
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 4 << 20
 """Of one answer. 32,000 tokens with every character escaped take less than 1 MiB."""
 MAX_CONNECTIONS = 256
-"""Open at once in one event loop; further requests wait for their turn, which counts towards no time limit."""
+"""Open at once in one event loop; fewer where the system allows fewer files; further requests wait for their turn,
+which counts towards no time limit."""
 
 _gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
@@ -42,7 +46,7 @@ async def post(
     """
     import httpx
 
-    gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONNECTIONS))
+    gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(room_for(2, MAX_CONNECTIONS)))
     # A few compressed bytes may stand for very many.
     sent = {**headers, "Accept-Encoding": "identity", "Content-Type": "application/json"}
     # `awake_timeout` is the limit: httpx's own would go on while this process is stopped.
@@ -53,12 +57,20 @@ async def post(
         try:
             async with (
                 awake_timeout(seconds),
-                httpx.AsyncClient(timeout=no_limits, transport=transport) as client,
+                httpx.AsyncClient(timeout=no_limits, verify=_trusted(), transport=transport) as client,
                 client.stream("POST", url, content=content, headers=sent) as answer,
             ):
                 return answer.status_code, await _body(answer)
         except TimeoutError:
             raise LateError(f"its answer was not complete after {seconds:g} seconds") from None
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """Whom connections trust: read once, because a client of its own for each request would read it each time."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 class LateError(EpisodeError):

@@ -208,6 +208,15 @@ class Reads(Protocol):
 
 
 @runtime_checkable
+class Holding(Protocol):
+    """An environment whose worlds hold pipes or connections open; so many episodes wait that there are enough of them."""
+
+    def descriptors(self, agents: int) -> int:
+        """Return the most descriptors that one world of a team of this many agents holds open."""
+        ...
+
+
+@runtime_checkable
 class Scripted(Protocol):
     """An environment that can demonstrate what an agent in a role should say."""
 

@@ -14,8 +14,18 @@ from dataclasses import dataclass, field, replace
 
 from kapelle.algorithm import Tree
 from kapelle.branching import Record, judge, settle
+from kapelle.descriptors import room_for
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
-from kapelle.environment import Answerable, Environment, Outcome, Retriable, Scorable, World, asks_questions
+from kapelle.environment import (
+    Answerable,
+    Environment,
+    Holding,
+    Outcome,
+    Retriable,
+    Scorable,
+    World,
+    asks_questions,
+)
 from kapelle.errors import ContextError, EpisodeError
 from kapelle.outcomes import accepted, asked_to_stop, fault, payments, share, text
 from kapelle.seeds import derive_seed
@@ -364,6 +374,15 @@ async def _played(
     )
 
 
+def _at_once(play: Play, most: int) -> int:
+    """Return how many episodes may be under way, so that all that they hold open can be open."""
+    if not isinstance(play.environment, Holding):
+        return most
+    # Where episodes branch, the candidates of every agent are played on in worlds of their own.
+    worlds = 1 + play.tree.candidates * len(play.team.names) if play.tree else 1
+    return room_for(worlds * play.environment.descriptors(len(play.team.names)), most)
+
+
 async def rollout(
     play: Play, tasks: Sequence[Task], samples: int, seed: int, max_concurrent: int = 4096
 ) -> list[Group]:
@@ -371,7 +390,7 @@ async def rollout(
 
     A task that stands there twice is played by other seeds the second time.
     """
-    gate = asyncio.Semaphore(max_concurrent)
+    gate = asyncio.Semaphore(_at_once(play, max_concurrent))
     met: Counter[str] = Counter()
     seats: list[tuple[Task, int, tuple[str | int, ...]]] = []
     for task in tasks:

@@ -168,8 +168,8 @@ class Trainer:
         say = partial(self.listener.phase, "resume")
         return open_run(Path(path), self.config, origin or {}, say, resume=resume)
 
-    def _build(self, given: Mapping[str, LanguageModel], engine: RolloutEngine | None) -> None:
-        bases = warmed_bases(self.config, self.team, self.listener.warmup, self._phase)
+    def _build(self, given: dict[str, LanguageModel], engine: RolloutEngine | None) -> None:
+        bases = warmed_bases(self.config, self.team, self.listener.warmup, self._phase, given)
         team = replace(self.team, bases=bases)
         self._phase("loading", ", ".join(dict.fromkeys(self.team.bases.values())))
         self.models = load_models(team, self.config.model, given, reward_device(self.config))

@@ -30,7 +30,7 @@ from kapelle.engines.train import Objective
 from kapelle.environment import Environment
 from kapelle.errors import CheckpointError, ModelError
 from kapelle.loading import load_models, teacher
-from kapelle.models.language_model import LanguageModel
+from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.sealed import seal, verify_folder
 from kapelle.models.weights import save_model, shapes_of
 from kapelle.rollout import Play, rollout
@@ -83,11 +83,16 @@ def warmup_is_cached(config: RunConfig) -> bool:
 
 
 def warmed_up(
-    config: RunConfig, progress: Progress | None = None, say: Callable[[str], None] = lambda _: None
+    config: RunConfig,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    hold: dict[str, LanguageModel] | None = None,
 ) -> Path:
     """Return the folder of the warmed-up model, making it unless it is cached.
 
-    One that is not what it was when it was made is thrown away and made anew, and `say` hears of it.
+    One that is not what it was when it was made is thrown away and made anew, and `say` hears of it. Where the disk has
+    no room for it any more, `hold` takes the model itself, by that folder's path, and `say` hears of that, too; without
+    `hold` that is a CheckpointError.
     """
     assert config.warmup is not None
     folder = cache_folder() / "warmup" / warmup_key(config)
@@ -98,26 +103,37 @@ def warmed_up(
         with _kept_in(folder.parent):  # before the work, so that it is not lost
             beside.mkdir(parents=True)
         model = _train(config, config.warmup, progress)
-        with _kept_in(folder.parent):
-            save_model(beside, model)
-            _rename(beside, folder)
+        try:
+            with _kept_in(folder.parent):
+                save_model(beside, model)
+                _rename(beside, folder)
+        except CheckpointError as error:
+            if hold is None:
+                raise
+            say(f"{error} This run goes on all the same, and the next one warms up anew.")
+            hold[str(folder)] = copy_language_model(model, str(folder))
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
 
 
 def warmed_bases(
-    config: RunConfig, team: Team, progress: Progress, say: Callable[[str, str], None]
+    config: RunConfig,
+    team: Team,
+    progress: Progress,
+    say: Callable[[str, str], None],
+    hold: dict[str, LanguageModel] | None = None,
 ) -> Mapping[str, str]:
     """Return the path of every base of a team, with the warmed-up model in place of the one that is to be warmed up.
 
-    `say` hears of it as of a phase of the run. Without a warm-up the bases are the team's own.
+    `say` hears of it as of a phase of the run; `hold` takes a model that the cache has no room for. Without a warm-up the
+    bases are the team's own.
     """
     if config.warmup is None:
         return team.bases
     cached = warmup_is_cached(config)
     say("warm-up", "cached" if cached else "teaching the tiny model its roles from scripts")
-    folder = str(warmed_up(config, progress, lambda said: say("warm-up", said)))
+    folder = str(warmed_up(config, progress, lambda said: say("warm-up", said), hold))
     return {base: folder if path == config.model.path else path for base, path in team.bases.items()}
 
 
@@ -158,7 +174,7 @@ def _kept_in(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CheckpointError(
             f"The warmed-up model cannot be kept in {folder}: {reason}. Free some space there, or set KAPELLE_CACHE "
             "to a folder that can be written."

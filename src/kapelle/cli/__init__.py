@@ -18,6 +18,7 @@ from io import TextIOWrapper
 from kapelle.cli.output import say
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import exit_code, termination
+from kapelle.descriptors import raise_limit
 from kapelle.errors import KapelleError
 from kapelle.machine import refusal
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    raise_limit()
     with termination():
         try:
             return _run(sys.argv[1:] if argv is None else argv)

@@ -17,6 +17,7 @@ from kapelle.environment import (
     Alive,
     Answerable,
     Environment,
+    Holding,
     Opposed,
     Outcome,
     Retriable,
@@ -118,6 +119,13 @@ class Mixture(Configured):
             for split, said in (part.skipped() if isinstance(part, Skipping) else {}).items():
                 found[split] = "; ".join([*([found[split]] if split in found else []), f"{name}: {said}"])
         return found
+
+    def descriptors(self, agents: int) -> int:
+        """Return the most descriptors that a world of any part holds open."""
+        return max(
+            (part.descriptors(agents) for part in self.members.values() if isinstance(part, Holding)),
+            default=0,
+        )
 
     def check(self, agents: Sequence[str]) -> None:
         """Check every part; ConfigError names the part that these agents do not fit, or questions beside games."""

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,6 +34,8 @@ class Mcp(Configured):
     """The tools of one server program; every agent of every episode talks to a process of its own."""
 
     tool: Literal["mcp"] = "mcp"
+    descriptors: ClassVar[int] = 2
+    """Of one server: two pipes."""
     command: tuple[str, ...] = Field(min_length=1)
     """The program and its arguments; it runs with this process's rights, outside any sandbox."""
     env: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ class Python(Configured):
     """One tool, `python`."""
 
     tool: Literal["python"] = "python"
+    descriptors: ClassVar[int] = 6
+    """Of one interpreter: three pipes, and a few by which its sandbox is held."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
     call_s: Annotated[float, FREE] = Field(10.0, gt=0.0)

@@ -88,6 +88,10 @@ class Tools(Configured):
         """Return what the environment that asks leaves out."""
         return self._asks.skipped() if isinstance(self._asks, Skipping) else {}
 
+    def descriptors(self, agents: int) -> int:
+        """Return the most descriptors that the tools of one episode hold open."""
+        return agents * sum(tool.descriptors for tool in self.tools if isinstance(tool, Python | Mcp))
+
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions and every tool; ConfigError for games, and for two tools of one name."""
         if not asks_questions(self._asks):
