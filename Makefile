@@ -21,7 +21,7 @@ TORCH_SOURCE := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.tx
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-sandbox check format docs clean help
+.PHONY: demo test test-sandbox test-faults check format docs clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -31,6 +31,9 @@ test: $(STAMPS)/test ## run the test suite (TESTS=tests/functional runs a part o
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; the suite takes a sample)
 	@$(BIN)/python -m pytest -m "sandbox_full or not sandbox_full" tests/sandbox tests/grading tests/environments
+
+test-faults: $(STAMPS)/test ## break everything around runs: kills, disks, bits, worlds (20 minutes; ARGS="--only kills")
+	@$(BIN)/python -m tests.faults --page docs/faults.md $(ARGS)
 
 check: $(STAMPS)/test $(STAMPS)/dev ## format, lint, types and layers; changes nothing
 	@echo "== format (ruff format --check)"

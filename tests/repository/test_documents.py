@@ -18,7 +18,7 @@ from kapelle.errors import KapelleError
 from kapelle.recipe import builtin_recipes, load_recipe, load_stages
 
 ROOT = Path(__file__).parents[2]
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
