@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults import kinds
+from tests.faults import kinds, shim
 from tests.faults.forks import import_all
 from tests.faults.judging import Outcome, Verdict
 from tests.faults.table import Row, lines_of, write_page
@@ -65,6 +65,10 @@ def _try(world: World, chosen: argparse.Namespace, until: float) -> list[Row]:
     _say("importing")
     import_all()
     world.furnish()
+    asked = [kinds.KINDS[name] for name in chosen.only or kinds.KINDS]
+    if all(kind.runs is not None for kind in asked):
+        needed = {run for kind in asked for run in kind.runs or ()}
+        world.kinds = {name: kind for name, kind in world.kinds.items() if name in needed}
     rows = [_play_undisturbed(world, chosen.workers, until)]
     for name in chosen.only or kinds.KINDS:
         kind = kinds.KINDS[name]
@@ -117,4 +121,8 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    shim.start_with_shim()
+    try:
+        sys.exit(main())
+    finally:
+        shim.remove_built()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.faults import kills
+from tests.faults import calls, crashes, kills, shim
 from tests.faults.world import Trial, World
 
 
@@ -22,8 +22,25 @@ class Fault:
     trials: Callable[[World, int], Iterator[Trial]]
     missing: Callable[[], str | None] = _nothing
     """Why this machine cannot try it; None when it can."""
+    runs: tuple[str, ...] | None = (calls.KIND,)
+    """The kinds of run that it is about; None for all."""
 
 
 KINDS: Mapping[str, Fault] = {
-    "kills": Fault("SIGKILL at any instant, then a resume", "all kinds of run", kills.trials),
+    "kills": Fault("SIGKILL at any instant, then a resume", "all kinds of run", kills.trials, runs=None),
+    "killed-calls": Fault(
+        "SIGKILL before each change that a resume and its saves make", "demo", calls.killed, shim.missing
+    ),
+    "calls": Fault(
+        "each read, open, write, flush, renaming or deletion of a resume and its saves fails",
+        "demo: EIO, a full disk, no descriptors; once and from there on",
+        calls.failing,
+        shim.missing,
+    ),
+    "crashes": Fault(
+        "the power fails after each change that a resume and its saves make; unflushed changes are lost or kept",
+        "demo",
+        crashes.trials,
+        shim.missing,
+    ),
 }

@@ -88,14 +88,26 @@ class World:
         return found
 
 
-def go_on(world: World, kind: str, run: Path, log: Path, *, kill_after: float | None = None) -> Ended:
-    """Train, or resume what is there, as somebody would who looks into the folder."""
+def go_on(
+    world: World,
+    kind: str,
+    run: Path,
+    log: Path,
+    *,
+    kill_after: float | None = None,
+    within: Callable[[Callable[[], int]], Callable[[], int]] = lambda call: call,
+) -> Ended:
+    """Train, or resume what is there, as somebody would who looks into the folder.
+
+    `within` wraps what the process does, to have something happen to it.
+    """
     begun = (run / "config.yaml").is_file() or (run / "stages.yaml").is_file()
     words: Mapping[bool, tuple[str | Path, ...]] = {
         True: ("train", "--resume", run),
         False: ("train", world.kinds[kind].recipe, "--run-dir", run),
     }
-    return fork(seeded(run, command(*words[begun], "--no-rich")), log, kill_after=kill_after)
+    call = seeded(run, command(*words[begun], "--no-rich"))
+    return fork(within(call), log, kill_after=kill_after)
 
 
 def seeded(run: Path, call: Callable[[], int]) -> Callable[[], int]:

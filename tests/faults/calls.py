@@ -1,0 +1,114 @@
+"""Every system call of a save and of a resume, failing once or from there on, or the last that the process makes.
+
+The shim counts the calls on files of the run. A first run says how many there are; then each is broken in a run of its
+own. safetensors renames its files by asking the kernel itself, past the C library: those calls are not reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from tests.faults import shim
+from tests.faults.judging import Outcome, Verdict, defect_of, judge_end, last_line
+from tests.faults.recipes import STEPS
+from tests.faults.shim import Action, Calls, Plan
+from tests.faults.world import Trial, World, go_on
+
+KIND = "demo"
+_WAYS = (
+    (Calls.ALL, errno.EIO, Action.FAIL),
+    (Calls.ALL, errno.EIO, Action.FAIL_FOR_GOOD),
+    (Calls.CHANGES, errno.ENOSPC, Action.FAIL),
+    (Calls.CHANGES, errno.ENOSPC, Action.FAIL_FOR_GOOD),
+    (Calls.OPEN, errno.EMFILE, Action.FAIL),
+    (Calls.OPEN, errno.EMFILE, Action.FAIL_FOR_GOOD),
+)
+
+
+def failing(world: World, seed: int) -> Iterator[Trial]:
+    """Yield a resume and its saves for each call that can fail and each way to fail."""
+    del seed  # every call is tried
+    begun = half_way(world, KIND)
+    for classes, number, action in _WAYS:
+        for at in range(1, _count(world, begun, classes) + 1):
+            plan = partial(Plan, action=action, at=at, classes=classes, number=number)
+            how = "from there on" if action is Action.FAIL_FOR_GOOD else "once"
+            name = f"call {at} of {classes.name} fails with {errno.errorcode[number]} {how}"
+            yield Trial(name, partial(_failed, world, begun, plan, f"call-{classes}-{number}-{action}-{at}"))
+
+
+def killed(world: World, seed: int) -> Iterator[Trial]:
+    """Yield a resume and its saves for each call that changes something, killed right before it."""
+    del seed
+    begun = half_way(world, KIND)
+    for at in range(1, _count(world, begun, Calls.CHANGES) + 1):
+        plan = partial(Plan, action=Action.KILL, at=at, classes=Calls.CHANGES)
+        yield Trial(f"killed before change {at}", partial(_killed, world, begun, plan, f"kill-{at}"))
+
+
+def half_way(world: World, kind: str) -> Path:
+    """Return a run that was killed behind its checkpoint of half of the steps, with rows that go beyond it."""
+    run = world.folder / f"half-{kind.replace(' ', '-')}"
+    if run.is_dir():
+        return run
+    log, recorded = world.scratch / "half.log", world.scratch / "half.operations"
+    plan = partial(Plan, classes=Calls.RENAME)
+    go_on(world, kind, run, log, within=partial(shim.under, plan(run, Action.RECORD), counted=recorded))
+    renamed = [o for o in shim.read_operations(recorded, run) if o.kind is Calls.RENAME]
+    # Those that went past the C library are not counted.
+    seen = [o.target for o in renamed if "/.tmp" not in o.path]
+    at = 2 + seen.index(f"episodes/train/{STEPS // 2 + 1:08d}.jsonl")
+    shutil.rmtree(run)
+    go_on(world, kind, run, log, within=partial(shim.under, plan(run, Action.KILL, at)))
+    recorded.unlink()
+    return run
+
+
+def _count(world: World, begun: Path, classes: Calls) -> int:
+    run, counted = world.scratch / "count", world.scratch / "count.txt"
+    shutil.copytree(begun, run)
+    plan = Plan(run, Action.COUNT, classes=classes)
+    go_on(world, KIND, run, world.scratch / "count.log", within=partial(shim.under, plan, counted=counted))
+    shutil.rmtree(run)
+    return int(counted.read_text("utf-8"))
+
+
+def _failed(world: World, begun: Path, plan: partial[Plan], place: str) -> Verdict:
+    run, log = world.scratch / place, world.scratch / f"{place}.log"
+    expected = world.undisturbed[KIND].remains
+    shutil.copytree(begun, run)
+    try:
+        ended = go_on(world, KIND, run, log, within=partial(shim.under, plan(run)))
+        broken = defect_of(ended)
+        if broken is not None:
+            return Verdict(*broken)
+        if ended.code == 0:
+            return judge_end(ended, run, expected)
+        # The disk is well again: whoever reads the message and resumes comes to the same end.
+        after = judge_end(go_on(world, KIND, run, log), run, expected)
+        if after.outcome is Outcome.BITWISE:
+            return Verdict(Outcome.CLEAR, last_line(ended.said))
+        outcome = Outcome.LOST if after.outcome is Outcome.CLEAR else after.outcome
+        return Verdict(outcome, f"{last_line(ended.said)} — then, resumed: {after.detail}")
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+        log.unlink(missing_ok=True)
+
+
+def _killed(world: World, begun: Path, plan: partial[Plan], place: str) -> Verdict:
+    run, log = world.scratch / place, world.scratch / f"{place}.log"
+    shutil.copytree(begun, run)
+    try:
+        ended = go_on(world, KIND, run, log, within=partial(shim.under, plan(run)))
+        kills = int(ended.code == -9)
+        verdict = judge_end(go_on(world, KIND, run, log), run, world.undisturbed[KIND].remains, kills=kills)
+        return (
+            verdict if verdict.outcome is not Outcome.CLEAR else Verdict(Outcome.LOST, verdict.detail, kills)
+        )
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+        log.unlink(missing_ok=True)
