@@ -47,7 +47,7 @@ class Verdict:
 def remains(run: Path) -> dict[str, str]:
     """Return what a run has come to, a folder of stages too; raises KapelleError for one that cannot be read."""
     if (run / "stages.yaml").is_file():
-        found = {"stages.yaml": _hash(_plain(run / "stages.yaml", run))}
+        found = {"stages.yaml": hashed(_plain(run / "stages.yaml", run))}
         for number, stage in enumerate(sorted(path.parent for path in run.glob("*/config.yaml"))):
             parts = _remains(stage, run)
             # A stage begins with the generators of its process: those of the stage before, or new ones.
@@ -62,11 +62,14 @@ def _remains(run: Path, whole: Path) -> dict[str, str]:
     from kapelle.run_files import read_evaluations, read_latest, read_metrics, read_status
 
     status = read_status(run)
-    found = {"end": f"{status.state} {status.step}", "config.yaml": _hash(_plain(run / "config.yaml", whole))}
-    found["metrics"] = _hash(_untimed(read_metrics(run)))
-    found["evaluations"] = _hash(read_evaluations(run))
+    found = {
+        "end": f"{status.state} {status.step}",
+        "config.yaml": hashed(_plain(run / "config.yaml", whole)),
+    }
+    found["metrics"] = hashed(_untimed(read_metrics(run)))
+    found["evaluations"] = hashed(read_evaluations(run))
     for file in sorted(run.glob("episodes/*/*.jsonl")):
-        found[file.relative_to(run).as_posix()] = _hash(_plain(file, whole))
+        found[file.relative_to(run).as_posix()] = hashed(_plain(file, whole))
     newest = read_latest(run)
     if newest is None:
         return found
@@ -78,7 +81,7 @@ def _remains(run: Path, whole: Path) -> dict[str, str]:
     for file in sorted(path for path in newest.rglob("*") if path.is_file()):
         name = file.relative_to(newest).as_posix()
         if "/" in name:
-            found[f"kept/{name}"] = _hash(_plain(file, whole))
+            found[f"kept/{name}"] = hashed(_plain(file, whole))
     found["checkpoint"] = newest.name
     return found
 
@@ -149,10 +152,16 @@ def _untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 def _leaves(tree: Any, place: str) -> list[tuple[str, str]]:
     if isinstance(tree, Mapping) and tree:
         return [leaf for key, value in tree.items() for leaf in _leaves(value, f"{place}/{key}")]
-    return [(place, _hash(tree))]
+    return [(place, hashed(tree))]
 
 
-def _hash(value: Any) -> str:
+def state_hash(state: Mapping[str, Any]) -> str:
+    """Return a hash of everything that a checkpoint holds."""
+    return hashed(_leaves(state, "state"))
+
+
+def hashed(value: Any) -> str:
+    """Return a hash of a tree of plain values and tensors: of their types, shapes and bits."""
     return hashlib.blake2b(_bytes(value), digest_size=12).hexdigest()
 
 

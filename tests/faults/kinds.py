@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.faults import calls, crashes, kills, shim
+from tests.faults import calls, corruptions, crashes, kills, shim
 from tests.faults.world import Trial, World
 
 
@@ -42,5 +42,12 @@ KINDS: Mapping[str, Fault] = {
         "demo",
         crashes.trials,
         shim.missing,
+    ),
+    "corruptions": Fault(
+        "a file of a run is damaged: bits, cuts, zeros, swaps, removals",
+        "read, resumed, evaluated",
+        corruptions.trials,
+        shim.missing,
+        runs=corruptions.KINDS,
     ),
 }

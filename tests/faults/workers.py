@@ -16,8 +16,8 @@ from tests.faults.judging import Outcome, Verdict
 from tests.faults.world import Trial
 
 
-def spread(trials: Sequence[Trial], folder: Path, workers: int, until: float) -> list[tuple[Trial, Verdict]]:
-    """Run trials in `workers` processes and return what they came to, in their order.
+def spread(trials: Sequence[Trial], folder: Path, workers: int, until: float) -> list[tuple[str, Verdict]]:
+    """Run trials in `workers` processes and return their names and what they came to.
 
     None is begun once the monotonic clock says `until`; those are left out. A trial that breaks the harness itself
     ends it: a harness that does not know what it saw has seen nothing.
@@ -38,8 +38,7 @@ def spread(trials: Sequence[Trial], folder: Path, workers: int, until: float) ->
         note.unlink(missing_ok=True)
     if any(codes):
         raise SystemExit(f"the harness itself broke in a worker (exit codes {codes}); see above")
-    found = sorted(((row.pop("place"), row) for row in rows), key=lambda each: each[0])
-    return [(trials[place], Verdict(**{**row, "outcome": Outcome(row["outcome"])})) for place, row in found]
+    return [(row.pop("name"), Verdict(**{**row, "outcome": Outcome(row["outcome"])})) for row in rows]
 
 
 def _work(trials: Sequence[Trial], taken: Any, note: Path, until: float) -> None:
@@ -53,11 +52,13 @@ def _work(trials: Sequence[Trial], taken: Any, note: Path, until: float) -> None
                 if place >= len(trials):
                     break
                 try:
-                    verdict = trials[place].run()
+                    came_to = trials[place].run()
                 except Exception:
                     print(f"in the trial '{trials[place].name}':", flush=True)
                     raise
-                file.write(json.dumps({"place": place, **asdict(verdict)}) + "\n")
+                several = came_to if isinstance(came_to, list) else [(trials[place].name, came_to)]
+                for name, verdict in several:
+                    file.write(json.dumps({"name": name, **asdict(verdict)}) + "\n")
                 file.flush()
         code = 0
     except BaseException:

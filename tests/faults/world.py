@@ -21,7 +21,8 @@ class Trial:
     """One thing that is tried."""
 
     name: str
-    run: Callable[[], Verdict]
+    run: Callable[[], Verdict | list[tuple[str, Verdict]]]
+    """Returns what it came to; what tries several things returns each with its name."""
 
 
 @dataclass(frozen=True, slots=True)
