@@ -19,6 +19,9 @@ from tests.faults.shim import Action, Calls, Plan
 from tests.faults.world import Trial, World, go_on
 
 KIND = "demo"
+STAGED = "mrlm_hybrid"
+_OF_STAGES = 130
+"""Changes from the half of the first stage until the second has begun."""
 _WAYS = (
     (Calls.ALL, errno.EIO, Action.FAIL),
     (Calls.ALL, errno.EIO, Action.FAIL_FOR_GOOD),
@@ -34,7 +37,7 @@ def failing(world: World, seed: int) -> Iterator[Trial]:
     del seed  # every call is tried
     begun = half_way(world, KIND)
     for classes, number, action in _WAYS:
-        for at in range(1, _count(world, begun, classes) + 1):
+        for at in range(1, _count(world, KIND, begun, classes) + 1):
             plan = partial(Plan, action=action, at=at, classes=classes, number=number)
             how = "from there on" if action is Action.FAIL_FOR_GOOD else "once"
             name = f"call {at} of {classes.name} fails with {errno.errorcode[number]} {how}"
@@ -44,10 +47,21 @@ def failing(world: World, seed: int) -> Iterator[Trial]:
 def killed(world: World, seed: int) -> Iterator[Trial]:
     """Yield a resume and its saves for each call that changes something, killed right before it."""
     del seed
-    begun = half_way(world, KIND)
-    for at in range(1, _count(world, begun, Calls.CHANGES) + 1):
+    yield from _each_killed(world, KIND, half_way(world, KIND))
+
+
+def killed_between_stages(world: World, seed: int) -> Iterator[Trial]:
+    """Yield the same for the end of one stage and the beginning of the next."""
+    del seed
+    yield from _each_killed(world, STAGED, half_way(world, STAGED), _OF_STAGES)
+
+
+def _each_killed(world: World, kind: str, begun: Path, most: int | None = None) -> Iterator[Trial]:
+    calls = _count(world, kind, begun, Calls.CHANGES)
+    for at in range(1, min(calls, most or calls) + 1):
         plan = partial(Plan, action=Action.KILL, at=at, classes=Calls.CHANGES)
-        yield Trial(f"killed before change {at}", partial(_killed, world, begun, plan, f"kill-{at}"))
+        place = f"kill-{kind}-{at}"
+        yield Trial(f"{kind} killed before change {at}", partial(_killed, world, kind, begun, plan, place))
 
 
 def half_way(world: World, kind: str) -> Path:
@@ -61,18 +75,20 @@ def half_way(world: World, kind: str) -> Path:
     renamed = [o for o in shim.read_operations(recorded, run) if o.kind is Calls.RENAME]
     # Those that went past the C library are not counted.
     seen = [o.target for o in renamed if "/.tmp" not in o.path]
-    at = 2 + seen.index(f"episodes/train/{STEPS // 2 + 1:08d}.jsonl")
+    at = 2 + next(
+        k for k, name in enumerate(seen) if name.endswith(f"episodes/train/{STEPS // 2 + 1:08d}.jsonl")
+    )
     shutil.rmtree(run)
     go_on(world, kind, run, log, within=partial(shim.under, plan(run, Action.KILL, at)))
     recorded.unlink()
     return run
 
 
-def _count(world: World, begun: Path, classes: Calls) -> int:
+def _count(world: World, kind: str, begun: Path, classes: Calls) -> int:
     run, counted = world.scratch / "count", world.scratch / "count.txt"
     shutil.copytree(begun, run)
     plan = Plan(run, Action.COUNT, classes=classes)
-    go_on(world, KIND, run, world.scratch / "count.log", within=partial(shim.under, plan, counted=counted))
+    go_on(world, kind, run, world.scratch / "count.log", within=partial(shim.under, plan, counted=counted))
     shutil.rmtree(run)
     return int(counted.read_text("utf-8"))
 
@@ -99,13 +115,13 @@ def _failed(world: World, begun: Path, plan: partial[Plan], place: str) -> Verdi
         log.unlink(missing_ok=True)
 
 
-def _killed(world: World, begun: Path, plan: partial[Plan], place: str) -> Verdict:
+def _killed(world: World, kind: str, begun: Path, plan: partial[Plan], place: str) -> Verdict:
     run, log = world.scratch / place, world.scratch / f"{place}.log"
     shutil.copytree(begun, run)
     try:
-        ended = go_on(world, KIND, run, log, within=partial(shim.under, plan(run)))
+        ended = go_on(world, kind, run, log, within=partial(shim.under, plan(run)))
         kills = int(ended.code == -9)
-        verdict = judge_end(go_on(world, KIND, run, log), run, world.undisturbed[KIND].remains, kills=kills)
+        verdict = judge_end(go_on(world, kind, run, log), run, world.undisturbed[kind].remains, kills=kills)
         return (
             verdict if verdict.outcome is not Outcome.CLEAR else Verdict(Outcome.LOST, verdict.detail, kills)
         )

@@ -82,7 +82,7 @@ def _remains(run: Path, whole: Path) -> dict[str, str]:
         name = file.relative_to(newest).as_posix()
         if "/" in name:
             found[f"kept/{name}"] = hashed(_plain(file, whole))
-    found["checkpoint"] = newest.name
+    found["checkpoint"] = newest.name.partition("-")[0]  # a step that is saved again has another ending
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.faults import calls, corruptions, crashes, kills, shim
+from tests.faults import calls, corruptions, crashes, kills, planted, shim
 from tests.faults.world import Trial, World
 
 
@@ -31,6 +31,13 @@ KINDS: Mapping[str, Fault] = {
     "killed-calls": Fault(
         "SIGKILL before each change that a resume and its saves make", "demo", calls.killed, shim.missing
     ),
+    "killed-stages": Fault(
+        "SIGKILL before each change around the end of a stage",
+        calls.STAGED,
+        calls.killed_between_stages,
+        shim.missing,
+        runs=(calls.STAGED,),
+    ),
     "calls": Fault(
         "each read, open, write, flush, renaming or deletion of a resume and its saves fails",
         "demo: EIO, a full disk, no descriptors; once and from there on",
@@ -49,5 +56,12 @@ KINDS: Mapping[str, Fault] = {
         corruptions.trials,
         shim.missing,
         runs=corruptions.KINDS,
+    ),
+    "planted": Fault(
+        "losses planted in the library, each seen by the harness",
+        "a clear error is a plant that was seen",
+        planted.trials,
+        shim.missing,
+        runs=planted.RUNS,
     ),
 }
