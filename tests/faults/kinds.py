@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.faults import calls, corruptions, crashes, kills, planted, shim
+from tests.faults import calls, corruptions, crashes, kills, limits, oddities, planted, shim
 from tests.faults.world import Trial, World
 
 
@@ -56,6 +56,32 @@ KINDS: Mapping[str, Fault] = {
         corruptions.trials,
         shim.missing,
         runs=corruptions.KINDS,
+    ),
+    "worlds": Fault(
+        "an environment misbehaves on every third task",
+        "raises, leaves, hangs, pays what is no pay",
+        oddities.environments,
+        runs=(),
+    ),
+    "servers": Fault(
+        "the server of an agent or of a judge answers anything else",
+        "errors, garbage, without end, not at all",
+        oddities.endpoints,
+        runs=(),
+    ),
+    "limits": Fault(
+        "a process has too few descriptors or bytes of a file or of memory",
+        "resumed under the limit, then without it",
+        limits.trials,
+        shim.missing,
+        runs=limits.KINDS,
+    ),
+    "clocks": Fault(
+        "the time of day is wrong, goes back and jumps",
+        "years",
+        limits.clocks,
+        shim.missing,
+        runs=limits.KINDS,
     ),
     "planted": Fault(
         "losses planted in the library, each seen by the harness",
