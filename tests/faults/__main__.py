@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     if chosen.list:
         for name, kind in kinds.KINDS.items():
-            print(f"{name:14} {kind.title}")
+            print(f"{name:14} {kind.title} ({kind.about})")
         return 0
     if unknown := set(chosen.only or ()) - kinds.KINDS.keys():
         parser.error(f"no kind {sorted(unknown)}; --list shows all")
@@ -71,17 +71,20 @@ def _try(world: World, chosen: argparse.Namespace, until: float) -> list[Row]:
         needed = {run for kind in asked for run in kind.runs or ()}
         world.kinds = {name: kind for name, kind in world.kinds.items() if name in needed}
     rows = [_play_undisturbed(world, chosen.workers, until)]
-    for name in chosen.only or kinds.KINDS:
+    names = list(chosen.only or kinds.KINDS)
+    for number, name in enumerate(names):
         kind = kinds.KINDS[name]
-        row = Row(kind.title, kind.about, skipped=kind.missing() or "")
+        left = sum(kinds.KINDS[each].weight for each in names[number:])
+        mine = time.monotonic() + (until - time.monotonic()) * kind.weight / left
+        row = Row(kind.title, skipped=kind.missing() or "")
         if not row.skipped:
             trials = list(kind.trials(world, chosen.seed))
             random.Random(chosen.seed).shuffle(trials)  # what there is time for is a sample of all
             started = time.monotonic()
-            found = spread(trials, world.folder, chosen.workers, until)
+            found = spread(trials, world.folder, chosen.workers, mine)
             for trial, verdict in found:
                 row.add(trial, verdict)
-            if time.monotonic() >= until:
+            if time.monotonic() >= mine:
                 row.skipped = "a part, for lack of time"
             _say(
                 f"{name}: {len(found)} tried in {time.monotonic() - started:.0f} s, {len(row.defects)} defects"
@@ -92,7 +95,7 @@ def _try(world: World, chosen: argparse.Namespace, until: float) -> list[Row]:
 
 
 def _play_undisturbed(world: World, workers: int, until: float) -> Row:
-    row = Row("nothing at all: each kind of run twice", "what the others are compared with")
+    row = Row("nothing at all: each kind of run twice")
 
     def trial(name: str) -> Trial:
         def run() -> Verdict:

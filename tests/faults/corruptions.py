@@ -8,6 +8,7 @@ episodes carry no hash: a digit of theirs that has turned into another is not se
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import traceback
@@ -15,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.faults.calls import half_way
-from tests.faults.forks import command, fork
+from tests.faults.forks import Ended, command, fork
 from tests.faults.judging import (
     Outcome,
     Verdict,
@@ -27,6 +29,7 @@ from tests.faults.judging import (
     judge_end,
     kept_bytes,
     last_line,
+    remains,
     state_hash,
 )
 from tests.faults.world import Trial, World, go_on
@@ -113,11 +116,14 @@ def trials(world: World, seed: int) -> Iterator[Trial]:
         draw = random.Random(f"{seed} resumed {number}")
         place = world.scratch / f"resumed-{number}"
         yield Trial(f"resuming {kind}, {number}", partial(_resumed, world, kind, bases[kind], place, draw))
+    whole = {kind: _evaluation(bases[kind], world.scratch / "whole.log")[1] for kind in KINDS}
     for number in range(EVALUATED):
         kind = KINDS[number % len(KINDS)]
         draw = random.Random(f"{seed} evaluated {number}")
         place = world.scratch / f"evaluated-{number}"
-        yield Trial(f"evaluating {kind}, {number}", partial(_evaluated, bases[kind], place, draw))
+        yield Trial(
+            f"evaluating {kind}, {number}", partial(_evaluated, whole[kind], bases[kind], place, draw)
+        )
 
 
 def _read_batch(base: Path, place: Path, draw: random.Random) -> list[tuple[str, Verdict]]:
@@ -214,8 +220,6 @@ def _resumed(
         expected = world.undisturbed[kind].remains
         verdict = judge_end(ended, run, expected) if _can_be_read(run) else _unread(ended.code, run)
         if verdict.outcome is Outcome.LOST:
-            from tests.faults.judging import remains
-
             # A row or an episode of before the checkpoint that was damaged stays so; it decides no weight.
             other = {part.split("/")[0] for part in differing(remains(run), expected)}
             if other <= {"metrics", "evaluations", "episodes"} and damage.path.endswith(".jsonl"):
@@ -229,8 +233,6 @@ def _resumed(
 
 
 def _can_be_read(run: Path) -> bool:
-    from tests.faults.judging import remains
-
     try:
         remains(run)
     except KapelleError:
@@ -244,17 +246,32 @@ def _unread(code: int | None, run: Path) -> Verdict:
     )
 
 
-def _evaluated(base: Path, run: Path, draw: random.Random) -> list[tuple[str, Verdict]]:
-    damage, log = draw_damage(base, draw), run.with_suffix(".log")
+def _evaluation(run: Path, log: Path) -> tuple[Ended, dict[str, Any]]:
+    ended = fork(command("eval", run, "evaluation.problems=2", "--no-baselines", "--json"), log)
+    log.unlink(missing_ok=True)
+    rows = [line for line in ended.said.splitlines() if line.startswith("{")]
+    row = json.loads(rows[-1]) if ended.code == 0 and rows else {}
+    return ended, {key: value for key, value in row.items() if key != "player"}
+
+
+def _evaluated(
+    whole: Mapping[str, Any], base: Path, run: Path, draw: random.Random
+) -> list[tuple[str, Verdict]]:
+    damage = draw_damage(base, draw)
     shutil.copytree(base, run)
     try:
         damage.apply(run)
-        ended = fork(command("eval", run, "evaluation.problems=2", "--no-baselines", "--json"), log)
+        ended, row = _evaluation(run, run.with_suffix(".log"))
         broken = defect_of(ended)
-        verdict = Verdict(*broken) if broken else Verdict(Outcome.CLEAR, last_line(ended.said))
-        if ended.code == 0:
-            verdict = Verdict(Outcome.RECOVERED, last_line(ended.said))
+        if broken:
+            verdict = Verdict(*broken)
+        elif ended.code != 0:
+            verdict = Verdict(Outcome.CLEAR, last_line(ended.said))
+        elif row == whole:
+            verdict = Verdict(Outcome.BITWISE)
+        else:
+            announced = "passed over" in ended.said and row.get("steps") != whole["steps"]
+            verdict = Verdict(Outcome.RECOVERED if announced else Outcome.LOST, "another result")
         return [(f"evaluated: {damage.path}: {damage.how}", verdict)]
     finally:
         shutil.rmtree(run, ignore_errors=True)
-        log.unlink(missing_ok=True)

@@ -24,12 +24,20 @@ class Fault:
     """Why this machine cannot try it; None when it can."""
     runs: tuple[str, ...] | None = (calls.KIND,)
     """The kinds of run that it is about; None for all."""
+    weight: float = 1.0
+    """Its share of the time, beside the others'; what one does not need is the next ones'."""
 
 
 KINDS: Mapping[str, Fault] = {
-    "kills": Fault("SIGKILL at any instant, then a resume", "all kinds of run", kills.trials, runs=None),
+    "kills": Fault(
+        "SIGKILL at any instant, then a resume", "all kinds of run", kills.trials, runs=None, weight=6
+    ),
     "killed-calls": Fault(
-        "SIGKILL before each change that a resume and its saves make", "demo", calls.killed, shim.missing
+        "SIGKILL before each change that a resume and its saves make",
+        "demo",
+        calls.killed,
+        shim.missing,
+        weight=2,
     ),
     "killed-stages": Fault(
         "SIGKILL before each change around the end of a stage",
@@ -37,18 +45,21 @@ KINDS: Mapping[str, Fault] = {
         calls.killed_between_stages,
         shim.missing,
         runs=(calls.STAGED,),
+        weight=3,
     ),
     "calls": Fault(
         "each read, open, write, flush, renaming or deletion of a resume and its saves fails",
         "demo: EIO, a full disk, no descriptors; once and from there on",
         calls.failing,
         shim.missing,
+        weight=7,
     ),
     "crashes": Fault(
-        "the power fails after each change that a resume and its saves make; unflushed changes are lost or kept",
+        "the power fails after each change that a run or a resume makes; unflushed changes are lost, or half there",
         "demo",
         crashes.trials,
         shim.missing,
+        weight=5,
     ),
     "corruptions": Fault(
         "a file of a run is damaged: bits, cuts, zeros, swaps, removals",
@@ -56,6 +67,7 @@ KINDS: Mapping[str, Fault] = {
         corruptions.trials,
         shim.missing,
         runs=corruptions.KINDS,
+        weight=6,
     ),
     "worlds": Fault(
         "an environment misbehaves on every third task",
@@ -89,5 +101,6 @@ KINDS: Mapping[str, Fault] = {
         planted.trials,
         shim.missing,
         runs=planted.RUNS,
+        weight=3,
     ),
 }

@@ -15,11 +15,19 @@ from contextlib import contextmanager, suppress
 Answer = Callable[[socket.socket], None]
 
 
-def _sends(*pieces: bytes, times: int = 1) -> Answer:
+def _sends(*pieces: bytes) -> Answer:
     def answer(peer: socket.socket) -> None:
-        for _ in range(times):
-            for piece in pieces:
-                peer.sendall(piece)
+        for piece in pieces:
+            peer.sendall(piece)
+
+    return answer
+
+
+def _sends_after(first: bytes, again: bytes) -> Answer:
+    def answer(peer: socket.socket) -> None:
+        peer.sendall(first)
+        while True:
+            peer.sendall(again)
 
     return answer
 
@@ -62,11 +70,8 @@ ANSWERS: Mapping[str, Answer] = {
     "a reset": _reset,
     "nothing": _sends(),
     "200 MB": _sends(b"HTTP/1.1 200 OK\r\nContent-Length: 209715200\r\n\r\n", b" " * (200 << 20)),
-    "a body without end": lambda peer: (peer.sendall(_ENDLESS), _sends(_CHUNK, times=1 << 30)(peer))[1],
-    "headers without end": lambda peer: (
-        peer.sendall(b"HTTP/1.1 200 OK\r\n"),
-        _sends(b"X: y\r\n" * 999, times=1 << 30)(peer),
-    )[1],
+    "a body without end": _sends_after(_ENDLESS, _CHUNK),
+    "headers without end": _sends_after(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n" * 999),
     "a packed bomb": _sends(_http("200 OK", b"\x1f\x8b" + b"\0" * 999, "Content-Encoding: gzip")),
 }
 """What ends by itself, or by a bound of bytes."""

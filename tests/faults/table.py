@@ -18,7 +18,6 @@ class Row:
     """One kind of fault."""
 
     name: str
-    about: str
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COLUMNS, 0))
     kills: int = 0
     skipped: str = ""
