@@ -134,6 +134,7 @@ async def evaluate_tasks(
 ) -> Evaluation:
     """Play every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
     groups = await rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
+    play.engine.rest()
     return summarise(groups, returns)
 
 

@@ -141,7 +141,23 @@ def fault(error: BaseException, asked_before: int) -> str:
         said = str(error)
     except Exception as again:  # noqa: BLE001 - whatever the environment's own class does
         said = f"(its message cannot be read: {type(again).__name__})"
+    _let_go(error)
     return f"{type(error).__name__}: {said}"[:LONGEST]
+
+
+def _let_go(error: BaseException) -> None:
+    """Drop the frames behind an error: all that its episode held would wait with them for the collector."""
+    behind: list[BaseException | None] = [error]
+    met: set[int] = set()
+    while behind:
+        one = behind.pop()
+        if one is None or id(one) in met:
+            continue
+        met.add(id(one))
+        BaseException.with_traceback(one, None)
+        behind += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            behind += one.exceptions
 
 
 def _key(key: object, place: str, depth: int) -> Any:

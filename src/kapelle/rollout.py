@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,7 +56,8 @@ class LiveSeat:
     """One agent in one running episode: its conversation as messages and as tokens."""
 
     def __init__(self, scene: LiveScene, agent: Agent) -> None:
-        self._scene = scene
+        self._scene: LiveScene = weakref.proxy(scene)
+        """The scene holds the seat; were it held in turn, both would wait for the collector, with all that was said."""
         self._agent = agent
         self._opening = [Message("system", agent.system)] if agent.system else []
         self._messages: list[Message] = []

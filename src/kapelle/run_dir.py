@@ -307,7 +307,7 @@ class RunDirectory:
         """Say what the run is doing, or how it ended."""
         self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
         with self._write(self.path / "status.json"):
-            replace_file(self.path / "status.json", _pretty(asdict(self._status)), sync=False)
+            replace_file(self.path / "status.json", _lines(asdict(self._status)), sync=False)
 
     def point_latest(self, checkpoint: Path) -> None:
         """Let `latest` name this checkpoint, relative to the run."""
@@ -343,6 +343,12 @@ def _partials() -> set[str]:
 
 def _pretty(value: Mapping[str, Json]) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _lines(value: Mapping[str, str | int]) -> bytes:
+    """Return what `_pretty` returns of plain values, without the cycles that indenting leaves to the collector."""
+    rows = [f" {json.dumps(key)}: {json.dumps(entry, allow_nan=False)}" for key, entry in value.items()]
+    return ("{\n" + ",\n".join(rows) + "\n}\n").encode()
 
 
 def _refuse_other_run(

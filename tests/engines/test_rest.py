@@ -76,12 +76,17 @@ def test_after_a_rest_the_same_is_said(model: LanguageModel) -> None:
     assert play(engine) == first
 
 
-def test_elsewhere_everything_stays(model: LanguageModel) -> None:
+def test_elsewhere_what_was_read_goes_and_prepared_weights_stay(model: LanguageModel) -> None:
     engine = engine_that_rests(model, rests=False)
     play(engine)
-    held = bytes_alive()
+    decoder = engine._desks[0].decoder
+    assert decoder.kept_places > 0
+    prepared = [] if decoder._fused is None else list(decoder._fused._layers)
     engine.rest()
-    assert bytes_alive() == held
+    assert decoder.kept_places == 0
+    if decoder._fused is not None:
+        assert prepared == ["a", "b"]
+        assert list(decoder._fused._layers) == prepared
 
 
 def test_while_requests_are_answered_nothing_goes(model: LanguageModel) -> None:

@@ -24,6 +24,9 @@ RETURN = "return/"
 SHOWN = 3
 """Conversations that are shown at a time."""
 
+REMEMBERED = 1000
+"""Steps whose success is remembered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -129,7 +132,7 @@ class Progress:
     learning: Mapping[str, float] = field(default_factory=dict)
     """What the loss says of itself in the last step, where it is known under a name, see `LEARNING`."""
     history: tuple[float, ...] = ()
-    """The team's success (or mean reward) at every step; empty where that is not known."""
+    """The team's success (or mean reward) at every step, the last `REMEMBERED`; empty where that is not known."""
     points: tuple[Point, ...] = ()
     conversations: tuple[Conversation, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -191,7 +194,7 @@ class Watch:
                 metrics=step.metrics,
                 rewards=rewards,
                 learning=learning(step.metrics),
-                history=(*self.now.history, *self._score(step.metrics, rewards)),
+                history=(*self.now.history, *self._score(step.metrics, rewards))[-REMEMBERED:],
                 conversations=tuple(demonstrated(each) for each in shown) if taught else shown,
             )
         )

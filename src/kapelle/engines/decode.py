@@ -83,6 +83,11 @@ class Decoder:
         if self._fused is not None:
             self._fused.forget(adapter)
 
+    def forget_read(self) -> None:
+        """Forget the rows in flight and what rows have read; what was prepared of weights stays."""
+        self.drop()
+        self._prefixes.forget(None)
+
     def rest(self) -> None:
         """Forget the rows in flight and everything that can be made again."""
         self.drop()

@@ -184,17 +184,21 @@ class LocalEngine:
         held.hash = weights_hash(own)
 
     def rest(self) -> None:
-        """Give back what rows have read and the copies of weights, on devices whose memory the update needs.
+        """Give back what rows have read, and copies of weights on devices whose memory the update needs.
 
         Between the turns of one rollout nothing goes: the loop calls this when all episodes are over. What adapters
-        that learn have read goes with their next weights anyway; what frozen ones have read is read again.
+        that learn have read goes with their next weights anyway. Frozen ones would keep what hardly another episode
+        goes on from, more of it at every step, and a resumed run would not have it.
         """
         if self._pump is not None and not self._pump.done():
             return
         resting = [desk for desk in self._desks if self._rests(desk.model.device)]
-        for desk in resting:
+        for desk in self._desks:
             desk.clear()
-            desk.decoder.rest()
+            if desk in resting:
+                desk.decoder.rest()
+            else:
+                desk.decoder.forget_read()
         if any(desk.model.device.type == "cuda" for desk in resting):
             torch.cuda.empty_cache()
 

@@ -24,12 +24,16 @@ _SAID = "\u2e28said\u2e29"
 """Stand-in for what the agent said; a string that no template contains."""
 
 
+_TWO_WORDS = "two words"
+
+
 class ChatRenderer:
     """Renders conversations with a tokeniser's chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, context: int) -> None:
         check_template(tokenizer)
         self._tokenizer = tokenizer
+        _remember_no_texts(tokenizer)
         self._context = context
         self._special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
 
@@ -97,3 +101,18 @@ class ChatRenderer:
     def _longest(self) -> int:
         """Most characters that one token stands for."""
         return max(map(len, self._tokenizer.get_vocab()), default=1)
+
+
+def _remember_no_texts(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Turn off the memory for words of a tokeniser that does not split into words.
+
+    It keeps the pieces of 10,000 words so as not to find them again; where every text is one word, these are 10,000
+    whole texts, tens of megabytes that no text to come has use for.
+    """
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    resize = getattr(getattr(fast, "model", None), "_resize_cache", None)
+    if fast is None or resize is None:
+        return
+    splits = fast.pre_tokenizer
+    if splits is None or len(splits.pre_tokenize_str(_TWO_WORDS)) == 1:
+        resize(0)
