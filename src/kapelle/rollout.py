@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kapelle.algorithm import Tree
+from kapelle.attendance import Part, over
 from kapelle.branching import Record, judge, settle
 from kapelle.descriptors import room_for
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
@@ -254,7 +255,8 @@ class LiveScene:
 
         async def play_on(record: Record, number: int) -> Episode:
             seed = derive_seed(self._seed, "continuation", len(past), number)
-            episode = await _played(play, self._task, self._seed, self.sample, record, seed)
+            with Part():
+                episode = await _played(play, self._task, self._seed, self.sample, record, seed)
             self.continued += record.sampled(episode)
             return episode
 
@@ -281,7 +283,8 @@ class LiveScene:
 
         Who has not spoken yet gets it on its first turn; EpisodeError for one who is not in the team.
         """
-        said = await self.play.timeline.during("environment", self._world.step(actions, final))
+        with Part():
+            said = await self.play.timeline.during("environment", self._world.step(actions, final))
         paid = payments(said, self.names)
         for agent, reward in paid.items():
             self.payments.append(Payment(agent, self.clock, reward))
@@ -317,7 +320,8 @@ class LiveScene:
                 f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
                 "Set `workflow.score_rounds: false`, or another environment."
             )
-        said = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
+        with Part():
+            said = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
         score = share(said, f"The world's score of a text of '{turn.agent}'")
         self._turns[turn.index] = replace(self._turns[turn.index], score=score)
         return score
@@ -354,6 +358,7 @@ async def _played(
             finally:
                 play.timeline.leave()
         finally:
+            over()
             await world.close()
         outcome = accepted(outcome, scene.turns, play.environment.reward_range, names)
     except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
@@ -400,9 +405,12 @@ async def rollout(
         met[task.id] += 1
         seats += [(task, sample, again) for sample in range(samples)]
 
-    async def one(task: Task, sample: int, again: tuple[str | int, ...]) -> Episode:
-        async with gate:
-            return await play_episode(play, task, derive_seed(seed, task.id, sample, *again), sample)
+    queued = len(seats) > max_concurrent
 
-    episodes = await asyncio.gather(*(one(*seat) for seat in seats))
+    async def one(number: int, task: Task, sample: int, again: tuple[str | int, ...]) -> Episode:
+        async with gate:
+            with Part(number, followed=queued):
+                return await play_episode(play, task, derive_seed(seed, task.id, sample, *again), sample)
+
+    episodes = await asyncio.gather(*(one(number, *seat) for number, seat in enumerate(seats)))
     return [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]

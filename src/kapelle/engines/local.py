@@ -2,8 +2,8 @@
 
 Coroutines put requests down and wait. When none of them can go on without an answer, all requests that
 lie there join the rows in flight, each row with its own adapter. Rows that are over leave and are answered while
-the others speak on, so that the next turns of their agents join too. Arrival order is the order of the program,
-so a run repeats.
+the others speak on, so that the next turns of their agents join too. Episodes whose worlds wait are waited for
+(`attendance.py`), and those who join together join in an order of their own, not in that of arrival: so a run repeats.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from kapelle.attendance import Part, Room, current, room
 from kapelle.configured import FROM_HERE_ON, Configured
 from kapelle.engines.decode import Decoder
 from kapelle.engines.rollout import Completion, Request
@@ -50,6 +51,10 @@ class Local(Configured):
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
     """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
 
+    patience: float = Field(60.0, ge=0.0, allow_inf_nan=False)
+    """Seconds for which rows wait for episodes that are elsewhere (at a world, tool, judge or endpoint) while nothing
+    happens; 0 waits for none, and a run whose worlds wait does not repeat."""
+
     @field_validator("graphs", mode="before")
     @classmethod
     def _as_written(cls, value: object) -> object:
@@ -58,15 +63,32 @@ class Local(Configured):
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
         """Return the engine on the trainer's own models."""
         recorder_on = on_cuda if self.graphs == "auto" else nowhere
-        return LocalEngine(models, policies, self.max_rows, self.kept_tokens, recorder_on=recorder_on)
+        return LocalEngine(
+            models, policies, self.max_rows, self.kept_tokens, recorder_on=recorder_on, patience=self.patience
+        )
 
 
 @dataclass(slots=True)
 class _Asked:
     request: Request
     future: asyncio.Future[Completion]
+    part: Part | None
+    """What asked; None outside a rollout."""
     said: Said | None = None
     """What its row will have said; None while it waits."""
+    heard: bool = False
+
+    def order(self) -> tuple[int, tuple[int, ...], str, int]:
+        """Where it joins among those that arrived since rows last spoke; those outside rollouts join as they came."""
+        if self.part is None:
+            return 0, (), "", 0
+        return *self.part.order, self.request.agent, self.request.seed
+
+    def hear(self) -> None:
+        """Tell what asked that its answer is there, or will never be."""
+        if self.part is not None and not self.heard:
+            self.part.hear()
+        self.heard = True
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +97,20 @@ class _Desk:
 
     model: LanguageModel
     decoder: Decoder
+    arrived: list[_Asked] = field(default_factory=list)
+    """Who came since rows last spoke."""
     waiting: list[_Asked] = field(default_factory=list)
     flying: list[_Asked] = field(default_factory=list)
+
+    @property
+    def busy(self) -> bool:
+        """True where somebody waits for an answer."""
+        return bool(self.arrived or self.waiting or self.flying)
+
+    def line_up(self) -> None:
+        """Put those who arrived behind the others who wait, in an order that no clock decides."""
+        self.waiting += sorted(self.arrived, key=_Asked.order)
+        self.arrived = []
 
     def clear(self) -> list[_Asked]:
         """Drop the rows in flight and return their requests."""
@@ -113,10 +147,12 @@ class LocalEngine:
         kept_tokens: int = 65_536,
         rests: Callable[[torch.device], bool] = has_memory_of_its_own,
         recorder_on: Callable[[torch.device], Recorder | None] = on_cuda,
+        patience: float = 60.0,
     ) -> None:
         """Play on these models.
 
-        `rests` says on which devices the memory of sampling is given back (`rest`), `recorder_on` what records steps.
+        `rests` says on which devices the memory of sampling is given back (`rest`), `recorder_on` what records steps,
+        `patience` for how many seconds episodes that are elsewhere are waited for.
         """
         played = [policy for policy in policies if policy.endpoint is None]
         desks = {
@@ -132,6 +168,7 @@ class LocalEngine:
             held.hash = weights_hash(self._own(name))
         self._max_rows = max_rows
         self._rests = rests
+        self._patience = patience
         self._pump: asyncio.Task[None] | None = None
         self.tokens_sampled = 0
         """Completion tokens sampled since the engine was made."""
@@ -154,10 +191,17 @@ class LocalEngine:
             for left in self._desks:
                 # What a run that was broken off left here is cancelled: nobody waits for it.
                 left.clear()
+                left.arrived = [asked for asked in left.arrived if not asked.future.done()]
                 left.waiting = [asked for asked in left.waiting if not asked.future.done()]
-            self._pump = loop.create_task(self._drain())
-        desk.waiting.append(_Asked(request, future))
-        return await future
+            self._pump = loop.create_task(self._drain(room()))
+        asked = _Asked(request, future, current())
+        desk.arrived.append(asked)
+        if asked.part is not None:
+            asked.part.ask()
+        try:
+            return await future
+        finally:
+            asked.hear()
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Take new weights; tensors that are the engine's own memory are not copied."""
@@ -206,9 +250,11 @@ class LocalEngine:
         """Forget the models; their memory goes when nobody else holds them."""
         self._held.clear()
 
-    async def _drain(self) -> None:
-        while any(desk.waiting or desk.flying for desk in self._desks):
-            await self._quiet()
+    async def _drain(self, here: Room) -> None:
+        while any(desk.busy for desk in self._desks):
+            await self._all_here(here)
+            for desk in self._desks:
+                desk.line_up()
             for desk in self._desks:
                 try:
                     self._seat(desk)
@@ -216,16 +262,24 @@ class LocalEngine:
                         desk.decoder.advance(PAUSE)
                 except Exception as error:  # noqa: BLE001 - handed to whoever waits, never swallowed
                     for asked in desk.clear():
+                        asked.hear()
                         if not asked.future.done():
                             asked.future.set_exception(_failure(error))
                 self._answer(desk)
 
-    async def _quiet(self) -> None:
-        quiet, before = 0, -1
+    async def _all_here(self, here: Room) -> None:
+        """Wait until whoever may ask has asked: all coroutines, and all episodes whose worlds wait for something."""
+        await self._quiet(here)
+        while self._patience and here.out:
+            await here.gathered(self._patience)
+            await self._quiet(here)
+
+    async def _quiet(self, here: Room) -> None:
+        quiet, before = 0, (-1, -1)
         while quiet < QUIET_TICKS:
-            waiting = sum(len(desk.waiting) for desk in self._desks)
-            quiet = quiet + 1 if waiting == before else 0
-            before = waiting
+            now = (sum(len(desk.arrived) for desk in self._desks), here.changes)
+            quiet = quiet + 1 if now == before else 0
+            before = now
             await asyncio.sleep(0)
 
     def _seat(self, desk: _Desk) -> None:
@@ -245,7 +299,9 @@ class LocalEngine:
         for asked in flying:
             if asked.said is None or asked.said.finish_reason is None:
                 desk.flying.append(asked)
-            elif not asked.future.done():
+                continue
+            asked.hear()
+            if not asked.future.done():
                 asked.future.set_result(self._completion(asked.request, asked.said, desk.model))
 
     def _completion(self, request: Request, said: Said, model: LanguageModel) -> Completion:

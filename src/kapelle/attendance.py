@@ -1,0 +1,185 @@
+"""Who may still ask the sampler and is elsewhere: in a world that waits, at a tool, a grader or an endpoint.
+
+What a row computes depends, in its last bits, on the rows beside it. So a run repeats only if the same rows meet
+every time, however long a world took. Whatever can end in a request is a `Part`, an episode or a step of its world,
+and a sampler goes on only when every part of its event loop waits for an answer.
+
+A part is *out* when it neither waits for an answer nor for a part within it. That is a tree: an episode holds the step
+that its world takes, a step may hold the question that it asks a judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+import weakref
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Self
+
+SLICES = 10
+"""Pieces in which patience runs out: a machine that was asleep has lost one of them and not all."""
+
+Order = tuple[int, tuple[int, ...]]
+"""Where a part's requests stand among those that join together: when it was last answered, and its place."""
+
+
+class Room:
+    """The parts of one event loop."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        """Times that a part began, ended, asked or was answered."""
+        self.answers = 0
+        """Requests that were answered."""
+        self._out: set[Part] = set()
+        self._begun = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def out(self) -> int:
+        """Parts that are elsewhere and waited for."""
+        return len(self._out)
+
+    def admit(self, part: Part, place: int | None) -> Order:
+        """Let an outermost part begin and return where its requests stand, by default behind all others."""
+        self._begun += 1
+        return self.answers, (self._begun - 1 if place is None else place,)
+
+    def release(self, part: Part) -> None:
+        """Let an outermost part end."""
+
+    def note(self, part: Part, out: bool) -> None:
+        """Take down whether a part is out."""
+        self.changes += 1
+        (self._out.add if out else self._out.discard)(part)
+        if not self._out:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def gathered(self, patience: float) -> None:
+        """Wait until nobody is out; with a warning give up those who are when nothing has happened for `patience` s."""
+        idle = 0
+        while self._out and idle < SLICES:
+            before = self.changes
+            await self._slice(patience / SLICES)
+            idle = idle + 1 if self.changes == before else 0
+        if self._out:
+            warnings.warn(
+                f"The sampler goes on without {len(self._out)} of its episodes, whose worlds, tools or endpoints have not "
+                f"answered for {patience:g} s (`engine.patience`): from here on this run need not repeat to the bit.",
+                stacklevel=2,
+            )
+            for part in list(self._out):
+                part.give_up()
+
+    async def _slice(self, seconds: float) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            self._waiters.discard(waiter)
+
+
+_rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Room] = weakref.WeakKeyDictionary()
+_current: ContextVar[Part | None] = ContextVar("part", default=None)
+
+
+def room() -> Room:
+    """Return the room of the running event loop."""
+    return _rooms.setdefault(asyncio.get_running_loop(), Room())
+
+
+def current() -> Part | None:
+    """Return the innermost part that this code belongs to; None outside every one."""
+    part = _current.get()
+    return part if part is not None and part.room is room() else None
+
+
+def over() -> None:
+    """Say that the part that this code belongs to asks no more, so that nobody waits for what it still tidies up."""
+    part = current()
+    if part is not None and not part.followed:
+        part.end()
+
+
+class Part:
+    """Something that may end in requests, within another one or by itself; a context manager that begins and ends it."""
+
+    def __init__(self, place: int | None = None, *, followed: bool = False) -> None:
+        """Begin at a place among the parts beside it, by default behind those that began before.
+
+        `followed` says that another part begins once this one has ended, so that its end is waited for.
+        """
+        self.room = room()
+        self.followed = followed
+        self._holder: Part | Room = current() or self.room
+        self._begun = 0
+        self._asking = 0
+        self._within: set[Part] = set()
+        self._over = self._late = False
+        self._token: Token[Part | None] | None = None
+        self.order = self._holder.admit(self, place)
+        self._note()
+
+    def __enter__(self) -> Self:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        assert self._token is not None
+        with suppress(ValueError):  # a coroutine that was thrown away is closed elsewhere than where it ran
+            _current.reset(self._token)
+
+    def ask(self) -> None:
+        """Wait for one more answer."""
+        self._asking += 1
+        self._late = False
+        self._note()
+
+    def hear(self) -> None:
+        """Wait for one answer fewer."""
+        self.room.answers += 1
+        self._asking -= 1
+        self.order = (self.room.answers, self.order[1])
+        self._note()
+
+    def give_up(self) -> None:
+        """Wait for this part no longer, until it asks again."""
+        self._late = True
+        self._note()
+
+    def end(self) -> None:
+        """Ask no more, nor may what is within; a second time does nothing."""
+        if self._over:
+            return
+        self._over = True
+        for inner in list(self._within):
+            inner.end()
+        self._holder.release(self)
+        self._note()
+
+    def admit(self, part: Part, place: int | None) -> Order:
+        """Let a part begin within this one and return where its requests stand."""
+        self._begun += 1
+        self._within.add(part)
+        self._note()
+        answered, path = self.order
+        return answered, (*path, self._begun - 1 if place is None else place)
+
+    def release(self, part: Part) -> None:
+        """Let a part within this one end."""
+        self._within.discard(part)
+        self._note()
+
+    def _note(self) -> None:
+        self.room.note(self, not (self._over or self._late or self._asking or self._within))
