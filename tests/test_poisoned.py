@@ -19,6 +19,7 @@ from kapelle.errors import CheckpointError, ModelError, NumericsError
 from kapelle.listener import Silent
 from kapelle.models.sealed import seal
 from kapelle.run_dir import read_metrics
+from kapelle.soundness import poisoned
 from kapelle.trainer import Trainer
 
 STEPS = 4
@@ -324,3 +325,13 @@ def test_pruning_does_not_count_what_the_run_passed_over(tmp_path: Path) -> None
         "00000001",
     ]
     assert [folder.name for folder in checkpoint.list_checkpoints(tmp_path)] == ["00000002-2", "00000003"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_numbers_of_every_width_are_looked_at(dtype: torch.dtype) -> None:
+    right = torch.ones(5, dtype=dtype)
+    assert poisoned({"w": right, "also": torch.ones(3), "count": torch.ones(2, dtype=torch.int64)}) is None
+    for value in (math.nan, math.inf):
+        wrong = right.clone()
+        wrong[2] = value
+        assert poisoned({"also": torch.ones(3), "w": wrong}) == "1 of the 5 numbers of w are not finite"

@@ -14,7 +14,7 @@ _SECOND_MOMENT = "exp_avg_sq"
 def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
     """Return what is wrong with the first tensor that cannot be learned on from, None when all can.
 
-    Wrong are NaN, infinities, numbers so great that the sum of their squares is not finite in float32 (the next
+    Wrong are NaN, infinities, numbers so great that the sum of their squares is not finite in float32, or in their own wider type (the next
     forward pass makes infinities of them), and an AdamW second moment below 0. One read of every tensor, and one
     wait for each device.
     """
@@ -24,10 +24,10 @@ def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
     by_device: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, tensor in real.items():
         by_device.setdefault((tensor.device, tensor.dtype), []).append(name)
-    for names in by_device.values():
+    for (_, dtype), names in by_device.items():
         chosen = [real[name] for name in names]
         # One kernel for all; the norm takes a tenth of the time of the maximum on a CPU.
-        norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=torch.float32))  # noqa: SLF001
+        norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=_wide(dtype)))  # noqa: SLF001
         seconds = [real[name] for name in names if name.endswith(_SECOND_MOMENT)]
         least = torch.stack([tensor.min() for tensor in seconds]) if seconds else norms.new_zeros(1)
         if bool(norms.isfinite().all() & (least >= 0).all()):
@@ -61,13 +61,18 @@ def _tensors(tree: object, place: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _tensors(inner, f"{place}.{index}")
 
 
-def _wrong(name: str, tensor: torch.Tensor) -> str | None:
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which squares are summed: float32, but for what is wider."""
     import torch
 
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _wrong(name: str, tensor: torch.Tensor) -> str | None:
     bad = int((~tensor.isfinite()).sum())
     if bad:
         return f"{bad} of the {tensor.numel()} numbers of {name} are not finite"
-    if not bool(tensor.norm(dtype=torch.float32).isfinite()):
+    if not bool(tensor.norm(dtype=_wide(tensor.dtype)).isfinite()):
         return f"{name} reaches {float(tensor.abs().max()):.3g}, whose square is not finite"
     if name.endswith(_SECOND_MOMENT) and float(tensor.min()) < 0:
         return f"the second moment {name} falls to {float(tensor.min()):.3g}, and is a mean of squares"
