@@ -60,6 +60,15 @@ class Ahead:
             ages.append(len(held) - 1 - max(k for k, version in enumerate(held) if version == turn.version))
         return sum(ages) / len(ages) if ages else 0.0
 
+    def mark(self) -> Callable[[], None]:
+        """Return what puts the queue and its versions back as they are now."""
+        queue, versions = self._queue.copy(), self._versions.copy()
+
+        def back() -> None:
+            self._queue, self._versions = queue, versions
+
+        return back
+
     def state(self) -> dict[str, object]:
         """Return the queue and its versions as plain values."""
         return {

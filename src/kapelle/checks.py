@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from kapelle.algorithm import Algorithm
 from kapelle.blocking import run_async
+from kapelle.bounded_worlds import task_of
 from kapelle.config import RunConfig
 from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
 from kapelle.errors import ConfigError, ContextError
@@ -155,7 +156,7 @@ def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) 
 
 def _check_scorable(algorithm: Algorithm, environment: Environment, team: Team) -> None:
     """Refuse a world that cannot say what a text would earn."""
-    world = environment.start(environment.task("train", 0), team.names, 0)
+    world = environment.start(task_of(environment, "train", 0), team.names, 0)
     scorable = isinstance(world, Scorable)
     run_async(world.close)
     if not scorable:
@@ -225,7 +226,7 @@ def check_prompts(
     for split in ("train", "test"):
         size = environment.size(split)
         for index in range(min(problems, problems if size is None else size)):
-            task = environment.task(split, index)
+            task = task_of(environment, split, index)
             for agent in team.agents:
                 policy = team.policy(agent.name)
                 if policy.endpoint is not None:

@@ -7,11 +7,14 @@ combinations mean together is checked in `checks.py`.
 
 from __future__ import annotations
 
+from copy import copy
+from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny, create_model, field_validator
 
 from kapelle.configured import FREE, FROM_HERE_ON, Configured
+from kapelle.deadlines import Patience
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """What agents and adapters may be called: prompts put names in braces, and files and metrics carry them."""
@@ -218,6 +221,47 @@ class CheckpointConfig(Configured):
     keep: int = Field(2, ge=1)
 
 
+class Timed(Configured):
+    """What every environment and every engine has beside its own settings."""
+
+    timeout: Annotated[float, FREE] = Field(Patience.environment, gt=0, allow_inf_nan=False)
+    """Seconds after which one call of the environment, or one request to the engine, is given up; its episode is then
+    an error. The wait for its turn counts; the time in which this process is stopped does not."""
+
+
+class EpisodeConfig(Configured):
+    """What bounds an episode."""
+
+    timeout: Annotated[float, FREE] = Field(Patience.episode, gt=0, allow_inf_nan=False)
+    """Seconds from its start, after which it is given up and is an error."""
+
+
+class GraderConfig(Configured):
+    """What bounds the grading of one text."""
+
+    timeout: Annotated[float, FREE] = Field(Patience.grader, gt=0, allow_inf_nan=False)
+    """Seconds, the wait for a sandbox or a judge included, after which its episode is an error."""
+
+
+def timed(settings: type[Configured], section: str) -> type[Configured]:
+    """Return settings with a `timeout` beside their own, which has the default of an environment or an engine."""
+    return settings if "timeout" in settings.model_fields else _timed(settings, section)
+
+
+@lru_cache(maxsize=256)
+def _timed(settings: type[Configured], section: str) -> type[Configured]:
+    field = copy(Timed.model_fields["timeout"])
+    field.default = Patience.engine if section == "engine" else Patience.environment
+    made = create_model(
+        settings.__name__,
+        __base__=settings,
+        __module__=settings.__module__,
+        timeout=(Annotated[float, FREE], field),
+    )
+    made.__qualname__ = settings.__qualname__
+    return made
+
+
 class TrackerConfig(Configured):
     """A tracker beside the run directory's own files."""
 
@@ -243,7 +287,19 @@ class RunConfig(Configured):
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None
     optimizer: Annotated[OptimizerConfig, FROM_HERE_ON] = OptimizerConfig()
+    episode: EpisodeConfig = EpisodeConfig()
+    grader: GraderConfig = GraderConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()
+
+    @property
+    def patience(self) -> Patience:
+        """After how many seconds something is given up."""
+        return Patience(
+            environment=float(getattr(self.environment, "timeout", Patience.environment)),
+            episode=self.episode.timeout,
+            engine=float(getattr(self.engine, "timeout", Patience.engine)),
+            grader=self.grader.timeout,
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kapelle.algorithm import TurnKey, label_of, turns_of
+from kapelle.bounded_worlds import task_of
 from kapelle.environment import Environment
 from kapelle.metrics import by_part, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
@@ -110,14 +111,14 @@ def choose_tasks(environment: Environment, split: Split, count: int, seed: int =
     if size is None:
         return _distinct(environment, split, count)
     order = random.Random(derive_seed(seed, split)).sample(range(size), min(count, size))
-    return [environment.task(split, index) for index in order]
+    return [task_of(environment, split, index) for index in order]
 
 
 def _distinct(environment: Environment, split: Split, count: int) -> list[Task]:
     """Return generated tasks with different questions, as far as 20 draws for each find them."""
     chosen: dict[str, Task] = {}
     for index in range(20 * count):
-        task = environment.task(split, index)
+        task = task_of(environment, split, index)
         chosen.setdefault(task.question or task.id, task)
         if len(chosen) == count:
             break

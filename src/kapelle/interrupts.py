@@ -1,23 +1,51 @@
-"""Stopping between steps: a signal becomes a wish, granted after the checkpoint.
+"""Stopping: a signal becomes a wish, granted within seconds, and what was begun is begun again after a resume.
 
-The first SIGINT (Ctrl-C) or SIGTERM is remembered; the loop asks between steps, saves, and exits with
-128 + the signal's number, as shells do:
+The first SIGINT (Ctrl-C) or SIGTERM is remembered. What takes long asks for it (`stop_if_asked`, between micro-batches)
+or is told of it (`on_stop`, an event loop), and leaves by StopRequested; the trainer takes the step back, saves, and
+exits with 128 + the signal's number, as shells do:
 
     130  SIGINT, after the checkpoint
     143  SIGTERM, after the checkpoint
 
-A second Ctrl-C raises KeyboardInterrupt at once; what the last checkpoint holds is then kept.
+A second Ctrl-C raises KeyboardInterrupt at once; what the last checkpoint holds is then kept. Where nothing of this
+gets through, because code that cannot be broken off holds the main thread, the process ends by itself after
+`LAST_RESORT` seconds (`deadlines.py` watches): what lies on the disk is whole at every moment.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+LAST_RESORT = 8.0
+"""Seconds from a signal to the end of a process that does not leave what it was at."""
+
+
+class StopRequested(BaseException):
+    """What was going on is broken off, because somebody asked this process to stop."""
+
+
+class Wish:
+    """One signal that is being granted."""
+
+    def __init__(self, number: int, again: Callable[[], BaseException]) -> None:
+        """Keep what to raise in foreign code that does not return (`again`)."""
+        self.number = number
+        self.again = again
+        self.since = time.monotonic()
+        self.waited = 0.0
+        """Seconds that the watchdog has counted since; those of a save are left out."""
+
+    @property
+    def exit_code(self) -> int:
+        """What the process ends with."""
+        return 128 + self.number
 
 
 class Interrupts:
@@ -37,9 +65,66 @@ class Interrupts:
         """Remember a signal; raises KeyboardInterrupt for a Ctrl-C that was not the first to ask."""
         if self.received is None:
             self.received = signal.Signals(number)
+            begin_wish(number, StopRequested)
             self._said(self.received)
+            for tell in tuple(_told):
+                tell()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
+
+
+_wishes: list[Wish] = []
+"""The signals that are being granted, the first one first."""
+_listening: list[Interrupts] = []
+_told: list[Callable[[], None]] = []
+_unbroken = 0
+
+
+def begin_wish(number: int, again: Callable[[], BaseException]) -> None:
+    """Note that a signal asks this process to stop, from this moment on; `again` makes what foreign code is ended by."""
+    _wishes.append(Wish(number, again))
+
+
+def wish() -> Wish | None:
+    """Return the signal that is being granted now; None without one, and where nothing may be broken off."""
+    return _wishes[0] if _wishes and not _unbroken else None
+
+
+def forget_wishes(first: int = 0) -> None:
+    """End what `begin_wish` began, but for the `first` ones: who asked has been answered."""
+    del _wishes[first:]
+
+
+def stop_asked() -> bool:
+    """Return whether what runs inside `catch_interrupts` is to leave now."""
+    return not _unbroken and any(each.received is not None for each in _listening)
+
+
+def stop_if_asked() -> None:
+    """Raise StopRequested where somebody has asked and it may be broken off; cheap enough for every micro-batch."""
+    if _listening and threading.current_thread() is threading.main_thread() and stop_asked():
+        raise StopRequested
+
+
+@contextmanager
+def on_stop(tell: Callable[[], None]) -> Iterator[None]:
+    """Call `tell`, inside a signal handler, when somebody asks while the block runs."""
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Let a block run to its end whoever asks, as long as it takes: a save, or what could not be taken back."""
+    global _unbroken  # noqa: PLW0603 - one process has one set of signal handlers
+    _unbroken += 1
+    try:
+        yield
+    finally:
+        _unbroken -= 1
 
 
 def _say_nothing(_received: signal.Signals) -> None:
@@ -59,9 +144,13 @@ def catch_interrupts(said: Callable[[signal.Signals], None] = _say_nothing) -> I
         yield interrupts
         return
     before = {number: signal.signal(number, interrupts.receive) for number in SIGNALS}
+    wishes = len(_wishes)
+    _listening.append(interrupts)
     try:
         yield interrupts
     finally:
+        _listening.remove(interrupts)
+        forget_wishes(wishes)
         for number, handler in before.items():
             # None stands for a handler that was not set from Python and cannot be set from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

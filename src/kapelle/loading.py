@@ -7,16 +7,21 @@ from typing import Any, cast
 
 import torch
 
+from kapelle.algorithm import Algorithm
 from kapelle.config import ModelConfig, RunConfig
+from kapelle.deadlines import call
 from kapelle.engines.compose import ComposedEngine
 from kapelle.engines.endpoint import EndpointEngine
 from kapelle.engines.rollout import EngineSettings, Request, RolloutEngine
 from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.torch_train import Limits, TorchTrainEngine
 from kapelle.environment import Recorded, Scripted
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
-from kapelle.team import Team
+from kapelle.team import EMBEDDER, Policy, Team
 
+ENDPOINT_SECONDS = 120.0
+"""Most seconds for one attempt to get an endpoint's answer; `engine.timeout` bounds all of them together."""
 IN_MEMORY = "in-memory"
 """Path of a model that was handed over and not loaded."""
 
@@ -72,8 +77,31 @@ def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: T
         engines.append(cast("EngineSettings", config.engine).build(models, local))
     remote = {name: policy.endpoint for name, policy in team.policies.items() if policy.endpoint is not None}
     if remote:
-        engines.append(EndpointEngine(remote))
+        engines.append(EndpointEngine(remote, min(ENDPOINT_SECONDS, config.patience.engine)))
     return engines[0] if len(engines) == 1 else ComposedEngine(engines)
+
+
+def build_train_engine(
+    config: RunConfig, algorithm: Algorithm, team: Team, models: Mapping[str, LanguageModel]
+) -> TorchTrainEngine:
+    """Return what holds the weights that a team learns, on models in memory by base name."""
+    training = config.training
+    embedder = [Policy(EMBEDDER, EMBEDDER, trained=False)] if EMBEDDER in team.bases else []
+    return TorchTrainEngine(
+        models,
+        [*team.policies.values(), *embedder],
+        list(team.critics.values()),
+        config.optimizer,
+        Limits(
+            training.microbatch_tokens,
+            training.parity_tolerance,
+            training.non_finite,
+            max(1, training.steps * algorithm.epochs * algorithm.minibatches),
+        ),
+        config.seed,
+        references=algorithm.reference_every is not None,
+        embedders=algorithm.embeddings == "base",
+    )
 
 
 def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) -> ScriptedEngine:
@@ -81,6 +109,10 @@ def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) 
     environment = config.environment
 
     def speak(request: Request) -> str:
+        what, seconds = "`script` of the environment", config.patience.environment
+        return call(what, "environment", seconds, say, request)
+
+    def say(request: Request) -> str:
         if isinstance(environment, Recorded):
             turn = sum(message.role == "assistant" for message in request.messages)
             return environment.recorded(request.agent, request.task, turn, request.sample)

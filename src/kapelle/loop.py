@@ -13,10 +13,21 @@ from typing import cast
 from torch import Tensor
 
 from kapelle.ahead import Ahead
-from kapelle.algorithm import MIXER_UNDONE, Algorithm, Credit, Embedding, Estimates, TurnKey, turns_of
+from kapelle.algorithm import (
+    MIXER_UNDONE,
+    Algorithm,
+    Credit,
+    CreditFunction,
+    CreditMemory,
+    Embedding,
+    Estimates,
+    TurnKey,
+    turns_of,
+)
 from kapelle.algorithms.rewards import with_scores
 from kapelle.batch import Sample
 from kapelle.blocking import run_async
+from kapelle.bounded_worlds import task_of
 from kapelle.collate import (
     critic_samples,
     demonstrated_samples,
@@ -33,9 +44,11 @@ from kapelle.engines.train import Objective, TrainEngine
 from kapelle.environment import Environment
 from kapelle.errors import NumericsError, TrainingHalted
 from kapelle.evaluation import verifier_metrics
+from kapelle.interrupts import unbroken
 from kapelle.metrics import demonstrated, is_dead, own_returns, rollout_metrics
 from kapelle.rollout import Play, rollout
 from kapelle.seeds import derive_seed
+from kapelle.step_start import StepStart
 from kapelle.team import VERIFIER
 from kapelle.timeline import Timeline
 from kapelle.types import Episode, Group, Task
@@ -65,6 +78,8 @@ class Loop:
         self._play = play
         self._engine = engine
         self._ahead = Ahead(config.training.max_staleness)
+        self.may_go_back = False
+        """Whether whoever breaks a step off has a checkpoint to go back to."""
         self._parity: dict[str, float] = {}
         """Of what was played in this step, where the step learns from what older weights said."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
@@ -85,6 +100,7 @@ class Loop:
         """Take step `number` (from 1) and return what happened; its result depends on the weights alone."""
         clock = Timeline()
         self._parity = {}
+        self._start = StepStart(self._ahead.mark())
         play = replace(self._play, timeline=clock)
         groups = self._taken(replace(play, tree=self._algorithm.tree), number)
         self._halt_on_failures(groups)
@@ -147,8 +163,27 @@ class Loop:
         return groups
 
     def _update(self, groups: Sequence[Group], estimates: Estimates, number: int) -> dict[str, float]:
-        team, algorithm = self._play.team, self._algorithm
+        algorithm = self._algorithm
         give = self._memory or algorithm.credit
+        often = algorithm.order.sequential or self._objective.epochs * self._objective.minibatches > 1
+        self._start.hold(self._engine if often else None, self._memory)
+        if self._start.lost and not self.may_go_back:
+            with unbroken():
+                return self._learn(give, groups, estimates, number)
+        return self._learn(give, groups, estimates, number)
+
+    def take_back(self) -> bool:
+        """Undo what a step that was broken off has done; False where weights have moved that cannot be put back."""
+        return self._start.take_back(self._engine, self._memory)
+
+    def _learn(
+        self,
+        give: CreditMemory | CreditFunction | None,
+        groups: Sequence[Group],
+        estimates: Estimates,
+        number: int,
+    ) -> dict[str, float]:
+        team, algorithm = self._play.team, self._algorithm
         if give is None:
             samples = demonstrated_samples(groups, team, algorithm.observations)
             return self._engine.update(samples, self._objective) if samples else {}
@@ -273,13 +308,14 @@ def training_tasks(environment: Environment, config: RunConfig, step: int, attem
     cursors = range((step - 1 + ahead) * count, (step + ahead) * count)
     if size is None:
         return [
-            environment.task("train", derive_seed(config.seed, "task", cursor) >> 16) for cursor in cursors
+            task_of(environment, "train", derive_seed(config.seed, "task", cursor) >> 16)
+            for cursor in cursors
         ]
     orders: dict[int, list[int]] = {}
     for epoch in {cursor // size for cursor in cursors}:
         orders[epoch] = list(range(size))
         random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(orders[epoch])
-    return [environment.task("train", orders[cursor // size][cursor % size]) for cursor in cursors]
+    return [task_of(environment, "train", orders[cursor // size][cursor % size]) for cursor in cursors]
 
 
 def greedy_play(play: Play) -> Play:

@@ -77,4 +77,5 @@ def open_play(config: RunConfig) -> Play:
     check_prompts(config, team)
     models = load_models(team, config.model, {})
     environment, workflow = cast("Environment", config.environment), cast("Workflow", config.workflow)
-    return Play(team, environment, workflow, build_engine(config, models, team))
+    engine = build_engine(config, models, team)
+    return Play(team, environment, workflow, engine, patience=config.patience)

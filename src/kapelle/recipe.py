@@ -20,7 +20,7 @@ import yaml
 
 from kapelle.algorithm import algorithm_class
 from kapelle.base_model import REAL, no_real_values, own_warmup_left_out
-from kapelle.config import NAME, RunConfig
+from kapelle.config import NAME, RunConfig, timed
 from kapelle.configured import Configured
 from kapelle.engines.rollout import engine_class
 from kapelle.environment import environment_class
@@ -282,7 +282,8 @@ def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str])
     found = SECTIONS[section](str(given["name"]))
     if not issubclass(found, Configured):
         raise ConfigError(f"The {section} '{given['name']}' must be a subclass of kapelle.Configured.")
-    return _validated(found, given, origin, section)
+    kind = timed(found, section) if section in ("environment", "engine") else found
+    return _validated(kind, given, origin, section)
 
 
 def _validated(model: type[M], values: Mapping[str, Any], origin: Mapping[str, str], at: str = "") -> M:

@@ -12,10 +12,13 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from kapelle.algorithm import Tree
 from kapelle.attendance import Part, over
+from kapelle.bounded_worlds import BoundedWorld, open_world
 from kapelle.branching import Record, judge, settle
+from kapelle.deadlines import GaveUp, Patience, all_of, call, patience_here, within
 from kapelle.descriptors import room_for
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
 from kapelle.environment import (
@@ -23,7 +26,6 @@ from kapelle.environment import (
     Environment,
     Holding,
     Outcome,
-    Retriable,
     Scorable,
     World,
     asks_questions,
@@ -51,6 +53,8 @@ class Play:
     """How episodes branch at every turn of a trained agent; None plays without branches."""
     timeline: Timeline = field(default_factory=Timeline, compare=False)
     """Who is told where the time goes."""
+    patience: Patience = field(default_factory=Patience)
+    """After how many seconds something is given up."""
 
 
 class LiveSeat:
@@ -121,7 +125,9 @@ class LiveSeat:
 
     async def _complete(self, request: Request) -> Completion:
         play = self._scene.play
-        completion = await play.timeline.during("generate", play.engine.generate(request))
+        what = f"An answer of policy '{request.policy}'"
+        asked = within(what, "engine", play.patience.engine, play.engine.generate(request))
+        completion = await play.timeline.during("generate", asked)
         if not all(map(math.isfinite, completion.logprobs)):
             raise EpisodeError(
                 f"Policy '{request.policy}' spoke with log-probs that are not finite: its weights are broken. "
@@ -158,7 +164,7 @@ class LiveScene:
         play: Play,
         task: Task,
         seed: int,
-        world: World,
+        world: World | BoundedWorld,
         sample: int = 0,
         record: Record | None = None,
         sampling_seed: int | None = None,
@@ -172,7 +178,7 @@ class LiveScene:
         self._record = record
         self._task = task
         self._seed = seed
-        self._world = world
+        self._world = BoundedWorld.around(world, play.environment.name, play.patience)
         self._seats = {agent.name: LiveSeat(self, agent) for agent in play.team.agents}
         self._turns: list[Turn] = []
         self._open: dict[str, list[Turn]] = {}
@@ -267,8 +273,7 @@ class LiveScene:
 
     def allow_answers(self, most: int) -> None:
         """Let the world of a question stay open after a wrong answer; see `workflow.Scene`."""
-        if isinstance(self._world, Retriable):
-            self._world.allow_answers(most)
+        self._world.allow_answers(most)
 
     def observe(self, agent: str) -> str:
         """Return what the world shows this agent now."""
@@ -305,7 +310,7 @@ class LiveScene:
         """Return the final answer of a text where the environment knows answers, else None."""
         environment = self.play.environment
         if isinstance(environment, Answerable) and asks_questions(environment):
-            return environment.extract(text)
+            return call("`extract`", "environment", self.play.patience.environment, environment.extract, text)
         return None
 
     def leave_out(self) -> None:
@@ -315,7 +320,7 @@ class LiveScene:
 
     async def score(self, turn: Turn) -> float:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
-        if not isinstance(self._world, Scorable):
+        if not isinstance(self._world.inner, Scorable):
             raise EpisodeError(
                 f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
                 "Set `workflow.score_rounds: false`, or another environment."
@@ -348,10 +353,11 @@ async def _played(
     names, asked = play.team.names, asked_to_stop()
     scene: LiveScene | None = None
     try:
-        world = play.environment.start(task, names, seed)
+        patience_here.set(play.patience)
+        world = await open_world(play.environment, task, names, seed, play.patience)
         try:
             scene = LiveScene(play, task, seed, world, sample, record, sampling_seed)
-            await play.workflow.run(scene)
+            await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
             play.timeline.enter("grade")
             try:
                 outcome = scene.settle(world.outcome())
@@ -406,11 +412,19 @@ async def rollout(
         seats += [(task, sample, again) for sample in range(samples)]
 
     queued = len(seats) > max_concurrent
+    parts: dict[int, Part] = {}
+
+    def seed_of(task: Task, sample: int, again: tuple[str | int, ...]) -> int:
+        return derive_seed(seed, task.id, sample, *again)
 
     async def one(number: int, task: Task, sample: int, again: tuple[str | int, ...]) -> Episode:
         async with gate:
-            with Part(number, followed=queued):
-                return await play_episode(play, task, derive_seed(seed, task.id, sample, *again), sample)
+            with Part(number, followed=queued) as parts[number]:
+                return await play_episode(play, task, seed_of(task, sample, again), sample)
 
-    episodes = await asyncio.gather(*(one(number, *seat) for number, seat in enumerate(seats)))
+    def without(place: int, why: GaveUp) -> Episode:
+        parts[place].end()  # its task goes on behind our back, and nobody waits for what it may ask
+        return Episode(seats[place][0], seed_of(*seats[place]), play.team.names, (), error=f"GaveUp: {why}")
+
+    episodes = await all_of([partial(one, number, *seat) for number, seat in enumerate(seats)], without)
     return [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]

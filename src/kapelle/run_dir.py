@@ -69,6 +69,7 @@ __all__ = [
     "default_path",
     "episode_steps",
     "is_run",
+    "new_path",
     "read_config",
     "read_episodes",
     "read_evaluations",
@@ -94,6 +95,11 @@ _NAMES = {
     "lock",
     "rolled-back",
 }
+
+
+def new_path(recipe: str) -> Path:
+    """Return a new folder name for a run of a recipe that starts now."""
+    return default_path(recipe, datetime.now().astimezone())
 
 
 def default_path(recipe: str, started: datetime, root: Path = Path("runs")) -> Path:

@@ -9,7 +9,7 @@ import html
 import importlib
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,6 +100,11 @@ class WandbTracker:
     def close(self) -> None:
         """Send what is pending and end."""
         self._run.finish()
+
+
+def open_trackers(settings: Sequence[Any], run: Path, config: Mapping[str, Any]) -> list[Tracker]:
+    """Open the trackers of a run's settings (`config.TrackerConfig`), as `open_tracker`."""
+    return [open_tracker(t.name, run, project=t.project, offline=t.offline, config=config) for t in settings]
 
 
 def open_tracker(

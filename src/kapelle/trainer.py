@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,11 +23,10 @@ from kapelle.checks import check_prompts, check_run
 from kapelle.circumstances import note_start
 from kapelle.config import RunConfig
 from kapelle.engines.rollout import RolloutEngine
-from kapelle.engines.torch_train import Limits, TorchTrainEngine
 from kapelle.environment import Environment, Skipping
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation import Evaluation, choose_tasks, evaluate_tasks
-from kapelle.interrupts import catch_interrupts
+from kapelle.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked, unbroken
 from kapelle.judging import judge_held_out
 from kapelle.keeping import (
     check_start,
@@ -40,19 +38,19 @@ from kapelle.keeping import (
     write_policies,
 )
 from kapelle.listener import Listener, Silent
-from kapelle.loading import build_engine, load_models, name_model, teacher
+from kapelle.loading import build_engine, build_train_engine, load_models, name_model, teacher
 from kapelle.loop import Loop, Step, greedy_play
 from kapelle.metrics import own_returns
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_adapters, outlines
 from kapelle.models.weights import weights_hash
-from kapelle.randomness import keep_imports_from_drawing
+from kapelle.randomness import capture_random, keep_imports_from_drawing, restore_random
 from kapelle.recipe import Recipe, load_recipe, resolve
 from kapelle.resuming import open_run
 from kapelle.rollout import Play
-from kapelle.run_dir import RunDirectory, episode_steps
-from kapelle.team import EMBEDDER, VERIFIER, Policy, Team
-from kapelle.trackers import Tracker, open_tracker
+from kapelle.run_dir import RunDirectory, episode_steps, read_evaluations
+from kapelle.team import VERIFIER, Team
+from kapelle.trackers import open_trackers
 from kapelle.warmup import warmed_bases
 from kapelle.workflow import Workflow
 
@@ -67,6 +65,8 @@ class Summary:
     after: Evaluation | None
     stopped_by: int
     """0, or the exit code of the signal that stopped it (130, 143)."""
+    went_back: bool = False
+    """True when a stop fell into an update that could not be taken back: steps since the last checkpoint are done again."""
 
 
 class Trainer:
@@ -114,16 +114,21 @@ class Trainer:
         """After which step, on how many problems and how well the verifier that is trained judged last."""
         self._saved: int | None = None
         """The step of the newest checkpoint."""
+        self._owed = self._went_back = False
+        """Whether the evaluation of the step that a run goes on from is missing, and whether a stop cost steps."""
         self._run = self._open_run(run_dir, resume, origin)
         try:
             self._build(given, engine)
             if start_from:
                 self._start_from(start_from)
-            self._trackers = self._open_trackers()
-            if self._run is not None:
-                if self._run.resumed:
-                    self._resume(self._run)
-                note_start(self._run, self.config, self.team, self.done, start_from or {}, self.listener)
+            run = self._run
+            self._trackers = (
+                [] if run is None else open_trackers(self.config.trackers, run.path, self.config.model_dump())
+            )
+            if run is not None:
+                if run.resumed:
+                    self._resume(run)
+                note_start(run, self.config, self.team, self.done, start_from or {}, self.listener)
         except BaseException:
             self.close()
             raise
@@ -174,32 +179,15 @@ class Trainer:
         self._phase("loading", ", ".join(dict.fromkeys(self.team.bases.values())))
         self.models = load_models(team, self.config.model, given, reward_device(self.config))
         self.base_hashes = {base: weights_hash(m.base_parameters()) for base, m in self.models.items()}
-        training = self.config.training
-        embedder = [Policy(EMBEDDER, EMBEDDER, trained=False)] if EMBEDDER in team.bases else []
-        self.engine = TorchTrainEngine(
-            self.models,
-            [*team.policies.values(), *embedder],
-            list(team.critics.values()),
-            self.config.optimizer,
-            Limits(
-                training.microbatch_tokens,
-                training.parity_tolerance,
-                training.non_finite,
-                max(1, training.steps * self.algorithm.epochs * self.algorithm.minibatches),
-            ),
-            self.config.seed,
-            references=self.algorithm.reference_every is not None,
-            embedders=self.algorithm.embeddings == "base",
-        )
+        self.engine = build_train_engine(self.config, self.algorithm, team, self.models)
         if self.algorithm.verifier is not None:
             load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models)
         past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
         load_policies(past, team, self.engine, self.base_hashes)
         environment = cast("Environment", self.config.environment)
         workflow = cast("Workflow", self.config.workflow)
-        self.play = Play(
-            self.team, environment, workflow, engine or build_engine(self.config, self.models, self.team)
-        )
+        speaks = engine or build_engine(self.config, self.models, self.team)
+        self.play = Play(self.team, environment, workflow, speaks, patience=self.config.patience)
         acting = self.play
         if self.algorithm.source == "demonstrations":
             acting = replace(self.play, engine=teacher(self.config, self.team, self.models))
@@ -212,53 +200,64 @@ class Trainer:
             self.engine.refresh_references()
         self._publish_all()
 
-    def _open_trackers(self) -> list[Tracker]:
-        if self._run is None:
-            return []
-        return [
-            open_tracker(
-                t.name, self._run.path, project=t.project, offline=t.offline, config=self.config.model_dump()
-            )
-            for t in self.config.trackers
-        ]
-
     def steps(self, count: int | None = None) -> Iterator[Step]:
         """Take `count` more steps (those that are left without it), yielding each when it is recorded."""
         last = self.config.training.steps if count is None else self.done + count
         self._keep_start()
+        self._loop.may_go_back = self._run is not None
+        if self._owed:
+            self._measure(last)
+            if self.algorithm.judges and self.done % self.config.checkpoint.every == 0 < self.done:
+                self.save()
         while self.done < last:
-            step = self._loop.step(self.done + 1)
+            try:
+                step = self._loop.step(self.done + 1)
+            except StopRequested:
+                self._take_back()
+                raise
             self.done = step.number
             if self.algorithm.source == "demonstrations":
                 self._publish_all()
             self._record(step)
             self.listener.step(step, last)
-            every = self.config.evaluation.every
-            if every and self.done % every == 0 and self.done < last:
-                self.evaluate(self.config.evaluation.problems_while_training)
+            self._measure(last)
             if self._run is not None and self.done % self.config.checkpoint.every == 0:
                 self.save()
             yield step
 
+    def _measure(self, last: int) -> None:
+        every = self.config.evaluation.every
+        if every and self.done % every == 0 and 0 < self.done < last:
+            self.evaluate(self.config.evaluation.problems_while_training)
+
     def train(self, steps: int | None = None) -> Summary:
-        """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM stops after the running step and saves."""
-        untrained = self.done == 0 and self.config.evaluation.before_and_after
-        before = self.evaluate() if untrained else None
-        with catch_interrupts(
-            lambda _: self.listener.phase("stopping", "after this step, then saving")
-        ) as stopped:
-            self._phase("training", f"{self.algorithm.name} on {self.play.environment.name}")
-            for _ in self.steps(steps):
-                if stopped.received is not None:
-                    break
-        if self._run is not None and self._saved != self.done:
+        """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM breaks off what is going on, takes it back and saves."""
+        before = after = None
+        measured = self.config.evaluation.before_and_after
+        with catch_interrupts(lambda _: self.listener.phase("stopping", "then saving")) as stopped:
+            try:
+                before = self.evaluate() if self.done == 0 and measured else None
+                self._phase("training", f"{self.algorithm.name} on {self.play.environment.name}")
+                for _ in self.steps(steps):
+                    stop_if_asked()
+                self._save_new()
+                after = self.evaluate() if measured else None
+            except StopRequested:
+                self._save_new()
+            if self._run is not None:
+                self._run.report("done", self.done, "interrupted" if stopped.received else "finished")
+        return Summary(self.done, before, after, stopped.exit_code, self._went_back)
+
+    def _save_new(self) -> None:
+        if self._run is not None and self._saved not in (None, self.done):
             self.save()
-        after = None
-        if stopped.received is None and self.config.evaluation.before_and_after:
-            after = self.evaluate()
-        if self._run is not None:
-            self._run.report("done", self.done, "interrupted" if stopped.received else "finished")
-        return Summary(self.done, before, after, stopped.exit_code)
+
+    def _take_back(self) -> None:
+        """Undo a step that was broken off, or go back to the last checkpoint."""
+        with unbroken():
+            if not self._loop.take_back() and self._run is not None:
+                self._resume(self._run)
+                self._went_back = True
 
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
         """Play held-out problems of the test split, or measure the verifier that is trained; record the result."""
@@ -267,7 +266,12 @@ class Trainer:
             return self._judged[2]
         self._keep_start()
         self._phase("evaluation", "unseen problems")
-        result = self._judge(problems) if self.algorithm.judges else self._play_unseen(problems, greedy)
+        drawn = capture_random()
+        try:
+            result = self._judge(problems) if self.algorithm.judges else self._play_unseen(problems, greedy)
+        except StopRequested:
+            restore_random(drawn)
+            raise
         if self._run is not None:
             self._run.record_evaluation(self.done, result.row())
             # A second evaluation after the same step adds a row; the episodes of the first are kept.
@@ -315,7 +319,8 @@ class Trainer:
     def save(self) -> Path:
         """Write a checkpoint; nothing is lost when that fails."""
         assert self._run is not None, "a trainer without a run directory keeps nothing"
-        if self.algorithm.judges and (self._judged is None or self._judged[0] != self.done):
+        judged = self._judged is not None and self._judged[0] == self.done
+        if self.algorithm.judges and not judged and not stop_asked():
             self.evaluate()  # what a verifier's folder says of it is about the weights that lie there
         folder = self._write_checkpoint(self._run)
         self._run.prune(self.config.checkpoint.keep, folder)
@@ -327,15 +332,9 @@ class Trainer:
             self._write_checkpoint(self._run)
 
     def _write_checkpoint(self, run: RunDirectory) -> Path:
-        folder = write_checkpoint(
-            run,
-            self.done,
-            self.engine,
-            self.team,
-            self.base_hashes,
-            self.save_policies,
-            self._loop.state(),
-        )
+        state, write = self._loop.state(), self.save_policies
+        with unbroken():
+            folder = write_checkpoint(run, self.done, self.engine, self.team, self.base_hashes, write, state)
         self._saved = self.done
         return folder
 
@@ -354,6 +353,8 @@ class Trainer:
         run.rewind(loop["positions"], None if repeated else self.done)
         run.point_latest(loop["folder"])
         self._saved = self.done
+        # A run that was stopped inside an evaluation owes it, before its next step.
+        self._owed = self.done not in [row["step"] for row in read_evaluations(run.path)]
 
     def load_checkpoint(self, folder: Path) -> Mapping[str, Any]:
         """Take the newest whole checkpoint of a folder and return its loop part; says which were damaged."""
@@ -386,10 +387,3 @@ class Trainer:
             self._run.__exit__(kind, error, trace)
             self._run = None
         self.close()
-
-
-def default_run_dir(recipe: str) -> Path:
-    """Return a new folder name for a run of a recipe."""
-    from kapelle.run_dir import default_path
-
-    return default_path(recipe, datetime.now().astimezone())

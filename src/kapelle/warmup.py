@@ -8,7 +8,6 @@ settings alone and is kept under a hash of them, with hashes of its files, which
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -23,6 +22,8 @@ from typing import cast
 from kapelle.algorithms.sft import SFT
 from kapelle.assembly import build_team
 from kapelle.batch import Sample
+from kapelle.blocking import run_async
+from kapelle.bounded_worlds import task_of
 from kapelle.collate import policy_sample
 from kapelle.config import OptimizerConfig, RunConfig, WarmupConfig
 from kapelle.engines.torch_train import Limits, TorchTrainEngine
@@ -57,7 +58,7 @@ def warmup_key(config: RunConfig) -> str:
         "format": FORMAT,
         "seed": config.seed,
         **{
-            section: getattr(config, section).model_dump(mode="json")
+            section: getattr(config, section).model_dump(mode="json", exclude={"timeout"})
             for section in ("model", "environment", "workflow", "warmup")
         },
         "agents": [
@@ -215,11 +216,12 @@ def demonstrations(
 ) -> list[Sample]:
     """Return every turn of `count` scripted episodes on training tasks, as samples."""
     environment = cast("Environment", config.environment)
-    play = Play(team, environment, cast("Workflow", config.workflow), teacher(config, team, models))
+    workflow, speaks = cast("Workflow", config.workflow), teacher(config, team, models)
+    play = Play(team, environment, workflow, speaks, patience=config.patience)
     size = environment.size("train")
     indices = range(count) if size is None else [k % size for k in range(count)]
-    tasks = [environment.task("train", index) for index in indices]
-    groups = asyncio.run(rollout(play, tasks, 1, derive_seed(config.seed, "demonstrations")))
+    tasks = [task_of(environment, "train", index) for index in indices]
+    groups = run_async(lambda: rollout(play, tasks, 1, derive_seed(config.seed, "demonstrations")))
     return [
         policy_sample(turn, team, turn.policy, {})
         for group in groups

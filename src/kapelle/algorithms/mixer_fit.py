@@ -27,6 +27,7 @@ from kapelle.errors import NumericsError
 from kapelle.functional.masking import keep_masked, masked_mean, pack, segment_mean, unpack
 from kapelle.functional.mixing import copied, periodic_update, soft_update
 from kapelle.functional.returns import lambda_return, return_to_go
+from kapelle.interrupts import stop_if_asked
 from kapelle.models import devices
 from kapelle.seeds import derive_seed
 from kapelle.soundness import learned, poisoned
@@ -146,6 +147,7 @@ class MixerFit:
             self.target = copied(self.net.state_dict())
         losses: list[float] = []
         for _ in range(self._settings.updates):
+            stop_if_asked()
             batch = replay.draw(self._settings.batch, derive_seed(self._seed, "replay", self.updates))
             losses.append(self._update(self.placed(batch)))
         wrong = poisoned(learned({"fit": self.state()}))

@@ -57,7 +57,7 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     from kapelle.cli.source import read_recipe
     from kapelle.comparison.contenders import plan, read_contenders, read_own
     from kapelle.comparison.running import Comparison
-    from kapelle.trainer import default_run_dir
+    from kapelle.run_dir import new_path
 
     names = [name.strip() for name in arguments.algorithms.split(",") if name.strip()]
     if not names:
@@ -67,7 +67,7 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
         say(note, sys.stderr)
     contenders = read_contenders(recipe, names, read_own(arguments.set or ()))
     name = recipe.config.name
-    folder = Path(arguments.run_dir) if arguments.run_dir else default_run_dir(f"compare-{name}")
+    folder = Path(arguments.run_dir) if arguments.run_dir else new_path(f"compare-{name}")
     return Comparison(name, contenders, plan(contenders, arguments.seeds, folder), folder)
 
 

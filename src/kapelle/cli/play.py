@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kapelle.cli.output import printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
+from kapelle.deadlines import Patience
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
 from kapelle.engines.scripted import ByteRenderer
 from kapelle.environment import BUILTIN_ENVIRONMENTS, Answerable, Scripted, asks_questions, environment_class
@@ -209,6 +211,7 @@ def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
         table.environment,
         table.workflow,
         ComposedEngine(engines),
+        patience=Patience(episode=math.inf, engine=math.inf),  # people take their time
     )
     table.workflow.check(play.team.agents, table.environment)
     return play, mine

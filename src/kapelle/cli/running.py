@@ -32,9 +32,9 @@ def announce(title: str, *, as_json: bool) -> None:
 
 def train(source: Source, title: str, next_commands: NextCommands, *, as_json: bool, plain: bool) -> int:
     """Train as the source says and return the exit code; see `report.Report` for what is said at the end."""
-    from kapelle.trainer import default_run_dir
+    from kapelle.run_dir import new_path
 
-    run_dir = source.run_dir or default_run_dir(source.name)
+    run_dir = source.run_dir or new_path(source.name)
     stream = sys.stderr if as_json else sys.stdout
     summary: Summary | None = None
     stopped_by = parameters = 0
@@ -54,7 +54,8 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
         for line in report.lines(next_commands(str(run_dir))):
             say(line)
     if stopped_by:
-        lost = None if summary is not None else _lost(watch.now.phase, run_dir)
+        whole = summary is not None and not summary.went_back
+        lost = None if whole else _lost(watch.now.phase, run_dir)
         _say_how_to_go_on(run_dir, source.whole or run_dir, lost, stream)
     return stopped_by
 

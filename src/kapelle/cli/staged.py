@@ -52,11 +52,11 @@ def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
     """Check all stages, then yield each that is not done with a title; the next is asked for when it is done."""
     from kapelle.cli.checking import check
-    from kapelle.trainer import default_run_dir
+    from kapelle.run_dir import new_path
 
     for _, config in staged.checked():
         check(config)
-    whole = staged.run_dir or default_run_dir(staged.recipe)
+    whole = staged.run_dir or new_path(staged.recipe)
     lock = open_stages(whole, staged.stages, resume=resume)
     for stage in staged.stages:
         lock.recheck()

@@ -27,6 +27,7 @@ from kapelle.engines.tally import Tally, book, means
 from kapelle.engines.train import Objective, Published
 from kapelle.errors import ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
+from kapelle.interrupts import stop_if_asked
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.seeds import derive_seed
 from kapelle.team import Critic, Lora, Policy
@@ -170,6 +171,7 @@ class TorchTrainEngine:
         """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
         answers: dict[int, Tensor] = {}
         for chosen, batch in self._batches(samples):
+            stop_if_asked()
             home = self._homes[batch.owners[0][0]]
             with home.model.computing([(None, first, last) for _, first, last in batch.owners]):
                 hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
@@ -298,7 +300,8 @@ class TorchTrainEngine:
             )
 
     def _said(self, batch: Batch, entropy: Entropy) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
-        """Run one forward pass and return what each learner says of its targets."""
+        """Run one forward pass and return what each learner says of its targets; between two the run may be stopped."""
+        stop_if_asked()
         home = self._homes[batch.owners[0][0]]
         route = [(self._homes[name].adapter, first, last) for name, first, last in batch.owners]
         with home.model.computing(route):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from kapelle.deadlines import call, patience_here, within
 from kapelle.environment import Outcome
 from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.grading.verdict import Grade
@@ -11,6 +12,8 @@ from kapelle.types import Json, Task
 
 RIGHT, WRONG = "This answer is right.", "This answer is wrong."
 """All that an agent reads about an answer: a grader's explanation may name the gold answer."""
+
+_GRADING = "Grading an answer"
 
 
 class QuestionWorld:
@@ -89,8 +92,9 @@ class QuestionWorld:
         return (await self._graded(text)).score
 
     async def _graded(self, text: str) -> Grade:
-        said = self._grade(text)
-        grade = said if isinstance(said, Grade) else await said
+        seconds = patience_here.get().grader
+        said = call(_GRADING, "grader", seconds, self._grade, text)
+        grade = said if isinstance(said, Grade) else await within(_GRADING, "grader", seconds, said)
         if grade.status == "ungraded":
             raise EpisodeError(f"The grader gave up: {grade.explanation}")
         return grade
