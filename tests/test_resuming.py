@@ -29,6 +29,10 @@ OTHERWISE: dict[str, Any] = {
     "training.max_failed_share": 0.9,
     "training.parity_tolerance": 1.0,
     "training.non_finite": "skip",
+    "environment.timeout": 77.0,
+    "episode.timeout": 777.0,
+    "engine.timeout": 77.0,
+    "grader.timeout": 77.0,
     "evaluation": {"every": 1, "problems": 5, "problems_while_training": 3, "greedy": False},
     "checkpoint": {"every": 1, "keep": 1},
     "trackers": [{"name": "tensorboard"}],
@@ -73,7 +77,8 @@ def settings(key: str = "", value: Any = None, **over: Any) -> dict[str, Any]:
     found = {**base, **over}
     section, _, name = key.partition(".")
     if name:
-        return {**found, section: {**found.get(section, {}), name: value}}
+        before = found.get(section, {"name": "local"} if section == "engine" else {})
+        return {**found, section: {**before, name: value}}
     return {**found, section: value} if section else found
 
 
@@ -117,8 +122,15 @@ def test_no_setting_is_free_without_a_test_or_a_reason() -> None:
     config = resolve({**settings(), "model": settings()["model"]})
     assert {key for key, mark in changeable(config) if mark is FREE} == OTHERWISE.keys()
     of_runs = {("RunConfig", key) for key in OTHERWISE if "." not in key}
-    of_runs |= {("TrainingConfig", key.partition(".")[2]) for key in OTHERWISE if "." in key}
-    assert set(fields(FREE)) == of_runs | ELSEWHERE
+    homes = {"training": "TrainingConfig", "episode": "EpisodeConfig", "grader": "GraderConfig"}
+    split = [key.split(".") for key in OTHERWISE if "." in key]
+    of_runs |= {(homes.get(section, "Timed"), name) for section, name in split}
+    # Each environment and engine that a run has met carries what `Timed` declares.
+    found = {
+        (kind if name != "timeout" or kind in homes.values() else "Timed", name)
+        for kind, name in fields(FREE)
+    }
+    assert found == of_runs | ELSEWHERE
 
 
 @pytest.mark.parametrize("key", OTHERWISE)
@@ -126,7 +138,7 @@ def test_a_setting_that_is_free_changes_no_result(key: str, undisturbed: Path, t
     run, heard = tmp_path / "run", Heard()
     if key == "trackers":
         pytest.importorskip("tensorboard")
-    with Trainer(**settings(key, OTHERWISE[key]), run_dir=run) as trainer:
+    with Trainer(resolve(settings(key, OTHERWISE[key])), run_dir=run) as trainer:
         trainer.train(2)
     with Trainer(**settings(), run_dir=run, resume=True, listener=heard) as trainer:
         assert trainer.done == 2
