@@ -19,18 +19,17 @@ from kapelle.attendance import Part, over
 from kapelle.bounded_worlds import BoundedWorld, open_world
 from kapelle.branching import Record, judge, settle
 from kapelle.deadlines import GaveUp, Patience, all_of, call, patience_here, within
-from kapelle.descriptors import room_for
 from kapelle.engines.rollout import Completion, Request, RolloutEngine
 from kapelle.environment import (
     Answerable,
     Environment,
-    Holding,
     Outcome,
     Scorable,
     World,
     asks_questions,
 )
 from kapelle.errors import ContextError, EpisodeError
+from kapelle.in_line import at_once
 from kapelle.outcomes import accepted, asked_to_stop, fault, payments, share, text
 from kapelle.seeds import derive_seed
 from kapelle.team import Agent, Team
@@ -387,15 +386,6 @@ async def _played(
     )
 
 
-def _at_once(play: Play, most: int) -> int:
-    """Return how many episodes may be under way, so that all that they hold open can be open."""
-    if not isinstance(play.environment, Holding):
-        return most
-    # Where episodes branch, the candidates of every agent are played on in worlds of their own.
-    worlds = 1 + play.tree.candidates * len(play.team.names) if play.tree else 1
-    return room_for(worlds * play.environment.descriptors(len(play.team.names)), most)
-
-
 async def rollout(
     play: Play, tasks: Sequence[Task], samples: int, seed: int, max_concurrent: int = 4096
 ) -> list[Group]:
@@ -403,7 +393,7 @@ async def rollout(
 
     A task that stands there twice is played by other seeds the second time.
     """
-    gate = asyncio.Semaphore(_at_once(play, max_concurrent))
+    gate = asyncio.Semaphore(at_once(play.environment, len(play.team.names), play.tree, max_concurrent))
     met: Counter[str] = Counter()
     seats: list[tuple[Task, int, tuple[str | int, ...]]] = []
     for task in tasks:

@@ -322,7 +322,6 @@ DATA = (
     "gsm8k",
     *(word for word in TINY if not word.startswith(("warmup", "model.embedded.context"))),
     "model.embedded.context=512",
-    "environment.path=data",
     "team.sampling.max_tokens=4",
     "training.tasks_per_step=150",
     "training.steps=1",
@@ -336,7 +335,7 @@ DATA = (
 def test_half_a_character_in_a_row_is_read_like_any_other(kapelle: Kapelle, field: str) -> None:
     value = "what is 1+1 \ud800?" if field == "question" else "#### 2 \udfff"
     rows_of("data", {field: value})
-    said = kapelle("train", *DATA, "--run-dir", "run")
+    said = kapelle("train", *DATA, f"environment.path={Path('data').resolve()}", "--run-dir", "run")
     assert said.code == 0, said.err
     assert json.loads(Path("run/metrics.jsonl").read_bytes())["step"] == 1
     assert '"error": null' in Path("run/episodes/train/00000001.jsonl").read_text().replace(
@@ -366,7 +365,14 @@ def test_a_row_of_50_megabytes_is_met_without_counting_its_tokens(
 
     monkeypatch.setattr(ChatRenderer, "_ids", ids)
     rows_of("data", {field: "A " * 25_000_000})
-    said = kapelle("train", *DATA, "environment.max_unusable=0.05", "--run-dir", "run")
+    said = kapelle(
+        "train",
+        *DATA,
+        f"environment.path={Path('data').resolve()}",
+        "environment.max_unusable=0.05",
+        "--run-dir",
+        "run",
+    )
     assert said.code == 0, said.err
     assert longest[0] < 10_000
 
