@@ -41,6 +41,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "algorithm": {"name": "mappo", "loss": {"kl_coefficient": 0.1}, "reference_every": 3},
         "team": {"sharing": "shared", "agents": 2, "sampling": {"max_tokens": 4}},
     },
+    "waiting": {
+        # Worlds that really wait, in threads and on the event loop, and agents that fall silent at different times.
+        "environment": {"name": "tests.waiting:Waiting", "tasks": 5},
+        "workflow": {"name": "tests.waiting:Rounds"},
+        "team": {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 40}},
+    },
 }
 STEPS = 6
 

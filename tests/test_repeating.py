@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.test_trainer_resume import remains
-from tests.tiny import same_bits, sections, tiny_model
+from tests.tiny import SIZE, same_bits, sections, tiny_model
 
+from kapelle.environments import tools_world
+from kapelle.grading.tool_text import Call
 from kapelle.recipe import resolve
 from kapelle.trainer import Trainer
 
@@ -39,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(run: Path, wait: str, **over: Any) -> dict[str, Any]:
+def trained(run: Path, wait: str = "not", **over: Any) -> dict[str, Any]:
     """Train with a world that waits in this way and return what remains, settings aside."""
     world = {"name": "tests.waiting:Waiting", "tasks": 6, "kind": wait}
     config = resolve(sections(**{**BASE, "environment": world, **over}))
@@ -61,3 +64,37 @@ def test_worlds_that_wait_change_nothing(kind: str, tmp_path: Path) -> None:
 def test_eight_runs_are_one(tmp_path: Path) -> None:
     first, *others = (trained(tmp_path / str(number), "mixed") for number in range(8))
     assert all(same_bits(other, first) for other in others)
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_so_do_tools_that_run_in_sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def calls(text: str, forms: Sequence[str]) -> tuple[Call, ...]:
+        """Take what an untrained model says for a program now and then."""
+        if len(text) % 4 == 0:
+            return ()
+        ran.append(text)
+        return (
+            Call(
+                "python", {"program": f"import random, time; time.sleep(random.random() / 50); {len(text)}"}
+            ),
+        )
+
+    monkeypatch.setattr(tools_world, "parse_calls", calls)
+    over: dict[str, Any] = {
+        "environment": {
+            "name": "tools",
+            "max_turns": 3,
+            "questions": {"name": "arithmetic", "digits": 2},
+            "tools": [{"tool": "python"}],
+        },
+        "workflow": {"name": "tool_use"},
+        "model": {"embedded": {**SIZE, "context": 2048}},
+        "team": {**BASE["team"], "agents": 1, "sampling": {"max_tokens": 24}},
+    }
+    first = trained(tmp_path / "first", **over)
+    assert len(ran) > 20
+    for number in range(3):
+        again = trained(tmp_path / str(number), **over)
+        assert same_bits(again, first)

@@ -84,6 +84,8 @@ class TestKilled:
             ("ppo", Death("positions taken", 2)),
             ("whole", Death("between updates", 7)),
             ("whole", Death("metrics recorded", 5)),
+            ("waiting", Death("between updates", 9)),
+            ("waiting", Death("episodes recorded", 5)),
         ],
     )
     def test_at_any_place_of_a_step(

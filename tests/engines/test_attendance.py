@@ -103,6 +103,22 @@ class TestWhoIsWaitedFor:
         with Part(), Part():
             assert (await ask(sampler, 1)).ids
 
+    async def test_what_an_episode_leaves_running_is_not_waited_for(self, joined: list[list[int]]) -> None:
+        sampler, hanging = engine(), asyncio.Event()
+
+        async def step() -> None:
+            with Part():
+                await hanging.wait()
+
+        with Part():
+            given_up = asyncio.ensure_future(step())
+            await settled()
+        with Part():
+            await ask(sampler, 1)
+        assert joined == [[1]]
+        hanging.set()
+        await given_up
+
     async def test_what_an_episode_tidies_up_is_not_waited_for(self, joined: list[list[int]]) -> None:
         sampler, tidy = engine(), asyncio.Event()
 
@@ -193,20 +209,16 @@ class TestOrder:
         await all_of_them
         assert joined == [[0, 1], [2, 3]]
 
-    async def test_who_was_answered_before_joins_before(self, joined: list[list[int]]) -> None:
-        sampler = engine()
-
-        async def episode(place: int, tokens: int, *, early: bool) -> None:
-            with Part(place):
-                if early:
-                    await ask(sampler, place, tokens)
-                else:
-                    await asyncio.sleep(0)
-                await ask(sampler, 10 + place)
-
-        await asyncio.gather(episode(0, 9, early=True), episode(1, 2, early=True))
-        assert joined[0] == [0, 1]
-        assert [seed for wave in joined[1:] for seed in wave] == [11, 10]
+    async def test_who_was_answered_before_joins_before(self) -> None:
+        first, second, within = Part(0), Part(1), None
+        assert first.order < second.order
+        for part in (second, first):
+            part.ask()
+            part.hear()
+        assert second.order < first.order
+        with second:
+            within = Part()
+        assert second.order < within.order < first.order, "a step asks where its episode does"
 
 
 def test_an_event_loop_that_is_gone_leaves_nothing_behind() -> None:
