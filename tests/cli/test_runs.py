@@ -15,6 +15,7 @@ from tests.test_rollback import content, files, train
 from tests.tiny import same_bits
 
 from kapelle.rollback import ASIDE
+from kapelle.run_lock import RunLock
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +153,16 @@ def test_a_stage_goes_back_with_those_that_went_on_from_it(tmp_path: Path, kapel
     said = kapelle("runs", "rollback", "three", "--to", "1")
     assert said.code == 2
     assert "It holds stages; name one of them: three/01-sft, three/02-judge, three/03-debate" in said.err
+    held = RunLock(whole / "lock")  # as between two stages, when neither of them is
+    said = kapelle("runs", "rollback", "three/01-sft", "--to", "1")
+    assert said.code == 2
+    assert "three is in use by process" in said.err
+    held.release()
     said = kapelle("runs", "rollback", "three/01-sft", "--to", "1")
     assert said.code == 0, said.err
     assert "stages that went on from here: 02-judge, 03-debate" in said.out
     assert "train --resume" in said.out
-    assert sorted(p.name for p in whole.iterdir()) == ["01-sft", "stages.yaml"]
+    assert sorted(p.name for p in whole.iterdir()) == ["01-sft", "lock", "stages.yaml"]
     said = kapelle("train", "--resume", "three", "--no-rich")
     assert said.code == 0, said.err
     after = files(whole)
