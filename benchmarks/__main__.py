@@ -29,6 +29,7 @@ BENCHMARKS: Mapping[str, str] = {
     "graders": "grading answers",
     "learning": "what algorithms learn on games with known optima, over five seeds (an hour; `python -m benchmarks.learning`)",
     "gpu": "recorded steps, grouped adapters and memory given back, with and without; needs a CUDA device",
+    "load": "2,048 episodes in flight of which some fail, against the same without faults (half an hour)",
     "growth": "memory, descriptors, threads and objects of runs over thousands of tiny steps (an hour)",
     "debate_throughput": "debates of scripted agents: turns a second, and memory over 20,000 episodes",
 }
