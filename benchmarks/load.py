@@ -131,7 +131,7 @@ def play(stage: Play, environment: Fails, episodes: int, seed: int) -> dict[str,
 
     async def all_of_them() -> Any:
         groups = await rollout(stage, tasks, SAMPLES, seed)
-        left.update(asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]
+        left.update(asyncio.all_tasks() - {asyncio.current_task()})
         return groups
 
     began, cpu = time.perf_counter(), time.process_time()
@@ -154,6 +154,7 @@ def run(
     single_thread()
     faults = FAULTS if _gives_up() else FAULTS[:-1]
     rows: list[dict[str, dict[str, float]]] = []
+    before = Counter[str]()
     with (
         _temporary(),
         trainer(one_in, faults, size) as faulty,

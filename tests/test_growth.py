@@ -142,7 +142,7 @@ def test_a_tokeniser_that_knows_no_words_remembers_no_texts() -> None:
     before = allocated()
     for text in texts:
         assert len(renderer.said(text)) == 201
-    assert allocated() - before < 500_000  # 20 MB where it remembers
+    assert allocated() - before < 500_000  # 7 MB where it remembers
 
 
 def test_a_view_remembers_a_bounded_history() -> None:
