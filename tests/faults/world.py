@@ -117,11 +117,14 @@ def seeded(run: Path, call: Callable[[], int]) -> Callable[[], int]:
     A run that begins finds those that the undisturbed run began with; one that goes on finds other ones.
     """
 
+    seed = int(
+        any(run.glob("**/checkpoints/[0-9]*"))
+    )  # looked up here: what breaks in the fork is the library's
+
     def begin() -> int:
         import numpy as np
         import torch
 
-        seed = int(any(run.glob("**/checkpoints/[0-9]*")))
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
