@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kapelle.engines.rollout import Request
-from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.rollout import Play, rollout
+from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.workflows.debate import Debate
 

@@ -17,14 +17,14 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.subjects import MODELS, prompt_ids, tokenizer
-from kapelle.config import EmbeddedConfig
-from kapelle.engines.decode import Decoder
-from kapelle.engines.rows import Job, route_of
-from kapelle.engines.step_graphs import Recorder, nowhere, on_cuda
-from kapelle.models import grouped
+from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.rows import Job, route_of
+from kapelle.engines.rollout.local.step_graphs import Recorder, nowhere, on_cuda
 from kapelle.models.embedded import build_model
+from kapelle.models.fast import grouped
+from kapelle.models.fast.plan import plan_sequences
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.plan import plan_sequences
+from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import Lora
 from kapelle.types import Sampling
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kapelle.trainer import Trainer
+from kapelle.training.trainer import Trainer
 
 MODEL = {
     "embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32, "context": 256}

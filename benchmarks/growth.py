@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.growing import KINDS
 
 if TYPE_CHECKING:
-    from kapelle.trainer import Trainer
+    from kapelle.training.trainer import Trainer
 
 FIRST = 1000
 """Steps before the first reading that counts."""

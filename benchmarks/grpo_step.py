@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.measure import cpu_seconds, single_thread, summary
 from benchmarks.ours import LEARNING_RATE, grpo_trainer, take_step
 from benchmarks.subjects import model, question, reward, subject, tokenizer
-from kapelle.trainer import Trainer
+from kapelle.training.trainer import Trainer
 
 PROMPT, NEW, SAMPLES = 64, 64, 8
 

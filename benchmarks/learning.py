@@ -23,8 +23,8 @@ from kapelle.comparison.contenders import plan, read_contenders, read_own
 from kapelle.comparison.results import Measured, spread_text, standings
 from kapelle.comparison.running import Comparison, train_all
 from kapelle.errors import ConfigError
-from kapelle.recipe import Recipe, lay_over
-from kapelle.statistics import Quartiles, quartiles
+from kapelle.metrics.statistics import Quartiles, quartiles
+from kapelle.setup.recipe import Recipe, lay_over
 
 RESULTS = Path(__file__).with_name("results")
 GAMES = Path(__file__).with_name("learning_games.yaml")
@@ -63,8 +63,8 @@ def comparison_of(name: str, labels: Sequence[str] | None, seeds: int) -> Compar
 
 def nash_conv(path: Path) -> float:
     """Return NashConv of the team that a run has trained (uniform play of Kuhn poker: 0.9167)."""
-    from kapelle.tabular import evaluate_table, language_table
-    from kapelle.trainer import Trainer
+    from kapelle.evaluation.exploitability import evaluate_table, language_table
+    from kapelle.training.trainer import Trainer
 
     with Trainer.from_run(path) as trainer:
         table = language_table(trainer.play, trainer.engine.score)

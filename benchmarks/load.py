@@ -29,11 +29,11 @@ from typing import Any, Literal, Protocol
 
 from benchmarks.measure import single_thread
 from benchmarks.subjects import FixedTasks, FixedWorld, subject
-from kapelle.config import EvaluationConfig, TrainingConfig
 from kapelle.environment import Outcome
-from kapelle.rollout import Play, rollout
-from kapelle.seeds import derive_seed
-from kapelle.trainer import Trainer
+from kapelle.rollout.play import Play, rollout
+from kapelle.runtime.seeds import derive_seed
+from kapelle.settings.schema import EvaluationConfig, TrainingConfig
+from kapelle.training.trainer import Trainer
 from kapelle.types import Task
 
 EPISODES, SAMPLES, ROUNDS, TOKENS = 2048, 8, 5, 8

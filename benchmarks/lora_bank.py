@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
-from kapelle.engines.rows import route_of
-from kapelle.models.plan import Plan, plan_sequences
+from kapelle.engines.rollout.local.rows import route_of
+from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.team import Lora
 
 TOKENS = 96

@@ -7,9 +7,9 @@ from typing import Any
 
 from benchmarks.subjects import FixedTasks
 from kapelle.algorithms.grpo import GRPO
-from kapelle.config import EvaluationConfig, OptimizerConfig, TrainingConfig
 from kapelle.models.language_model import LanguageModel
-from kapelle.trainer import Trainer
+from kapelle.settings.schema import EvaluationConfig, OptimizerConfig, TrainingConfig
+from kapelle.training.trainer import Trainer
 from kapelle.workflows.parallel import Parallel
 
 LEARNING_RATE = 1e-5

@@ -8,11 +8,11 @@ import torch
 
 from benchmarks.measure import single_thread
 from benchmarks.subjects import prompt_ids, subject
-from kapelle.batch import Sample
-from kapelle.config import OptimizerConfig
-from kapelle.engines.decode import decode
-from kapelle.engines.rows import Job
-from kapelle.engines.torch_train import Limits, TorchTrainEngine
+from kapelle.engines.rollout.local.decode import decode
+from kapelle.engines.rollout.local.rows import Job
+from kapelle.engines.train.batch import Sample
+from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
+from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Lora, Policy
 from kapelle.types import Sampling
 

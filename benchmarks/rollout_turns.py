@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
-from kapelle.engines.local import LocalEngine
-from kapelle.engines.rollout import Request
+from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.protocol import Request
 from kapelle.team import Policy
 from kapelle.types import Sampling, Task
 

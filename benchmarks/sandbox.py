@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kapelle.grading.code import ProgramTests, grade_program
+from kapelle.grading.code.grade import ProgramTests, grade_program
 from kapelle.sandbox import Limits, Pool, backend, require
 from kapelle.sandbox import run as run_contained
 from kapelle.sandbox.contract import Backend

@@ -11,11 +11,11 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from kapelle.config import EmbeddedConfig
-from kapelle.configured import Configured
 from kapelle.environment import Outcome
 from kapelle.models.embedded import build_model, build_tokenizer
 from kapelle.models.language_model import LanguageModel
+from kapelle.settings.base import Configured
+from kapelle.settings.schema import EmbeddedConfig
 from kapelle.types import Split, Task
 
 if TYPE_CHECKING:

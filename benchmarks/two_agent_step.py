@@ -16,9 +16,9 @@ from benchmarks.measure import compare, single_thread
 from benchmarks.ours import LEARNING_RATE, grpo_trainer, take_step
 from benchmarks.subjects import FixedTasks, model, question, reward, subject, tokenizer
 from kapelle.algorithms.grpo import GRPO
-from kapelle.config import EvaluationConfig, OptimizerConfig, TrainingConfig
+from kapelle.settings.schema import EvaluationConfig, OptimizerConfig, TrainingConfig
 from kapelle.team import Lora
-from kapelle.trainer import Trainer
+from kapelle.training.trainer import Trainer
 from kapelle.workflows.parallel import Parallel
 
 PROMPTS, SAMPLES, NEW, PROMPT, AGENTS = 4, 8, 64, 64, ("first", "second")
@@ -54,7 +54,7 @@ def _compare(*, adapters: bool) -> dict[str, Any]:
 
 
 def _own_models(prompts: int) -> Trainer:
-    from kapelle.trainer import Trainer
+    from kapelle.training.trainer import Trainer
 
     return Trainer(
         models={name: subject("1M") for name in AGENTS},

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
-from kapelle.algorithms.surrogate import SurrogateConfig
-from kapelle.batch import Sample
-from kapelle.config import OptimizerConfig
-from kapelle.engines.torch_train import Limits, TorchTrainEngine
-from kapelle.engines.train import Objective
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.engines.train.batch import Sample
+from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
+from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Policy
 
 SEQUENCES, SHORTEST, LONGEST, MICROBATCH, PROMPT = 64, 32, 256, 8, 16

@@ -18,7 +18,7 @@ from kapelle.environments.debate_topics import DebateTopics
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.mixture import Mixture
 from kapelle.environments.multi_step import MultiStep
-from kapelle.environments.openspiel import OpenSpiel
+from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.word_problems import WordProblems
 from kapelle.types import Message
 

@@ -8,11 +8,11 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 
-from kapelle.engines.rollout import Request
-from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.openspiel import OpenSpiel
-from kapelle.rollout import Play, rollout
+from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow

@@ -10,9 +10,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from kapelle.engines.scripted import ScriptedEngine
-from kapelle.environments.code import Code
-from kapelle.rollout import Play, rollout
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environments.code.environment import Code
+from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode
 from kapelle.workflows.parallel import Parallel

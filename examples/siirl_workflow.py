@@ -8,7 +8,7 @@ import sys
 import yaml
 
 import kapelle
-from kapelle.recipe import lay_over
+from kapelle.setup.recipe import lay_over
 from kapelle.workflows.dag import Dag
 from kapelle.workflows.dag_file import read_workflow
 

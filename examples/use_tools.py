@@ -10,12 +10,12 @@ import json
 import tempfile
 from pathlib import Path
 
-from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.math import Math
-from kapelle.environments.tool_calculator import Calculator
 from kapelle.environments.tool_questions import Tools
-from kapelle.environments.tool_search import Search
-from kapelle.rollout import Play, rollout
+from kapelle.environments.tools.calculator import Calculator
+from kapelle.environments.tools.search import Search
+from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode
 from kapelle.workflows.tool_use import ToolUse

@@ -67,11 +67,11 @@ def mbpp_rows(data_folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder as a pretrained model is one: Qwen3, with a tokeniser, a chat template and a long context of its own."""
-    from tests.tiny import SIZE
+    from tests.support.tiny import SIZE
 
-    from kapelle.config import EmbeddedConfig, ModelConfig
     from kapelle.models.language_model import load_language_model
     from kapelle.models.weights import save_model
+    from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 
     folder = tmp_path_factory.mktemp("models") / "pretrained"
     save_model(

@@ -17,34 +17,34 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Agent": "team",
-    "AgentConfig": "config",
+    "AgentConfig": "settings.schema",
     "Algorithm": "algorithm",
     "ConfigError": "errors",
-    "Configured": "configured",
+    "Configured": "settings.base",
     "Credit": "algorithm",
     "DataError": "errors",
     "Environment": "environment",
     "Episode": "types",
-    "Evaluation": "evaluation",
+    "Evaluation": "evaluation.evaluate",
     "Group": "types",
     "KapelleError": "errors",
     "LanguageModel": "models.language_model",
     "Message": "types",
     "Outcome": "environment",
     "Policy": "team",
-    "RunConfig": "config",
+    "RunConfig": "settings.schema",
     "Sampling": "types",
     "Scene": "workflow",
-    "Step": "loop",
-    "Summary": "trainer",
+    "Step": "training.loop",
+    "Summary": "training.trainer",
     "Task": "types",
     "Team": "team",
-    "TeamConfig": "config",
-    "Trainer": "trainer",
+    "TeamConfig": "settings.schema",
+    "Trainer": "training.trainer",
     "Turn": "types",
     "Workflow": "workflow",
     "World": "environment",
-    "load_recipe": "recipe",
+    "load_recipe": "setup.recipe",
 }
 """Public name → module that defines it."""
 
@@ -53,25 +53,25 @@ __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - built from the tabl
 if TYPE_CHECKING:
     from kapelle.algorithm import Algorithm as Algorithm
     from kapelle.algorithm import Credit as Credit
-    from kapelle.config import AgentConfig as AgentConfig
-    from kapelle.config import RunConfig as RunConfig
-    from kapelle.config import TeamConfig as TeamConfig
-    from kapelle.configured import Configured as Configured
     from kapelle.environment import Environment as Environment
     from kapelle.environment import Outcome as Outcome
     from kapelle.environment import World as World
     from kapelle.errors import ConfigError as ConfigError
     from kapelle.errors import DataError as DataError
     from kapelle.errors import KapelleError as KapelleError
-    from kapelle.evaluation import Evaluation as Evaluation
-    from kapelle.loop import Step as Step
+    from kapelle.evaluation.evaluate import Evaluation as Evaluation
     from kapelle.models.language_model import LanguageModel as LanguageModel
-    from kapelle.recipe import load_recipe as load_recipe
+    from kapelle.settings.base import Configured as Configured
+    from kapelle.settings.schema import AgentConfig as AgentConfig
+    from kapelle.settings.schema import RunConfig as RunConfig
+    from kapelle.settings.schema import TeamConfig as TeamConfig
+    from kapelle.setup.recipe import load_recipe as load_recipe
     from kapelle.team import Agent as Agent
     from kapelle.team import Policy as Policy
     from kapelle.team import Team as Team
-    from kapelle.trainer import Summary as Summary
-    from kapelle.trainer import Trainer as Trainer
+    from kapelle.training.loop import Step as Step
+    from kapelle.training.trainer import Summary as Summary
+    from kapelle.training.trainer import Trainer as Trainer
     from kapelle.types import Episode as Episode
     from kapelle.types import Group as Group
     from kapelle.types import Message as Message

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from kapelle.configured import find_class
+from kapelle.settings.base import find_class
 
 if TYPE_CHECKING:
     from torch import Tensor

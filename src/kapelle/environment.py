@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from kapelle.configured import find_class
+from kapelle.settings.base import find_class
 from kapelle.types import Json, Message, Split, Task
 
 BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
@@ -26,19 +26,19 @@ BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
     "debate_topics": "kapelle.environments.debate_topics:DebateTopics",
     "mixture": "kapelle.environments.mixture:Mixture",
     "matrix": "kapelle.environments.matrix:Matrix",
-    "trajectories": "kapelle.environments.trajectories:Trajectories",
-    "preferences": "kapelle.environments.preferences:Preferences",
-    "labelled": "kapelle.environments.labelled:Labelled",
-    "code": "kapelle.environments.code:Code",
+    "trajectories": "kapelle.environments.recorded.trajectories:Trajectories",
+    "preferences": "kapelle.environments.recorded.preferences:Preferences",
+    "labelled": "kapelle.environments.recorded.labelled:Labelled",
+    "code": "kapelle.environments.code.environment:Code",
     "bfcl": "kapelle.environments.bfcl:Bfcl",
     "tools": "kapelle.environments.tool_questions:Tools",
-    "openspiel": "kapelle.environments.openspiel:OpenSpiel",
-    "pettingzoo": "kapelle.environments.pettingzoo:PettingZoo",
-    "gymnasium": "kapelle.environments.gymnasium:Gymnasium",
-    "textarena": "kapelle.environments.textarena:TextArena",
-    "reasoning_gym": "kapelle.environments.reasoning_gym:ReasoningGym",
-    "plain": "kapelle.environments.plain:Plain",
-    "siirl_env": "kapelle.environments.siirl_env:SiirlEnv",
+    "openspiel": "kapelle.environments.openspiel.environment:OpenSpiel",
+    "pettingzoo": "kapelle.environments.adapters.pettingzoo:PettingZoo",
+    "gymnasium": "kapelle.environments.adapters.gymnasium:Gymnasium",
+    "textarena": "kapelle.environments.adapters.textarena:TextArena",
+    "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
+    "plain": "kapelle.environments.adapters.plain:Plain",
+    "siirl_env": "kapelle.environments.adapters.siirl_env:SiirlEnv",
 }
 
 

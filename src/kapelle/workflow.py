@@ -17,9 +17,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from kapelle.configured import find_class
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.settings.base import find_class
 from kapelle.team import Agent
 from kapelle.types import Message, Task, Turn
 

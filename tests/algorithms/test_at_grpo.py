@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.tiny import episode, frozen_copy, group, same_bits, turn
+from tests.support.tiny import episode, frozen_copy, group, same_bits, turn
 
 from kapelle import Trainer
 from kapelle.algorithm import Credit, Estimates, TurnKey
 from kapelle.algorithms.at_grpo import ATGRPO
-from kapelle.engines.rollout import Request
-from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.episode_json import dump_episode, load_episode
 from kapelle.errors import ConfigError
-from kapelle.rollout import Play, rollout
+from kapelle.rollout.play import Play, rollout
+from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group
 from kapelle.workflows.debate import Debate
@@ -102,7 +102,7 @@ class TestTree:
     def test_in_a_chain_every_agent_gets_something_to_learn_from(self) -> None:
         settings = {
             **SMALL,
-            "environment": {"name": "tests.plugins:Digest"},
+            "environment": {"name": "tests.support.plugins:Digest"},
             "workflow": {"name": "chain"},
             "team": {
                 "agents": [{"name": "reasoner"}, {"name": "actor", "prompt": "{reasoner}"}],

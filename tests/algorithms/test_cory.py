@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.tiny import (
+from tests.support.tiny import (
     draw_samples,
     episode,
     frozen_copy,
@@ -26,9 +26,9 @@ from kapelle import Trainer
 from kapelle.algorithm import Estimates
 from kapelle.algorithms.cory import CORY, check_pair
 from kapelle.algorithms.grpo import GRPO
-from kapelle.algorithms.surrogate import SurrogateConfig
-from kapelle.engines.torch_train import TorchTrainEngine, reference_name
-from kapelle.engines.train import Objective
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.torch.engine import TorchTrainEngine, reference_name
 from kapelle.errors import ConfigError
 from kapelle.team import Lora, Policy, Team
 

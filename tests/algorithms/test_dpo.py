@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 import torch
-from tests.copies import Copies
-from tests.tiny import (
+from tests.support.copies import Copies
+from tests.support.tiny import (
     SIZE,
     episode,
     first_gradient,
@@ -28,17 +28,17 @@ from torch import Tensor
 
 from kapelle.algorithm import Estimates, Outputs, Targets, TurnKey
 from kapelle.algorithms.dpo import DPO, dpo_over_pairs, ipo_over_pairs, pairs_of
-from kapelle.batch import Sample
-from kapelle.blocking import run_async
-from kapelle.collate import reference_samples
-from kapelle.engines.torch_train import Limits, TorchTrainEngine, reference_name
-from kapelle.engines.train import Objective
-from kapelle.environments.preferences import Preferences
+from kapelle.engines.train.batch import Sample
+from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine, reference_name
+from kapelle.environments.recorded.preferences import Preferences
 from kapelle.errors import ConfigError
-from kapelle.loading import teacher
-from kapelle.recipe import resolve
-from kapelle.rollout import rollout
-from kapelle.trainer import Trainer
+from kapelle.rollout.play import rollout
+from kapelle.runtime.event_loop import run_async
+from kapelle.setup.model_loading import teacher
+from kapelle.setup.recipe import resolve
+from kapelle.training.collate import reference_samples
+from kapelle.training.trainer import Trainer
 from kapelle.types import Split
 
 # Agent a earns 1, 3, 2 and b 5, 0, 5: a's pair is (1, 0), b's (0, 1); the team's mean is 3, 1.5, 3.5.

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tiny import frozen_copy, same_bits
+from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.algorithm import BUILTIN_ALGORITHMS
-from kapelle.run_files import read_metrics
+from kapelle.runs.reader import read_metrics
 from kapelle.team import VERIFIER
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ def run_of(name: str) -> dict[str, Any]:
         "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
         "environment": {"name": "arithmetic", "digits": 1}
         if demonstrated
-        else {"name": "tests.plugins:Digest"},
+        else {"name": "tests.support.plugins:Digest"},
         "workflow": workflow,
         "team": {"agents": 2, "sharing": sharing, "sampling": {"max_tokens": 3}},
         "algorithm": {"name": name, **SETTINGS.get(name, {"group_size": 2})},

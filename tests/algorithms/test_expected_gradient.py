@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.expected import ARMS, Game, Words, expected_update, multiples
+from tests.support.expected import ARMS, Game, Words, expected_update, multiples
 
 from kapelle.algorithm import algorithm_class
 

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.tiny import TASK, episode, group, turn
+from tests.support.tiny import TASK, episode, group, turn
 
 from kapelle.algorithm import Credit, Estimates, TurnKey
 from kapelle.algorithms.grpo import GRPO
-from kapelle.algorithms.rewards import TeamReward
 from kapelle.algorithms.rloo import RLOO
+from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.types import Episode, Group, Task
 
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
+from tests.support.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from kapelle.algorithm import Estimates, TurnKey
 from kapelle.algorithms.maporl import MAPoRL
-from kapelle.collate import verifier_samples
-from kapelle.config import EmbeddedConfig
 from kapelle.errors import ConfigError, ModelError
-from kapelle.evaluation import verifier_metrics
+from kapelle.evaluation.evaluate import verifier_metrics
 from kapelle.models.embedded import build_model, build_tokenizer
 from kapelle.models.language_model import LanguageModel
-from kapelle.recipe import resolve
+from kapelle.settings.schema import EmbeddedConfig
+from kapelle.setup.recipe import resolve
 from kapelle.team import VERIFIER
-from kapelle.trainer import Trainer
+from kapelle.training.collate import verifier_samples
+from kapelle.training.trainer import Trainer
 from kapelle.types import Episode, Group, Message, Turn
 
 ALPHA = (1.0, 10.0, 100.0, 1000.0)
@@ -191,7 +191,7 @@ def run_of(algorithm: dict[str, Any] | None = None, **over: Any) -> Trainer:
     return Trainer(
         **sections(
             **{
-                "environment": {"name": "tests.copies:Copies"},
+                "environment": {"name": "tests.support.copies:Copies"},
                 "workflow": {"name": "debate", "score_rounds": True},
                 "algorithm": {"name": "maporl", "influence": [0.1, 0.1, 0.1, 0.1], **(algorithm or {})},
                 "training": {"steps": 2, "tasks_per_step": 2},
@@ -231,7 +231,7 @@ class TestRuns:
     def test_a_verifier_judges_and_learns_nothing(self, tmp_path: Path, sharing: str) -> None:
         judge = Trainer(
             **sections(
-                environment={"name": "tests.copies:Copies"},
+                environment={"name": "tests.support.copies:Copies"},
                 workflow={"name": "solo"},
                 algorithm={"name": "verifier", "data": "recorded", "balance": "none"},
                 team={"sharing": "frozen", "agents": 1, "critic_lora": {"rank": 2, "alpha": 4.0}},
@@ -291,7 +291,7 @@ def model_of_pairs() -> LanguageModel:
 def test_debaters_may_be_different_models_with_different_tokens(tmp_path: Path) -> None:
     judge = Trainer(
         **sections(
-            environment={"name": "tests.copies:Copies"},
+            environment={"name": "tests.support.copies:Copies"},
             workflow={"name": "solo"},
             algorithm={"name": "verifier", "data": "recorded"},
             team={"sharing": "frozen", "agents": 1, "critic_lora": {"rank": 2}},
@@ -338,7 +338,7 @@ def test_a_debate_learns_to_pass_on_what_only_one_knows() -> None:
     whole = {"model": "embedded", "train": "full"}
     run = Trainer(
         **sections(
-            environment={"name": "tests.whisper:Whisper"},
+            environment={"name": "tests.support.whisper:Whisper"},
             workflow={"name": "debate", "rounds": 2, "score_rounds": True, "reply": "{answers}"},
             algorithm={"name": "maporl", "group_size": 32},
             team={

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.tiny import episode, group, turn
+from tests.support.tiny import episode, group, turn
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
 from kapelle.algorithms.marft import MARFT
-from kapelle.algorithms.rewards import TeamReward, chain_rewards
+from kapelle.algorithms.shared.rewards import TeamReward, chain_rewards
 from kapelle.functional.advantages import chain_gae
 
 PLAIN = {"gamma_turn": 0.5, "lam": 0.5, "normalise": "none"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.tiny import SIZE, same_bits
+from tests.support.tiny import SIZE, same_bits
 
-from kapelle import checkpoint
-from kapelle.recipe import load_recipe
-from kapelle.trainer import Trainer
+from kapelle.runs import checkpoint
+from kapelle.setup.recipe import load_recipe
+from kapelle.training.trainer import Trainer
 
 RECIPES = pytest.mark.parametrize("recipe", ["maverl_debate_qmix", "maverl_debate_ippo"])
 SMALL = (

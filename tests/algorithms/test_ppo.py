@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tests.tiny import episode, group, turn
+from tests.support.tiny import episode, group, turn
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, algorithm_class
 from kapelle.algorithms.mappo import MAPPO

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 from tests.algorithms.test_every_algorithm import learned, run_of
-from tests.tiny import episode, group, same_bits, turn
+from tests.support.tiny import episode, group, same_bits, turn
 
 from kapelle import Trainer
 from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction, Estimates, TurnKey
-from kapelle.algorithms.rewards import turn_rewards, with_scores
-from kapelle.assembly import REWARD_BASE
-from kapelle.collate import verifier_samples
+from kapelle.algorithms.shared.rewards import turn_rewards, with_scores
 from kapelle.errors import ConfigError
-from kapelle.recipe import resolve
-from kapelle.stages import checkable, read_stages
+from kapelle.setup.recipe import resolve
+from kapelle.setup.team_builder import REWARD_BASE
 from kapelle.team import VERIFIER
+from kapelle.training.collate import verifier_samples
+from kapelle.training.stages import checkable, read_stages
 from kapelle.types import Group
 
 PAID_OTHERWISE = {

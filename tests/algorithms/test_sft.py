@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny import episode, group, sections, team_of, turn
+from tests.support.tiny import episode, group, sections, team_of, turn
 
 from kapelle.algorithm import Outputs, Targets
 from kapelle.algorithms.sft import SFT, negative_log_likelihood
-from kapelle.collate import demonstrated_samples
-from kapelle.trainer import Trainer
+from kapelle.training.collate import demonstrated_samples
+from kapelle.training.trainer import Trainer
 
 # a says 20 21, then hears 7 8 9 and says 30; b says 40 in between, and later begins a fresh conversation.
 FIRST = turn("a", 0, prompt_ids=(5, 6), completion_ids=(20, 21))

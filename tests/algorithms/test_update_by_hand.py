@@ -12,15 +12,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.expected import Game, Tables
-from tests.tiny import group, team_of
+from tests.support.expected import Game, Tables
+from tests.support.tiny import group, team_of
 
 from kapelle.algorithm import Estimates, algorithm_class
 from kapelle.algorithms.sft import SFT
-from kapelle.collate import demonstrated_samples, policy_samples
-from kapelle.engines.train import Objective, TrainEngine
+from kapelle.engines.train.protocol import Objective, TrainEngine
+from kapelle.training.collate import demonstrated_samples, policy_samples
+from kapelle.training.updates import update_in_order
 from kapelle.types import Episode, Task
-from kapelle.updates import update_in_order
 
 TASK = Task("t", "")
 SHORT, LONG = 0, 1

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.tiny import episode, group, sections, turn
+from tests.support.tiny import episode, group, sections, turn
 
 from kapelle.algorithm import Credit, Estimates, TurnKey
 from kapelle.algorithms.ppo import IPPO
 from kapelle.algorithms.vdn_token import VDNToken
-from kapelle.trainer import Trainer
+from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 
 PLAIN = {"gamma_turn": 0.5, "lam": 1.0, "normalise": "none"}

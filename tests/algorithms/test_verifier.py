@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.copies import Copies
-from tests.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
+from tests.support.copies import Copies
+from tests.support.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
 
 from kapelle.algorithm import Estimates, Targets, TurnKey, label_of
 from kapelle.algorithms.verifier import (
@@ -19,13 +19,13 @@ from kapelle.algorithms.verifier import (
     bradley_terry_over_pairs,
     weighted_cross_entropy,
 )
-from kapelle.collate import answer_sample, verifier_samples
 from kapelle.errors import ConfigError, ContextError, ModelError
-from kapelle.keeping import load_verifier
+from kapelle.metrics.statistics import area_under_curve
 from kapelle.models.sealed import seal
-from kapelle.statistics import area_under_curve
+from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.team import VERIFIER
-from kapelle.trainer import Trainer
+from kapelle.training.collate import answer_sample, verifier_samples
+from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 
 JUDGE = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 64, "context": 128}
@@ -35,7 +35,7 @@ def run_of(algorithm: dict[str, Any] | None = None, **over: Any) -> Trainer:
     return Trainer(
         **sections(
             **{
-                "environment": {"name": "tests.copies:Copies", "letters": 3},
+                "environment": {"name": "tests.support.copies:Copies", "letters": 3},
                 "workflow": {"name": "solo"},
                 "algorithm": {"name": "verifier", "data": "recorded", "group_size": 6, **(algorithm or {})},
                 "team": {"sharing": "frozen", "agents": 1, "critic_lora": {"rank": 8, "alpha": 16.0}},
@@ -209,7 +209,7 @@ def test_a_team_that_learns_is_refused_with_the_way_out() -> None:
 def test_a_frozen_team_may_train_a_verifier_from_its_own_rollouts() -> None:
     run = run_of(
         {"data": "rollout", "balance": "none"},
-        environment={"name": "tests.plugins:Digest", "levels": 2},
+        environment={"name": "tests.support.plugins:Digest", "levels": 2},
         model={"embedded": SIZE},
         training={"steps": 1, "tasks_per_step": 4},
         team={"sharing": "frozen", "agents": 2, "sampling": {"max_tokens": 4}},

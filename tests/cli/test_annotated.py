@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kapelle.cli.annotated import annotated_yaml
-from kapelle.recipe import builtin_recipes, load_recipe, load_stages
+from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30)
 KEYS = st.text(min_size=1, max_size=8)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import TINY, Kapelle
 
-from kapelle.checkpoint import newest_valid
 from kapelle.models.embedded import build_tokenizer
-from kapelle.run_lock import RunLock
+from kapelle.runs.checkpoint import newest_valid
+from kapelle.runs.lock import RunLock
 
 Prepare = Callable[[], None]
 
@@ -72,8 +72,8 @@ def nothing_expensive(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("work begins before everything is checked")
 
-    monkeypatch.setattr("kapelle.trainer.warmed_bases", refuse)
-    monkeypatch.setattr("kapelle.trainer.load_models", refuse)
+    monkeypatch.setattr("kapelle.training.trainer.warmed_bases", refuse)
+    monkeypatch.setattr("kapelle.training.trainer.load_models", refuse)
 
 
 @pytest.mark.usefixtures("nothing_expensive")
@@ -136,7 +136,7 @@ def test_a_full_disk_ends_a_run_with_one_line_and_all_that_was_saved(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, run: Path, bytes_left: int
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("kapelle.durable.os.write", full_after(bytes_left))
+        patched.setattr("kapelle.runtime.atomic_files.os.write", full_after(bytes_left))
         said = kapelle("train", "--resume", "run", "training.steps=4")
     assert said.code == 2
     assert "the disk is full" in said.err
@@ -154,7 +154,7 @@ def test_a_cache_that_cannot_be_written_is_found_before_the_warm_up(
 ) -> None:
     Path("file").write_text("not a folder")
     monkeypatch.setenv("KAPELLE_CACHE", "file/cache")
-    monkeypatch.setattr("kapelle.warmup._train", lambda *_: pytest.fail("the warm-up begins"))
+    monkeypatch.setattr("kapelle.training.warmup._train", lambda *_: pytest.fail("the warm-up begins"))
     said = kapelle("demo", *TINY, "--run-dir", "run")
     assert said.code == 2
     assert said.err.startswith(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Kapelle, Said
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 from kapelle.cli import collect
 from kapelle.models.weights import save_model

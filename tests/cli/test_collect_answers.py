@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.conftest import Kapelle, call
-from tests.tiny import SIZE, sections, tiny_model
+from tests.support.tiny import SIZE, sections, tiny_model
 
-from kapelle.answers import HELD_OUT, balance
 from kapelle.cli import collect, collect_answers
 from kapelle.models.weights import save_model
-from kapelle.recipe import load_recipe
-from kapelle.run_files import read_episodes, read_evaluations, read_metrics
+from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
+from kapelle.runs.verifier_export import HELD_OUT, balance
+from kapelle.setup.recipe import load_recipe
 
 TEAM = {"sharing": "frozen", "agents": 2, "critic_lora": {"rank": 2}, "sampling": {"max_tokens": 2}}
 DEBATE = {"name": "debate", "rounds": 2, "score_rounds": True}
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a frozen team whose answers are right or wrong by luck."""
     folder = tmp_path_factory.mktemp("judge")
     values = sections(
-        environment={"name": "tests.plugins:Digest", "levels": 2, "tasks": 60},
+        environment={"name": "tests.support.plugins:Digest", "levels": 2, "tasks": 60},
         workflow=DEBATE,
         team=TEAM,
         algorithm={"name": "verifier", "group_size": 2},
@@ -222,7 +222,7 @@ def test_a_file_is_trained_on_apart_and_its_verifier_pays_debaters(kapelle: Kape
 
     folder = next(Path("judge/checkpoints").glob("*4")) / "verifier"
     values = sections(
-        environment={"name": "tests.plugins:Digest", "levels": 2},
+        environment={"name": "tests.support.plugins:Digest", "levels": 2},
         workflow={**DEBATE, "score_rounds": False},
         algorithm={"name": "maporl", "verifier": str(folder), "least_auc": None},
         training={"steps": 1, "tasks_per_step": 2},

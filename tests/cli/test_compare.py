@@ -11,11 +11,11 @@ from statistics import median
 import pytest
 import yaml
 from tests.cli.conftest import Kapelle
-from tests.tiny import sections
+from tests.support.tiny import sections
 
-from kapelle.recipe import load_recipe
-from kapelle.run_files import read_evaluations, read_metrics
-from kapelle.trainer import Trainer
+from kapelle.runs.reader import read_evaluations, read_metrics
+from kapelle.setup.recipe import load_recipe
+from kapelle.training.trainer import Trainer
 
 
 def write(folder: Path) -> str:

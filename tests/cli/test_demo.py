@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import TINY, Kapelle, Said
 
-from kapelle.checkpoint import newest_valid
 from kapelle.cli import main
-from kapelle.run_files import episode_steps, read_evaluations, read_metrics, read_status
+from kapelle.runs.checkpoint import newest_valid
+from kapelle.runs.reader import episode_steps, read_evaluations, read_metrics, read_status
 
 
 def test_json_is_one_object_on_stdout_and_progress_is_on_stderr(finished: tuple[Path, Said]) -> None:

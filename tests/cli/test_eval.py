@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import TINY, Kapelle, Said
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 
 from kapelle.models.weights import save_model
-from kapelle.run_files import read_evaluations
+from kapelle.runs.reader import read_evaluations
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ import pytest
 from tests.cli.conftest import TINY, Kapelle, Said
 
 from kapelle.errors import DataError, RunDirectoryError
-from kapelle.run_files import read_episodes, read_groups
+from kapelle.runs.reader import read_episodes, read_groups
 
 Damage = Callable[[], None]
 
@@ -128,11 +128,11 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
 
 @pytest.fixture(scope="session")
 def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.tiny import SIZE
+    from tests.support.tiny import SIZE
 
-    from kapelle.config import EmbeddedConfig, ModelConfig
     from kapelle.models.language_model import load_language_model
     from kapelle.models.weights import save_model
+    from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 
     folder = tmp_path_factory.mktemp("models") / "model"
     save_model(folder, load_language_model(ModelConfig(embedded=EmbeddedConfig(**SIZE))))
@@ -261,7 +261,7 @@ def test_out_of_threads_files_and_memory_is_told(kapelle: Kapelle, monkeypatch: 
         def refuse(*_arguments: object, fault: Exception = error, **_options: object) -> None:
             raise fault
 
-        monkeypatch.setattr("kapelle.trainer.load_models", refuse)
+        monkeypatch.setattr("kapelle.training.trainer.load_models", refuse)
         said = kapelle("train", "demo", *TINY, "--run-dir", f"run {number}")
         assert (said.code, one_line(said)) == (ENDS, True)
         assert told.lower() in said.err.lower()
@@ -273,7 +273,7 @@ def test_what_is_no_fault_of_the_machine_shows_where_it_was(
     def defect(*_arguments: object, **_options: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("kapelle.trainer.load_models", defect)
+    monkeypatch.setattr("kapelle.training.trainer.load_models", defect)
     with pytest.raises(RuntimeError, match="a defect"):
         kapelle("train", "demo", *TINY, "--run-dir", "run")
 
@@ -287,7 +287,7 @@ def test_a_cache_that_fills_up_stops_no_training_and_changes_nothing_of_it(
     settings = (*TINY, "seed=7", "team.sharing=shared")  # all weights learn, those of the warm-up too
     with monkeypatch.context() as patched:
         patched.setenv("KAPELLE_CACHE", "full")
-        patched.setattr("kapelle.warmup.save_model", full)
+        patched.setattr("kapelle.training.warmup.save_model", full)
         said = kapelle("train", "demo", *settings, "--run-dir", "held")
     assert said.code == 0, said.err
     assert "cannot be kept in full/warmup: No space left on device" in said.out

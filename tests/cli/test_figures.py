@@ -11,8 +11,8 @@ import pytest
 import yaml
 from tests.cli.conftest import Kapelle, Said
 
-from kapelle.run_files import read_evaluations, read_metrics
-from kapelle.trainer import Trainer
+from kapelle.runs.reader import read_evaluations, read_metrics
+from kapelle.training.trainer import Trainer
 
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32, "context": 96}
 BASE = {
@@ -233,8 +233,8 @@ def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
 
 def test_a_frozen_verifier_is_not_shown_as_training() -> None:
     from kapelle.cli.weights_map import describe, weights_map
-    from kapelle.config import EmbeddedConfig
     from kapelle.models.outline import outline
+    from kapelle.settings.schema import EmbeddedConfig
     from kapelle.team import Agent, Critic, Lora, Policy, Team
 
     lora = Lora(rank=1, targets=("q_proj",))

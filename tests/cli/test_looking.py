@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import TINY, Kapelle
 
 from kapelle.cli.info import extras
-from kapelle.recipe import builtin_recipes
+from kapelle.setup.recipe import builtin_recipes
 
 
 def test_recipes_are_listed_with_what_they_are(kapelle: Kapelle) -> None:

@@ -10,7 +10,7 @@ from tests.cli.conftest import Kapelle
 
 from kapelle.cli.parser import COMMANDS, parse, split_words
 from kapelle.errors import ConfigError
-from kapelle.recipe import builtin_recipes
+from kapelle.setup.recipe import builtin_recipes
 
 
 def test_help_lists_every_command(kapelle: Kapelle) -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("pyspiel")
 from tests.cli.conftest import Kapelle
 
 from kapelle.cli.play import Person, Table, seated
-from kapelle.environments.openspiel import OpenSpiel
+from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.errors import ConfigError
 from kapelle.workflows.play import Play
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from tests.tiny import episode, group, turn
+from tests.support.tiny import episode, group, turn
 
 from kapelle.cli.progress import Conversation, Progress, Watch, choose, conversation
-from kapelle.evaluation import Evaluation
-from kapelle.loop import Step
+from kapelle.evaluation.evaluate import Evaluation
+from kapelle.training.loop import Step
 from kapelle.types import Episode, Group, Task
 
 

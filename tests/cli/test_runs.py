@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Kapelle
 from tests.cli.test_stages import write
-from tests.test_poisoned import spoil
-from tests.test_rollback import content, files, train
-from tests.tiny import same_bits
+from tests.runs.test_poisoned import spoil
+from tests.runs.test_rollback import content, files, train
+from tests.support.tiny import same_bits
 
-from kapelle.rollback import ASIDE
-from kapelle.run_lock import RunLock
+from kapelle.runs.lock import RunLock
+from kapelle.runs.rollback import ASIDE
 
 
 @pytest.fixture(scope="module")

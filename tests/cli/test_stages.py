@@ -12,19 +12,19 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 from tests.cli.conftest import Kapelle
-from tests.tiny import SIZE, frozen_copy, same_bits, sections
+from tests.support.tiny import SIZE, frozen_copy, same_bits, sections
 
-from kapelle.engines.torch_train import reference_name
+from kapelle.engines.train.torch.engine import reference_name
 from kapelle.errors import ConfigError, ModelError, RunDirectoryError
 from kapelle.models.weights import weights_hash
-from kapelle.recipe import load_recipe, load_stages
-from kapelle.run_files import read_episodes, read_evaluations, read_metrics, read_status
-from kapelle.stages import checkable, open_stages, read_stages, start_of
-from kapelle.trainer import Trainer
+from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics, read_status
+from kapelle.setup.recipe import load_recipe, load_stages
+from kapelle.training.stages import checkable, open_stages, read_stages, start_of
+from kapelle.training.trainer import Trainer
 
 RECIPE: dict[str, Any] = {
     "name": "three",
-    "environment": {"name": "tests.copies:Copies"},
+    "environment": {"name": "tests.support.copies:Copies"},
     "workflow": {"name": "debate", "rounds": 2},
     "team": {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 4}},
     "model": {"embedded": SIZE},

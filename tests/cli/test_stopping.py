@@ -12,7 +12,7 @@ from tests.cli.conftest import TINY, Kapelle, Said
 
 from kapelle.cli import running
 from kapelle.cli.progress import Watch
-from kapelle.run_files import read_evaluations, read_metrics, read_status
+from kapelle.runs.reader import read_evaluations, read_metrics, read_status
 
 FRESH = "warmup.demonstrations=9"
 """A warm-up that no other test has cached."""

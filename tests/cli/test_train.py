@@ -8,8 +8,8 @@ import pytest
 import yaml
 from tests.cli.conftest import TINY, Kapelle, Said
 
-from kapelle.environments import data_source
-from kapelle.run_files import read_config, read_metrics, read_provenance, read_status
+from kapelle.environments.data import source as data_source
+from kapelle.runs.reader import read_config, read_metrics, read_provenance, read_status
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a model is loaded")
 
-    monkeypatch.setattr("kapelle.loading.load_language_model", refuse)
-    monkeypatch.setattr("kapelle.warmup.load_models", refuse)
-    monkeypatch.setattr("kapelle.trainer.load_models", refuse)
+    monkeypatch.setattr("kapelle.setup.model_loading.load_language_model", refuse)
+    monkeypatch.setattr("kapelle.training.warmup.load_models", refuse)
+    monkeypatch.setattr("kapelle.training.trainer.load_models", refuse)
 
 
 @pytest.mark.usefixtures("no_model")

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny import SIZE
+from tests.support.tiny import SIZE
 
 from kapelle.cli.weights_map import WeightsMap, amount, describe, size, weights_map
-from kapelle.config import EmbeddedConfig
 from kapelle.models.outline import outline, parameters
+from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import Agent, Critic, Endpoint, Lora, Policy, Team
 
 MODEL = outline("embedded", EmbeddedConfig(**SIZE))

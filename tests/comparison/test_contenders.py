@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.tiny import sections
+from tests.support.tiny import sections
 
 from kapelle.comparison.contenders import Contender, plan, read_contenders, read_own
 from kapelle.errors import ConfigError, RunDirectoryError
-from kapelle.recipe import Recipe, load_recipe
+from kapelle.setup.recipe import Recipe, load_recipe
 
 
 def recipe(folder: Path, *settings: str, **over: Any) -> Recipe:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.tiny import sections
+from tests.support.tiny import sections
 
 from kapelle.comparison.contenders import Contender, Run, plan, read_contenders
 from kapelle.comparison.plot import draw
@@ -26,8 +26,8 @@ from kapelle.comparison.results import (
     unscored,
     write_results,
 )
-from kapelle.recipe import load_recipe
-from kapelle.statistics import Quartiles
+from kapelle.metrics.statistics import Quartiles
+from kapelle.setup.recipe import load_recipe
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.tiny import sections
+from tests.support.tiny import sections
 
 from kapelle.comparison.running import take_up
-from kapelle.recipe import resolve, to_yaml
-from kapelle.run_files import read_evaluations, read_metrics, read_status
-from kapelle.trainer import Trainer
+from kapelle.runs.reader import read_evaluations, read_metrics, read_status
+from kapelle.setup.recipe import resolve, to_yaml
+from kapelle.training.trainer import Trainer
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:

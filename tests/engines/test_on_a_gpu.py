@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny import LORA, lora_policies, stir, tiny_model, train_engine
+from tests.support.tiny import LORA, lora_policies, stir, tiny_model, train_engine
 from torch import Tensor
 
-from kapelle.batch import Sample
-from kapelle.engines.decode import Decoder
-from kapelle.engines.rows import Job, Said
-from kapelle.engines.step_graphs import CudaRecorder, nowhere, on_cuda
-from kapelle.models import fused, grouped
-from kapelle.models.attention import attention
+from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
+from kapelle.engines.train.batch import Sample
+from kapelle.models.fast import fused, grouped
+from kapelle.models.fast.attention import attention
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import linear
 from kapelle.types import Sampling

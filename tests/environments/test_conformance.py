@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import pytest
 
-from kapelle.configured import Configured
 from kapelle.conformance import Finding, Private, Symmetric, conform, drive
 from kapelle.environment import BUILTIN_ENVIRONMENTS, Environment, Outcome, environment_class
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.errors import ConfigError, DataError
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
+from kapelle.settings.base import Configured
 from kapelle.types import Message, Split, Task
 
 SUMS = {"name": "arithmetic"}
@@ -42,7 +42,7 @@ DATA: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 PACKAGES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "openspiel": ("pyspiel", {}),
     "gymnasium": ("gymnasium", {"id": "FrozenLake-v1"}),
-    "pettingzoo": ("pettingzoo", {"path": "tests.environments.zoo_games"}),
+    "pettingzoo": ("pettingzoo", {"path": "tests.environments.adapters.zoo_games"}),
     "textarena": ("textarena", {}),
     "reasoning_gym": ("reasoning_gym", {}),
 }

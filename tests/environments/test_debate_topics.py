@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from tests.workflows.stage import Say, expert, lines, play, transcript
 
 from kapelle.conformance import conform
-from kapelle.engines.judging import ask_engine
-from kapelle.engines.rollout import Request
-from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.rollout.judge import ask_engine
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import environment_class
 from kapelle.environments.debate_topics import DebateTopics
 from kapelle.errors import ConfigError, DataError, EpisodeError
-from kapelle.grading.judge_endpoint import JudgeEndpoint, ask_endpoint
+from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
 from kapelle.types import Message, Task
 from kapelle.workflows.parallel import Parallel
 

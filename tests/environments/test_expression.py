@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.patience import timed
+from tests.support.patience import timed
 
 from kapelle.environments.expression import (
     Expression,

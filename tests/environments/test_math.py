@@ -15,7 +15,7 @@ from kapelle.environment import Answerable, Environment, Scripted, environment_c
 from kapelle.environments import math as math_environment
 from kapelle.environments.math import Math
 from kapelle.errors import DataError
-from kapelle.grading.math import math_processes, read_math
+from kapelle.grading.math.grade import math_processes, read_math
 from kapelle.grading.processes import Limits
 from kapelle.grading.verdict import Grade
 from kapelle.types import Split, Task
@@ -191,7 +191,7 @@ async def test_a_comparison_that_takes_too_long_fails_the_episode_and_holds_nobo
 def test_the_shared_pool_ends_with_its_process_and_no_fork_ends_it() -> None:
     program = (
         "import os, sys\n"
-        "from kapelle.grading.math import grade_math, shared_math_processes\n"
+        "from kapelle.grading.math.grade import grade_math, shared_math_processes\n"
         "pool = shared_math_processes()\n"
         "assert pool is shared_math_processes() and not pool._running\n"
         "pool.warm()\n"

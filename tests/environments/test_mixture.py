@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from tests.workflows.stage import expert, lines, team_of
 
 from kapelle.conformance import conform
-from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.mixture import Mixture
-from kapelle.evaluation import choose_tasks, evaluate_tasks, summarise
-from kapelle.metrics import describe, rollout_metrics
-from kapelle.recipe import lay_over
-from kapelle.rollout import Play, rollout
+from kapelle.evaluation.evaluate import choose_tasks, evaluate_tasks, summarise
+from kapelle.metrics.definitions import describe, rollout_metrics
+from kapelle.rollout.play import Play, rollout
+from kapelle.setup.recipe import lay_over
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.solo import Solo
 

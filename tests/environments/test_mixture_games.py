@@ -14,26 +14,26 @@ import pytest
 pytest.importorskip("pyspiel")
 
 from tests.cli.conftest import call
-from tests.tiny import team_of as trained_team
+from tests.support.tiny import team_of as trained_team
 from tests.workflows.stage import Say, team_of
 
 from kapelle.algorithm import Credit, CreditMemory, Estimates, TurnKey
 from kapelle.algorithms.mars import MARS
 from kapelle.algorithms.rae import RAE
-from kapelle.checks import check_run
 from kapelle.conformance import conform
-from kapelle.engines.rollout import Request
-from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import asks_questions
 from kapelle.environments.mixture import Mixture
-from kapelle.environments.openspiel import OpenSpiel
-from kapelle.environments.openspiel_text import read_listed
+from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.environments.openspiel.text import read_listed
 from kapelle.errors import ConfigError
-from kapelle.evaluation import summarise
-from kapelle.metrics import describe, rollout_metrics
-from kapelle.recipe import load_recipe
-from kapelle.rollout import Play, rollout
-from kapelle.run_files import read_metrics
+from kapelle.evaluation.evaluate import summarise
+from kapelle.metrics.definitions import describe, rollout_metrics
+from kapelle.rollout.play import Play, rollout
+from kapelle.runs.reader import read_metrics
+from kapelle.setup.recipe import load_recipe
+from kapelle.setup.validation import check_run
 from kapelle.types import Group
 from kapelle.workflows.play import Play as PlayWorkflow
 from kapelle.workflows.solo import Solo

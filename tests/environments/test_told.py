@@ -11,22 +11,22 @@ from pydantic import ValidationError
 
 pytest.importorskip("pyspiel")
 
-from tests.environments.test_openspiel import GAMES
+from tests.environments.openspiel.test_environment import GAMES
 from tests.workflows.stage import lines, play, team_of
 
-from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environments.adapters.pettingzoo import PettingZoo
 from kapelle.environments.matrix import Matrix
-from kapelle.environments.openspiel import OpenSpiel
-from kapelle.environments.openspiel_games import spiel
-from kapelle.environments.openspiel_rules import full_rules, short_rules, unknown_rules
-from kapelle.environments.openspiel_text import read_listed
-from kapelle.environments.openspiel_world import GameWorld
-from kapelle.environments.pettingzoo import PettingZoo
+from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.environments.openspiel.games import spiel
+from kapelle.environments.openspiel.rules import full_rules, short_rules, unknown_rules
+from kapelle.environments.openspiel.text import read_listed
+from kapelle.environments.openspiel.world import GameWorld
 from kapelle.environments.thinking import INVITATION, spoken
 from kapelle.errors import ConfigError
-from kapelle.recipe import load_recipe
-from kapelle.rollout import Play as Stage
-from kapelle.tabular import language_table
+from kapelle.evaluation.exploitability import language_table
+from kapelle.rollout.play import Play as Stage
+from kapelle.setup.recipe import load_recipe
 from kapelle.workflows.play import Play
 
 
@@ -164,14 +164,14 @@ class TestRules:
 
     def test_pettingzoo_names_what_it_does_not_know(self) -> None:
         pytest.importorskip("pettingzoo")
-        environment = PettingZoo(path="tests.environments.zoo_games")
+        environment = PettingZoo(path="tests.environments.adapters.zoo_games")
         world = environment.start(environment.task("train", 0), ["a", "b"], 0)
         assert world.observe("a").split("\n") == [
             "sticks, a game for 2 players. Take one of the legal actions, by its number.",
             "3",
             "Legal actions: <1 | 2>",
         ]
-        own = PettingZoo(path="tests.environments.zoo_games", rules="Who takes the last stick wins.")
+        own = PettingZoo(path="tests.environments.adapters.zoo_games", rules="Who takes the last stick wins.")
         assert own.start(own.task("train", 0), ["a", "b"], 0).observe("a").startswith("Who takes the last")
 
 
@@ -242,7 +242,7 @@ class TestThinking:
         await world.step({"a": "<think>A</think> B", "b": "<think>A"})
         assert world.outcome().info["rounds"] == ["B-"]
         pytest.importorskip("pettingzoo")
-        zoo = PettingZoo(path="tests.environments.zoo_games", thinking=True)
+        zoo = PettingZoo(path="tests.environments.adapters.zoo_games", thinking=True)
         for text, invalid in (("<think>2</think>1", 0), ("<think>1", 1), ("1<think>", 1)):
             sticks = zoo.start(zoo.task("train", 0), ["a", "b"], 0)
             await sticks.step({"a": text})

@@ -14,17 +14,17 @@ from kapelle.environment import Answerable, Environment, Scripted, environment_c
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.math import Math
 from kapelle.environments.matrix import Matrix
-from kapelle.environments.tool_calculator import Calculator
-from kapelle.environments.tool_files import Files
-from kapelle.environments.tool_functions import Functions
 from kapelle.environments.tool_questions import Tools
+from kapelle.environments.tools.calculator import Calculator
+from kapelle.environments.tools.files import Files
+from kapelle.environments.tools.functions import Functions
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.grading.tool_text import Call, Form, write_calls
+from kapelle.grading.text.tool_text import Call, Form, write_calls
 from kapelle.types import Episode, Task
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.tool_use import ToolUse
 
-LIBRARY = "tests.environments.tool_library"
+LIBRARY = "tests.environments.tools.tool_library"
 TASK = Task("train-0", "47+85", {"answer": 132})
 FORMS: tuple[Form, ...] = ("hermes", "llama", "pythonic")
 

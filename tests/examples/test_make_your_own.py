@@ -9,7 +9,7 @@ import pytest
 from tests.workflows.stage import lines, play
 
 from kapelle.conformance import conform
-from kapelle.recipe import load_recipe
+from kapelle.setup.recipe import load_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "make_your_own.md").read_text(encoding="utf-8")
 

@@ -157,15 +157,15 @@ def _read_all(base: Path, run: Path, damages: Sequence[Damage], notes: Path) -> 
 
 
 def _states(run: Path) -> dict[str, str]:
-    from kapelle import checkpoint
+    from kapelle.runs import checkpoint
 
     folders = checkpoint.list_checkpoints(run / "checkpoints")
     return {folder.name: state_hash(checkpoint.load(folder)) for folder in folders}
 
 
 def _judge_reading(run: Path, whole: Mapping[str, str], rows: Mapping[str, str]) -> Verdict:
-    from kapelle import checkpoint
-    from kapelle.run_files import read_latest
+    from kapelle.runs import checkpoint
+    from kapelle.runs.reader import read_latest
 
     try:
         newest = read_latest(run)
@@ -184,8 +184,7 @@ def _judge_reading(run: Path, whole: Mapping[str, str], rows: Mapping[str, str])
 
 def _rows(run: Path) -> dict[str, str]:
     """Return a hash of everything that is read of a run beside its checkpoints."""
-    from kapelle.recipe import load_recipe
-    from kapelle.run_files import (
+    from kapelle.runs.reader import (
         episode_steps,
         read_config,
         read_evaluations,
@@ -194,6 +193,7 @@ def _rows(run: Path) -> dict[str, str]:
         read_provenance,
         read_status,
     )
+    from kapelle.setup.recipe import load_recipe
 
     found: dict[str, object] = {
         "config": read_config(run),

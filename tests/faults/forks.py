@@ -48,7 +48,12 @@ def import_all() -> None:
         if not found.name.endswith(_OPTIONAL):
             with suppress(ImportError):
                 import_module(found.name)
-    for name in ("pyspiel", "safetensors.torch", "transformers.models.qwen3.modeling_qwen3", "tests.plugins"):
+    for name in (
+        "pyspiel",
+        "safetensors.torch",
+        "transformers.models.qwen3.modeling_qwen3",
+        "tests.support.plugins",
+    ):
         with suppress(ImportError):
             import_module(name)
     gc.collect()

@@ -58,8 +58,8 @@ def remains(run: Path) -> dict[str, str]:
 
 
 def _remains(run: Path, whole: Path) -> dict[str, str]:
-    from kapelle import checkpoint
-    from kapelle.run_files import read_evaluations, read_latest, read_metrics, read_status
+    from kapelle.runs import checkpoint
+    from kapelle.runs.reader import read_evaluations, read_latest, read_metrics, read_status
 
     status = read_status(run)
     found = {

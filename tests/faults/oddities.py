@@ -80,7 +80,7 @@ def without_deadlines() -> str | None:
 
 
 def _has_deadlines() -> bool:
-    from kapelle.config import RunConfig
+    from kapelle.settings.schema import RunConfig
 
     return "episode" in RunConfig.model_fields
 
@@ -137,7 +137,7 @@ def _odd_server(world: World, whom: str, answer: servers.Answer, place: str) -> 
             agents = [{"name": "ada"}, {"name": "ben", "weights": served}]
             over: dict[str, Any] = {
                 "team": {"agents": agents},
-                "environment": {"name": "tests.plugins:Digest"},
+                "environment": {"name": "tests.support.plugins:Digest"},
             }
         else:
             over = {

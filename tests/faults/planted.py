@@ -42,8 +42,9 @@ def _put(owner: Any, name: str, value: object) -> None:
 
 
 def _latest_is_trusted() -> None:
-    from kapelle import run_dir, stages
-    from kapelle.run_files import read_latest
+    from kapelle.runs import writer as run_dir
+    from kapelle.runs.reader import read_latest
+    from kapelle.training import stages
 
     def read(run: Path) -> Path | None:
         named = run / "latest"
@@ -74,34 +75,34 @@ def _folders_are_not_flushed() -> None:
 
 
 def _metrics_are_emptied() -> None:
-    from kapelle import run_dir
+    from kapelle.runs import writer as run_dir
 
     cut = run_dir._cut
     _put(run_dir, "_cut", lambda path, size: cut(path, 0 if path.name == "metrics.jsonl" else size))
 
 
 def _rows_are_not_cut() -> None:
-    from kapelle import run_dir
+    from kapelle.runs import writer as run_dir
 
     _put(run_dir, "_cut", lambda path, size: None)
 
 
 def _checkpoints_are_not_verified() -> None:
-    from kapelle import checkpoint, checkpoint_folder
-    from kapelle.checkpoint_folder import step_of
+    from kapelle.runs import checkpoint, checkpoint_folder
+    from kapelle.runs.checkpoint_folder import step_of
 
     for module in (checkpoint, checkpoint_folder):
         _put(module, "verify", lambda folder: step_of(folder) or 0)
 
 
 def _generators_are_not_restored() -> None:
-    from kapelle import keeping
+    from kapelle.runs import checkpoint_contents as keeping
 
     _put(keeping, "restore_random", lambda state: None)
 
 
 def _moments_are_not_restored() -> None:
-    from kapelle.engines.learner import Learner
+    from kapelle.engines.train.torch.learner import Learner
 
     load = Learner.load_state
 
@@ -112,7 +113,7 @@ def _moments_are_not_restored() -> None:
 
 
 def _played_ahead_is_forgotten() -> None:
-    from kapelle.loop import Loop
+    from kapelle.training.loop import Loop
 
     load = Loop.load_state
 
@@ -123,7 +124,7 @@ def _played_ahead_is_forgotten() -> None:
 
 
 def _what_credit_remembers_is_forgotten() -> None:
-    from kapelle.loop import Loop
+    from kapelle.training.loop import Loop
 
     def without(loop: Loop, state: Any) -> None:
         loop._ahead.load_state(state["ahead"])
@@ -132,7 +133,7 @@ def _what_credit_remembers_is_forgotten() -> None:
 
 
 def _saved_in_place() -> None:
-    from kapelle import checkpoint
+    from kapelle.runs import checkpoint
 
     # Without another name there is nothing to rename, and a manifest comes before its files.
     _put(checkpoint, "_seal", lambda folder, step: None)
@@ -141,13 +142,14 @@ def _saved_in_place() -> None:
 def _disk_is_not_explained() -> None:
     from contextlib import nullcontext
 
-    from kapelle import run_dir
+    from kapelle.runs import writer as run_dir
 
     _put(run_dir, "_writing", lambda path: nullcontext())
 
 
 def _tried_again_for_ever() -> None:
-    from kapelle import durable, run_dir
+    from kapelle.runs import writer as run_dir
+    from kapelle.runtime import atomic_files as durable
 
     forks.DEADLINE = 10.0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from kapelle.recipe import builtin_recipes
+from kapelle.setup.recipe import builtin_recipes
 
 Tree = dict[str, Any]
 
@@ -150,7 +150,7 @@ def _paid_by_verifier(tree: Tree) -> Tree:
 
 def _noisy(tree: Tree) -> Tree:
     """Draw from all generators of the process, in the environment and, by dropout, in the update."""
-    tree["environment"] = {"name": "tests.plugins:Digest", "tasks": 5, "noisy": True}
+    tree["environment"] = {"name": "tests.support.plugins:Digest", "tasks": 5, "noisy": True}
     tree.pop("warmup", None)
     return merged(tree, {"team": {"lora": {**_LORA, "dropout": 0.2}}})
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn
 
 import numpy as np
-from tests.plugins import Digest, DigestWorld
+from tests.support.plugins import Digest, DigestWorld
 
 from kapelle.environment import Outcome
 from kapelle.types import Task

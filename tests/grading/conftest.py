@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kapelle.grading.math import math_processes
+from kapelle.grading.math.grade import math_processes
 from kapelle.grading.processes import KillableProcesses
-from kapelle.grading.regex import regex_processes
+from kapelle.grading.text.regex import regex_processes
 
 
 @pytest.fixture(scope="session")

@@ -12,16 +12,16 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.patience import timed
+from tests.support.patience import timed
 
-from kapelle.grading.choice import grade_choice
-from kapelle.grading.exact import grade_exact
-from kapelle.grading.extraction import Policy
-from kapelle.grading.json_answer import grade_json
-from kapelle.grading.math import grade_math
-from kapelle.grading.numeric import grade_numeric, parse_number
+from kapelle.grading.math.grade import grade_math
+from kapelle.grading.math.numeric import grade_numeric, parse_number
 from kapelle.grading.processes import KillableProcesses
-from kapelle.grading.tool_call import grade_tool_call
+from kapelle.grading.text.choice import grade_choice
+from kapelle.grading.text.exact import grade_exact
+from kapelle.grading.text.extraction import Policy
+from kapelle.grading.text.json_answer import grade_json
+from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.verdict import Grade
 
 SAMPLE = int(os.environ.get("KAPELLE_FUZZ", "500"))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kapelle.batch import Sample
-from kapelle.recipe import resolve
-from kapelle.trainer import Trainer
+from kapelle.engines.train.batch import Sample
+from kapelle.setup.recipe import resolve
+from kapelle.training.trainer import Trainer
 
 GAME: dict[str, Any] = {
     "model": {

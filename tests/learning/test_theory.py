@@ -10,19 +10,19 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.learning.local_view import LocalMAPPO
-from tests.tiny import episode, group, same_bits, sections, team_of, turn
+from tests.support.tiny import episode, group, same_bits, sections, team_of, turn
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Estimates, Outputs, Targets, TurnKey
 from kapelle.algorithms.happo import HAPPO
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.ppo import IPPO, PPO
-from kapelle.batch import Sample
-from kapelle.collate import value_samples
-from kapelle.engines.train import Objective, TrainEngine
-from kapelle.trainer import Trainer
+from kapelle.engines.train.batch import Sample
+from kapelle.engines.train.protocol import Objective, TrainEngine
+from kapelle.training.collate import value_samples
+from kapelle.training.trainer import Trainer
+from kapelle.training.updates import update_in_order
 from kapelle.types import Episode, Group
-from kapelle.updates import update_in_order
 
 SEEDS = range(10)
 ACTIONS = (0, 1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import peft
 import pytest
 import torch
-from tests.tiny import LORA, stir, tiny_model
+from tests.support.tiny import LORA, stir, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.tiny import SIZE, tiny_model
+from tests.support.tiny import SIZE, tiny_model
 
-from kapelle.config import EmbeddedConfig, ModelConfig
 from kapelle.errors import ModelError
 from kapelle.models.outline import adapter_parameters, check_adapters, outline, outlines, parameters
 from kapelle.models.weights import save_model
+from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Agent, Critic, Lora, Policy, Team
 
 # hidden 16, 2 heads of 8, 1 key-value head, intermediate 32; (in, out) of each linear layer:

@@ -15,7 +15,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from tests.tiny import tiny_model
+from tests.support.tiny import tiny_model
 from torch import Tensor
 
 from kapelle.errors import ModelError

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import TINY
-from tests.tiny import frozen_copy, same_bits, sections
+from tests.support.tiny import frozen_copy, same_bits, sections
 
 from kapelle import Trainer
 from kapelle.errors import ModelError
-from kapelle.listener import Silent
 from kapelle.models.sealed import SEAL, base_of, seal, verify_folder
+from kapelle.training.observer import Silent
 
 
 def flip(file: Path, bit: int = -3) -> None:
@@ -127,7 +127,7 @@ def test_a_whole_model_with_a_flipped_bit_is_not_loaded(tmp_path: Path, name: st
 @pytest.mark.parametrize("name", ["value_head.safetensors", "adapter_model.safetensors", "verifier.json"])
 def test_a_verifier_with_a_flipped_bit_does_not_judge(tmp_path: Path, name: str) -> None:
     judge = {
-        "environment": {"name": "tests.copies:Copies", "letters": 3},
+        "environment": {"name": "tests.support.copies:Copies", "letters": 3},
         "workflow": {"name": "solo"},
         "algorithm": {"name": "verifier", "data": "recorded", "group_size": 6},
         "team": {"sharing": "frozen", "agents": 1, "critic_lora": {"rank": 2, "alpha": 4.0}},

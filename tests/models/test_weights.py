@@ -9,13 +9,13 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from tests.tiny import stir, tiny_model
+from tests.support.tiny import stir, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kapelle.config import ModelConfig
 from kapelle.errors import ModelError
 from kapelle.models.language_model import load_language_model
 from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
+from kapelle.settings.schema import ModelConfig
 from kapelle.team import Lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")

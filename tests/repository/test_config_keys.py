@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kapelle.algorithm import BUILTIN_ALGORITHMS, algorithm_class
-from kapelle.config import RunConfig
-from kapelle.configured import Configured
-from kapelle.engines.rollout import BUILTIN_ENGINES, engine_class
+from kapelle.engines.rollout.protocol import BUILTIN_ENGINES, engine_class
 from kapelle.environment import BUILTIN_ENVIRONMENTS, environment_class
+from kapelle.settings.base import Configured
+from kapelle.settings.schema import RunConfig
 from kapelle.workflow import BUILTIN_WORKFLOWS, workflow_class
 
 SOURCES = Path(__file__).parents[2] / "src" / "kapelle"

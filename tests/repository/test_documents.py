@@ -15,7 +15,7 @@ import pytest
 
 from kapelle.cli.parser import parse, split_words
 from kapelle.errors import KapelleError
-from kapelle.recipe import builtin_recipes, load_recipe, load_stages
+from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
 
 ROOT = Path(__file__).parents[2]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

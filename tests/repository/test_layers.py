@@ -20,7 +20,7 @@ LIGHT = (
     "kapelle.environments.arithmetic",
     "kapelle.environments.matrix",
     "kapelle.cli.parser",
-    "kapelle.run_dir",
+    "kapelle.runs.writer",
 )
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tests.grading.test_code_spoofing import (
+from tests.grading.code.test_spoofing import (
     CHANGES,
     HARD_CODED,
     JSON_BOMBS,
@@ -36,7 +36,7 @@ from tests.sandbox.test_hostile import (
     survivors,
 )
 
-from kapelle.grading.code import ProgramTests, grade_program
+from kapelle.grading.code.grade import ProgramTests, grade_program
 from kapelle.sandbox.backends import backend, require
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits

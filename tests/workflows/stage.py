@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kapelle.engines.rollout import Request
-from kapelle.engines.scripted import ScriptedEngine
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Scripted
-from kapelle.rollout import Play, rollout
+from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow

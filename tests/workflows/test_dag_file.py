@@ -8,10 +8,10 @@ import pytest
 import yaml
 from tests.workflows.stage import lines, play
 
-from kapelle.assembly import build_team
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.errors import ConfigError
-from kapelle.recipe import lay_over
+from kapelle.setup.recipe import lay_over
+from kapelle.setup.team_builder import build_team
 from kapelle.types import Task
 from kapelle.workflows.dag import Dag
 from kapelle.workflows.dag_file import is_workflow_file, read_workflow

@@ -11,11 +11,11 @@ from tests.workflows.stage import play
 from tests.workflows.test_dag_turns import FILE, in_turn, sums, written
 
 from kapelle import Trainer
-from kapelle.checks import check_run
-from kapelle.config import RunConfig
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError
-from kapelle.recipe import load_recipe, resolve
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.recipe import load_recipe, resolve
+from kapelle.setup.validation import check_run
 from kapelle.team import Agent
 from kapelle.types import Episode
 
@@ -366,7 +366,7 @@ def test_a_class_of_kapelles_form_that_asks_no_questions_is_told_what_it_needs(t
 
 
 def test_all_is_looked_at_without_a_model(tmp_path: Path) -> None:
-    from kapelle.assembly import build_team
+    from kapelle.setup.team_builder import build_team
 
     (tmp_path / "judge.py").write_text(SIIRLS)
     config = laid(tmp_path, with_class("judge.py:Judge"))

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tests.tiny import frozen_copy, same_bits
+from tests.support.tiny import frozen_copy, same_bits
 from tests.workflows.stage import play
 from tests.workflows.test_dag_turns import in_turn
 
 from kapelle import Trainer
 from kapelle.algorithm import BUILTIN_ALGORITHMS, Estimates, TurnKey
 from kapelle.algorithms.marft import MARFT
-from kapelle.config import RunConfig
-from kapelle.recipe import lay_over, load_recipe
-from kapelle.run_files import read_metrics
+from kapelle.runs.reader import read_metrics
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.recipe import lay_over, load_recipe
 from kapelle.types import Group
 from kapelle.workflows.dag_file import read_workflow
 
@@ -70,7 +70,7 @@ def config(algorithm: str, file: Mapping[str, Any]) -> RunConfig:
     """Lay a file over a recipe of noise that is paid for."""
     recipe = {
         **BASE,
-        "environment": {"name": "tests.plugins:Digest"},
+        "environment": {"name": "tests.support.plugins:Digest"},
         "workflow": {"name": "debate", "score_rounds": True} if algorithm == "maporl" else {"name": "chain"},
         "team": {"sharing": "shared" if algorithm == "ppo" else "lora", "sampling": {"max_tokens": 3}},
         "algorithm": {"name": algorithm, **NEED.get(algorithm, {"group_size": 4})},

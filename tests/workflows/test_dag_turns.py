@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.environments.test_code import DOUBLE, OTHER, fenced, folder
+from tests.environments.code.test_environment import DOUBLE, OTHER, fenced, folder
 from tests.workflows.stage import lines, play, transcript
 
-from kapelle.engines.rollout import Request
+from kapelle.engines.rollout.protocol import Request
 from kapelle.environment import Environment, environment_class
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.code import Code
+from kapelle.environments.code.environment import Code
 from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
-from kapelle.recipe import load_recipe
 from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.setup.recipe import load_recipe
 from kapelle.team import Agent
 from kapelle.types import Episode, Task
 from kapelle.workflows.dag import Dag, Node

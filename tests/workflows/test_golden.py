@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.workflows.stage import Say, play, transcript
 
-from kapelle.engines.rollout import Request
+from kapelle.engines.rollout.protocol import Request
 from kapelle.environment import Answerable, Environment, Scripted
 from kapelle.environments.algebra import Algebra
 from kapelle.environments.arithmetic import Arithmetic

@@ -7,10 +7,10 @@ from tests.workflows.stage import Say, expert, lines, play, transcript
 
 pytest.importorskip("pyspiel")
 
-from kapelle.engines.rollout import Request
+from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
-from kapelle.environments.openspiel import OpenSpiel
+from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.workflow import workflow_class

@@ -25,9 +25,9 @@ from __future__ import annotations
 from typing import Literal
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.groups import by_agent_turn
-from kapelle.algorithms.monte_carlo import SetCredit
-from kapelle.algorithms.tree import TreeSampling, alone, best
+from kapelle.algorithms.shared.groups import by_agent_turn
+from kapelle.algorithms.shared.monte_carlo import SetCredit
+from kapelle.algorithms.shared.tree import TreeSampling, alone, best
 from kapelle.functional.advantages import group_centred, group_scaled
 
 

@@ -21,8 +21,8 @@ from typing import Any, Literal, cast
 from pydantic import Field, SerializeAsAny, field_validator
 
 from kapelle.algorithm import Algorithm, algorithm_class
-from kapelle.configured import Configured
 from kapelle.errors import ConfigError
+from kapelle.settings.base import Configured
 from kapelle.team import Team
 
 

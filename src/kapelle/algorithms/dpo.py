@@ -33,11 +33,11 @@ from kapelle.algorithm import (
     TurnKey,
     turns_of,
 )
-from kapelle.algorithms.rewards import TeamReward, agent_returns, shared_by
-from kapelle.algorithms.surrogate import ones_like_turn
-from kapelle.configured import Configured
+from kapelle.algorithms.shared.rewards import TeamReward, agent_returns, shared_by
+from kapelle.algorithms.shared.surrogate import ones_like_turn
 from kapelle.functional import preferences
 from kapelle.functional.masking import segment_mean, segment_sum
+from kapelle.settings.base import Configured
 from kapelle.types import Group
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Literal
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.groups import by_turns_of_agent
-from kapelle.algorithms.monte_carlo import MonteCarlo, SetCredit
+from kapelle.algorithms.shared.groups import by_turns_of_agent
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, SetCredit
 from kapelle.functional.advantages import group_scaled
 
 

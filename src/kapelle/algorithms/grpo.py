@@ -21,8 +21,8 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.groups import by_agent, by_episode
-from kapelle.algorithms.monte_carlo import MonteCarlo, SetCredit
+from kapelle.algorithms.shared.groups import by_agent, by_episode
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, SetCredit
 from kapelle.functional.advantages import group_centred, group_scaled
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Literal
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.orders import OrderConfig, Sequential
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
+from kapelle.algorithms.shared.orders import OrderConfig, Sequential
 
 
 class HAPPO(ActorCritic):

@@ -25,11 +25,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.groups import by_round
-from kapelle.algorithms.monte_carlo import SetCredit
-from kapelle.algorithms.rewards import chain_rewards
-from kapelle.algorithms.surrogate import SurrogateConfig
-from kapelle.algorithms.tree import TreeSampling, aligned, cross, first
+from kapelle.algorithms.shared.groups import by_round
+from kapelle.algorithms.shared.monte_carlo import SetCredit
+from kapelle.algorithms.shared.rewards import chain_rewards
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.algorithms.shared.tree import TreeSampling, aligned, cross, first
 from kapelle.functional.advantages import group_centred, group_scaled
 from kapelle.types import Episode
 

@@ -37,8 +37,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Estimates, TurnKey
-from kapelle.algorithms.gae import GAEConfig, GAECredit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
+from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
 from kapelle.errors import ConfigError
 from kapelle.functional import shaping
 from kapelle.types import Episode, Turn

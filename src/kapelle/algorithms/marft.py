@@ -21,10 +21,10 @@ from typing import Literal
 from pydantic import model_validator
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.gae import GAECredit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
-from kapelle.algorithms.rewards import chain_path
-from kapelle.algorithms.surrogate import SurrogateConfig
+from kapelle.algorithms.shared.gae import GAECredit
+from kapelle.algorithms.shared.rewards import chain_path
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
 
 
 class MARFT(ActorCritic):

@@ -19,9 +19,9 @@ import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, turns_of
-from kapelle.algorithms.groups import Place, place_of
-from kapelle.algorithms.monte_carlo import MonteCarlo, spread
-from kapelle.algorithms.rewards import TeamReward
+from kapelle.algorithms.shared.groups import Place, place_of
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.functional.advantages import normalise_then_sum, sum_then_normalise
 from kapelle.types import Group
 

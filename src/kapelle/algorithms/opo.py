@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
-from kapelle.algorithms.groups import by_agent, compare
-from kapelle.algorithms.monte_carlo import MonteCarlo, spread
+from kapelle.algorithms.shared.groups import by_agent, compare
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import length_weighted_baseline
 from kapelle.types import Group
 

@@ -15,13 +15,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, CreditFunction, CriticNeed
-from kapelle.algorithms.gae import GAEConfig, GAECredit
-from kapelle.algorithms.orders import Joint, OrderConfig, check_separate_weights
-from kapelle.algorithms.rewards import FREE, PenaltyConfig, TeamReward, own_path, shared_by
-from kapelle.algorithms.surrogate import SurrogateConfig, ValueLossConfig
-from kapelle.algorithms.umad import UMADConfig
-from kapelle.configured import Configured
+from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
+from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
+from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward, own_path, shared_by
+from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
+from kapelle.algorithms.shared.umad import UMADConfig
 from kapelle.errors import ConfigError
+from kapelle.settings.base import Configured
 from kapelle.team import Team
 
 

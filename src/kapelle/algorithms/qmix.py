@@ -16,9 +16,9 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.credit_mixer import CreditMixer, mixer_row
-from kapelle.algorithms.utilities import MonotonicMixer
-from kapelle.configured import Configured
+from kapelle.algorithms.value_decomposition.credit_mixer import CreditMixer, mixer_row
+from kapelle.algorithms.value_decomposition.utilities import MonotonicMixer
+from kapelle.settings.base import Configured
 
 
 class MixingConfig(Configured):

@@ -18,9 +18,9 @@ import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
-from kapelle.algorithms.groups import Member, Place, by_agent, place_of
-from kapelle.algorithms.monte_carlo import MonteCarlo, spread
-from kapelle.algorithms.rewards import TeamReward
+from kapelle.algorithms.shared.groups import Member, Place, by_agent, place_of
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.functional.advantages import running_baseline
 from kapelle.team import Team
 from kapelle.types import Group

@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, turns_of
-from kapelle.algorithms.groups import Member, by_agent, compare
-from kapelle.algorithms.monte_carlo import MonteCarlo, spread
+from kapelle.algorithms.shared.groups import Member, by_agent, compare
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import group_centred, whitened_group_centred, whitened_return_to_go
 from kapelle.functional.masking import masked_whiten
 from kapelle.types import Group, Turn

@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
-from kapelle.algorithms.groups import by_agent, compare
-from kapelle.algorithms.monte_carlo import MonteCarlo, spread
-from kapelle.algorithms.rewards import agent_returns
+from kapelle.algorithms.shared.groups import by_agent, compare
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.algorithms.shared.rewards import agent_returns
 from kapelle.functional.advantages import greedy_baseline
 from kapelle.types import Group
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Literal
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.groups import by_agent
-from kapelle.algorithms.monte_carlo import MonteCarlo, SetCredit
+from kapelle.algorithms.shared.groups import by_agent
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, SetCredit
 from kapelle.functional.advantages import leave_one_out
 
 

@@ -15,8 +15,8 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Loss, Outputs, Targets
-from kapelle.configured import Configured
 from kapelle.functional.masking import token_mean
+from kapelle.settings.base import Configured
 
 
 class SFT(Configured):

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Literal
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.credit_mixer import CreditMixer, mixer_row
-from kapelle.algorithms.utilities import SumMixer
+from kapelle.algorithms.value_decomposition.credit_mixer import CreditMixer, mixer_row
+from kapelle.algorithms.value_decomposition.utilities import SumMixer
 
 
 class VDN(CreditMixer):

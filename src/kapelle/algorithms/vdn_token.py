@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
-from kapelle.algorithms.replay import round_rewards, round_turns
+from kapelle.algorithms.value_decomposition.replay import round_rewards, round_turns
 from kapelle.functional.advantages import gae
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.mixing import vdn_mix

@@ -38,10 +38,10 @@ from kapelle.algorithm import (
     label_of,
     turns_of,
 )
-from kapelle.configured import Configured
 from kapelle.functional.masking import segment_sum
 from kapelle.functional.preferences import bradley_terry_loss, verifier_loss
-from kapelle.statistics import area_under_curve
+from kapelle.metrics.statistics import area_under_curve
+from kapelle.settings.base import Configured
 from kapelle.types import Group
 
 

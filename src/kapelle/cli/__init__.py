@@ -18,9 +18,9 @@ from io import TextIOWrapper
 from kapelle.cli.output import say
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import exit_code, termination
-from kapelle.descriptors import raise_limit
 from kapelle.errors import KapelleError
-from kapelle.machine import refusal
+from kapelle.runtime.descriptors import raise_limit
+from kapelle.runtime.machine import refusal
 
 EXIT_WRONG = 2
 EXIT_PIPE = 141

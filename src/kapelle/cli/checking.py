@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from kapelle.assembly import build_algorithm, build_team
-from kapelle.checks import check_prompts, check_run
-from kapelle.config import RunConfig
 from kapelle.models.outline import check_adapters, outlines
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.team_builder import build_algorithm, build_team
+from kapelle.setup.validation import check_prompts, check_run
 from kapelle.team import Team
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from kapelle.cli.collect_answers import collect, show
 from kapelle.cli.output import say
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
-from kapelle.durable import write_all
 from kapelle.errors import ConfigError, DataError, OutputError
+from kapelle.runtime.atomic_files import write_all
 
 TASKS_AT_ONCE = 64
 """Tasks that are played together; the result does not depend on it."""
@@ -94,12 +94,12 @@ def _nothing(least: float, tally: Tally) -> str:
 
 
 def _play(arguments: argparse.Namespace, file: IO[bytes], tally: Tally) -> None:
-    from kapelle.blocking import run_async
     from kapelle.cli.player import open_player
-    from kapelle.collection import dump_rows, episode_reward, good_episodes, sft_rows
-    from kapelle.evaluation import choose_tasks
-    from kapelle.rollout import rollout
-    from kapelle.seeds import derive_seed
+    from kapelle.evaluation.evaluate import choose_tasks
+    from kapelle.rollout.play import rollout
+    from kapelle.runs.sft_export import dump_rows, episode_reward, good_episodes, sft_rows
+    from kapelle.runtime.event_loop import run_async
+    from kapelle.runtime.seeds import derive_seed
 
     player = open_player(arguments)
     tasks = choose_tasks(player.play.environment, "train", arguments.tasks, player.config.seed)

@@ -10,12 +10,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 from kapelle.cli.output import command, printable, say
 from kapelle.cli.stopping import exit_code
-from kapelle.durable import write_all
 from kapelle.errors import DataError
+from kapelle.runtime.atomic_files import write_all
 
 if TYPE_CHECKING:
-    from kapelle.answers import Balance, Survey
     from kapelle.cli.player import Player
+    from kapelle.runs.verifier_export import Balance, Survey
 
 WIDTH = 60
 """Characters of a text in an example."""
@@ -26,13 +26,13 @@ def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) 
 
     Returns the exit code; Ctrl-C keeps what was played so far.
     """
-    from kapelle.answers import answer_rows, balance
-    from kapelle.blocking import run_async
     from kapelle.cli.player import open_player
-    from kapelle.collection import dump_rows
-    from kapelle.evaluation import choose_tasks
-    from kapelle.rollout import rollout
-    from kapelle.seeds import derive_seed
+    from kapelle.evaluation.evaluate import choose_tasks
+    from kapelle.rollout.play import rollout
+    from kapelle.runs.sft_export import dump_rows
+    from kapelle.runs.verifier_export import answer_rows, balance
+    from kapelle.runtime.event_loop import run_async
+    from kapelle.runtime.seeds import derive_seed
 
     player = open_player(arguments)
     tasks = choose_tasks(player.play.environment, "train", arguments.tasks, player.config.seed)
@@ -101,14 +101,14 @@ def _base(player: Player) -> str:
     """Return where the model lies on which the answers were given, and a verifier of them is to stand."""
     if player.config.warmup is None:
         return player.config.model.path
-    from kapelle.warmup import warmed_up
+    from kapelle.training.warmup import warmed_up
 
     return str(warmed_up(player.config))
 
 
 def show(file: Path, *, as_json: bool) -> int:
     """Say what stands in a file of graded answers."""
-    from kapelle.answers import survey
+    from kapelle.runs.verifier_export import survey
 
     found = survey(file)
     if as_json:

@@ -57,7 +57,7 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     from kapelle.cli.source import read_recipe
     from kapelle.comparison.contenders import plan, read_contenders, read_own
     from kapelle.comparison.running import Comparison
-    from kapelle.run_dir import new_path
+    from kapelle.runs.writer import new_path
 
     names = [name.strip() for name in arguments.algorithms.split(",") if name.strip()]
     if not names:

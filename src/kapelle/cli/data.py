@@ -13,7 +13,7 @@ from kapelle.cli.quiet import hush
 def run(arguments: argparse.Namespace) -> int:
     """Write the files and say what they hold."""
     hush()
-    from kapelle.preparation import prepare
+    from kapelle.environments.data.preparation import prepare
 
     prepared = prepare(
         arguments.name,

@@ -12,10 +12,10 @@ from kapelle.cli.output import returns, say
 from kapelle.cli.quiet import hush
 
 if TYPE_CHECKING:
-    from kapelle.baselines import Baseline
     from kapelle.cli.player import Player
-    from kapelle.evaluation import Evaluation
-    from kapelle.statistics import Rate
+    from kapelle.evaluation.baselines import Baseline
+    from kapelle.evaluation.evaluate import Evaluation
+    from kapelle.metrics.statistics import Rate
 
 NOTHING_MEASURED = 2
 """Exit code where every episode failed."""
@@ -26,11 +26,11 @@ NAMES = 26
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the result."""
     hush()
-    from kapelle.baselines import compute_matched
-    from kapelle.blocking import run_async
     from kapelle.cli.player import open_player
-    from kapelle.evaluation import choose_tasks, evaluate_tasks
-    from kapelle.loop import greedy_play
+    from kapelle.evaluation.baselines import compute_matched
+    from kapelle.evaluation.evaluate import choose_tasks, evaluate_tasks
+    from kapelle.runtime.event_loop import run_async
+    from kapelle.training.loop import greedy_play
 
     player = open_player(arguments)
     settings = player.config.evaluation
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> dict[str, Any]:
     from kapelle.environment import asks_questions
-    from kapelle.evaluation import own_scores, own_totals
+    from kapelle.evaluation.evaluate import own_scores, own_totals
 
     own = (own_scores if asks_questions(player.play.environment) else own_totals)(result.groups)
     return {
@@ -113,7 +113,7 @@ def _team(result: Evaluation) -> tuple[str, str]:
 
 
 def _rate(rate: Rate) -> tuple[str, str]:
-    from kapelle.statistics import share_text
+    from kapelle.metrics.statistics import share_text
 
     return share_text(rate.value, rate.interval), rate.counts()
 
@@ -124,7 +124,7 @@ def _rate_row(rate: Rate) -> dict[str, Any]:
 
 def _agents(player: Player, result: Evaluation) -> list[str]:
     from kapelle.environment import asks_questions
-    from kapelle.evaluation import own_scores, own_totals
+    from kapelle.evaluation.evaluate import own_scores, own_totals
 
     questions = asks_questions(player.play.environment)
     own = (own_scores if questions else own_totals)(result.groups)

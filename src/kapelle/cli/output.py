@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from kapelle.errors import OutputError
-from kapelle.statistics import share_text
+from kapelle.metrics.statistics import share_text
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 from kapelle.cli.output import printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
-from kapelle.deadlines import Patience
-from kapelle.engines.rollout import Completion, Request, RolloutEngine
-from kapelle.engines.scripted import ByteRenderer
+from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
+from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.environment import BUILTIN_ENVIRONMENTS, Answerable, Scripted, asks_questions, environment_class
 from kapelle.errors import ConfigError, EngineError, KapelleError, did_you_mean
+from kapelle.runtime.deadlines import Patience
 
 if TYPE_CHECKING:
-    from kapelle.config import RunConfig
     from kapelle.environment import Environment
-    from kapelle.rollout import Play
+    from kapelle.rollout.play import Play
+    from kapelle.settings.schema import RunConfig
     from kapelle.types import Episode
     from kapelle.workflow import Workflow
 
@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     if arguments.exact:
         return _exact(arguments)
-    from kapelle.blocking import run_async
-    from kapelle.rollout import play_episode
+    from kapelle.rollout.play import play_episode
+    from kapelle.runtime.event_loop import run_async
 
     table = _open(arguments)
     play, seat = seated(table, arguments.seat, input)
@@ -96,7 +96,7 @@ def _open(arguments: argparse.Namespace) -> Table:
 
 
 def _from_run(path: Path, settings: Sequence[str], against: str | None) -> Table:
-    from kapelle.trainer import Trainer
+    from kapelle.training.trainer import Trainer
 
     if against is not None:
         raise ConfigError(
@@ -109,7 +109,7 @@ def _from_run(path: Path, settings: Sequence[str], against: str | None) -> Table
 
 def _environment(name: str, settings: Sequence[str]) -> Environment:
     """Return an environment by its own name, that of a recipe, or that of a game of OpenSpiel."""
-    from kapelle.recipe import builtin_recipes, lay_over, load_recipe
+    from kapelle.setup.recipe import builtin_recipes, lay_over, load_recipe
 
     config: RunConfig
     if name in builtin_recipes() or name.endswith((".yaml", ".yml")):
@@ -127,8 +127,8 @@ def _environment(name: str, settings: Sequence[str]) -> Environment:
 
 
 def _check_game(name: str) -> None:
-    from kapelle.environments.openspiel_games import load_game
-    from kapelle.recipe import builtin_recipes
+    from kapelle.environments.openspiel.games import load_game
+    from kapelle.setup.recipe import builtin_recipes
 
     try:
         load_game(name, {})
@@ -147,7 +147,7 @@ def _workflow(environment: Environment) -> Workflow:
 
 
 def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -> Environment:
-    from kapelle.environments.openspiel import OpenSpiel
+    from kapelle.environments.openspiel.environment import OpenSpiel
 
     if not isinstance(environment, OpenSpiel):
         return environment
@@ -156,7 +156,7 @@ def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -
 
 def _worded_like(environment: Environment, learned: Environment) -> Environment:
     """Return a game put in the words that a trained team has learned to read, where settings do not say others."""
-    from kapelle.environments.openspiel import OpenSpiel
+    from kapelle.environments.openspiel.environment import OpenSpiel
 
     if not (isinstance(environment, OpenSpiel) and isinstance(learned, OpenSpiel)):
         return environment
@@ -165,7 +165,7 @@ def _worded_like(environment: Environment, learned: Environment) -> Environment:
 
 
 def _against_solver(environment: Environment, solver: str, seat: int) -> Environment:
-    from kapelle.environments.openspiel import OpenSpiel
+    from kapelle.environments.openspiel.environment import OpenSpiel
 
     if not isinstance(environment, OpenSpiel):
         raise ConfigError(
@@ -177,9 +177,9 @@ def _against_solver(environment: Environment, solver: str, seat: int) -> Environ
 
 def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
     """Return the game with a person in a seat (from 1), and the name of the agent in whose place they play."""
-    from kapelle.engines.compose import ComposedEngine
-    from kapelle.engines.scripted import ScriptedEngine
-    from kapelle.rollout import Play
+    from kapelle.engines.rollout.compose import ComposedEngine
+    from kapelle.engines.rollout.scripted import ScriptedEngine
+    from kapelle.rollout.play import Play
     from kapelle.team import Agent, Policy, Team
 
     team = table.trained.team if table.trained else None
@@ -219,7 +219,7 @@ def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
 
 def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
     """Return the agents' names: a run's own, or as many players as the environment takes."""
-    from kapelle.environments.openspiel import OpenSpiel
+    from kapelle.environments.openspiel.environment import OpenSpiel
 
     counts = [1] if asks_questions(environment) else [*range(2, MOST_PLAYERS + 1), 1]
     if isinstance(environment, OpenSpiel):
@@ -268,7 +268,7 @@ class Person:
 
         A line that is none of the listed moves is asked for again. Raises EngineError at the end of the input.
         """
-        from kapelle.environments.openspiel_text import match, read_listed
+        from kapelle.environments.openspiel.text import match, read_listed
 
         seen = request.messages[-1].content
         say()

@@ -13,9 +13,9 @@ from kapelle.environment import Mixed
 from kapelle.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kapelle.rollout import Play
-    from kapelle.tabular import Exact
-    from kapelle.trainer import Trainer
+    from kapelle.evaluation.exploitability import Exact
+    from kapelle.rollout.play import Play
+    from kapelle.training.trainer import Trainer
 
 TITLES = ("policy", "NashConv", "exploitability", "legal moves", "expected returns by seat")
 COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {}"
@@ -27,7 +27,7 @@ def report(path: Path, settings: Sequence[str]) -> None:
     Of a mixture, for each of its games that can be enumerated; the others are named with the reason. Raises ConfigError
     when there is no such game; see `tabular.language_table`.
     """
-    from kapelle.trainer import Trainer
+    from kapelle.training.trainer import Trainer
 
     trainer = Trainer.from_run(path, *settings)
     environment = trainer.play.environment
@@ -59,7 +59,7 @@ def _report(path: Path, trainer: Trainer, play: Play) -> None:
 
 def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[str]:
     """Yield the lines of one game; ConfigError when it cannot be enumerated or nothing is saved yet."""
-    from kapelle.tabular import average, checkpoint_tables, evaluate_table, uniform_table
+    from kapelle.evaluation.exploitability import average, checkpoint_tables, evaluate_table, uniform_table
 
     game = play.environment
     yield _row("uniform", evaluate_table(game, uniform_table(game)))

@@ -13,12 +13,12 @@ from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Watch
 from kapelle.errors import ConfigError
-from kapelle.run_files import read_config
+from kapelle.runs.reader import read_config
 
 if TYPE_CHECKING:
-    from kapelle.config import RunConfig
-    from kapelle.evaluation import Returns
-    from kapelle.rollout import Play
+    from kapelle.evaluation.evaluate import Returns
+    from kapelle.rollout.play import Play
+    from kapelle.settings.schema import RunConfig
 
 MAY_CHANGE = ("environment.", "evaluation.")
 """Settings of a run that say what is played, not what was trained."""
@@ -40,7 +40,7 @@ class Player:
 
 def open_player(arguments: argparse.Namespace) -> Player:
     """Return who plays; raises ConfigError unless exactly one of a run and a model is named."""
-    from kapelle.metrics import own_returns
+    from kapelle.metrics.definitions import own_returns
 
     named, settings = split_words(arguments.words)
     if arguments.model is None:
@@ -51,7 +51,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
         return _from_run(Path(named[0]), settings)
     if named or arguments.environment is None:
         raise ConfigError("--model goes with --environment NAME, and without a run directory.")
-    from kapelle.playing import model_config, open_play
+    from kapelle.evaluation.playing import model_config, open_play
 
     config = model_config(arguments.model, arguments.environment, settings, real=arguments.real, told=_tell)
     return Player(arguments.model, open_play(config), config, own_returns, None)
@@ -62,8 +62,8 @@ def _tell(note: str) -> None:
 
 
 def _from_run(path: Path, settings: tuple[str, ...]) -> Player:
-    from kapelle.metrics import own_returns
-    from kapelle.trainer import Trainer
+    from kapelle.metrics.definitions import own_returns
+    from kapelle.training.trainer import Trainer
 
     read_config(path)  # says so when there is no run
     for setting in settings:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kapelle.cli.output import returns
-from kapelle.metrics import DEMONSTRATED
-from kapelle.statistics import Rate, share_text
+from kapelle.metrics.definitions import DEMONSTRATED
+from kapelle.metrics.statistics import Rate, share_text
 
 if TYPE_CHECKING:
-    from kapelle.evaluation import Evaluation
-    from kapelle.loop import Step
+    from kapelle.evaluation.evaluate import Evaluation
+    from kapelle.training.loop import Step
     from kapelle.types import Episode, Group
 
 Event = Literal["phase", "warmup", "step", "evaluation"]

@@ -30,8 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _list(*, as_json: bool) -> int:
     import yaml
 
-    from kapelle.base_model import REAL
-    from kapelle.recipe import builtin_recipes
+    from kapelle.setup.base_model import REAL
+    from kapelle.setup.recipe import builtin_recipes
 
     told = {}
     for name, text in builtin_recipes().items():
@@ -51,7 +51,7 @@ def _list(*, as_json: bool) -> int:
 
 
 def _text(action: str, name: str | None) -> str:
-    from kapelle.recipe import builtin_recipes
+    from kapelle.setup.recipe import builtin_recipes
 
     recipes = builtin_recipes()
     if name is None:

@@ -15,11 +15,11 @@ from kapelle.cli.output import command, say
 from kapelle.cli.progress import Progress, Watch, point_of
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
-from kapelle.run_files import is_run, read_evaluations, saved_steps
+from kapelle.runs.reader import is_run, read_evaluations, saved_steps
 
 if TYPE_CHECKING:
     from kapelle.cli.report import Report
-    from kapelle.trainer import Summary, Trainer
+    from kapelle.training.trainer import Summary, Trainer
 
 NextCommands = Callable[[str], Sequence[tuple[str, str]]]
 """What to try after a run: (command, what it does), from the run directory."""
@@ -32,7 +32,7 @@ def announce(title: str, *, as_json: bool) -> None:
 
 def train(source: Source, title: str, next_commands: NextCommands, *, as_json: bool, plain: bool) -> int:
     """Train as the source says and return the exit code; see `report.Report` for what is said at the end."""
-    from kapelle.run_dir import new_path
+    from kapelle.runs.writer import new_path
 
     run_dir = source.run_dir or new_path(source.name)
     stream = sys.stderr if as_json else sys.stdout
@@ -70,7 +70,7 @@ def _lost(phase: str, run_dir: Path) -> str | None:
 
 
 def _trainer(source: Source, run_dir: Path, watch: Watch) -> Trainer:
-    from kapelle.trainer import Trainer
+    from kapelle.training.trainer import Trainer
 
     return Trainer(
         source.config,

@@ -11,8 +11,8 @@ from kapelle.cli.output import command, printable, say
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 
 if TYPE_CHECKING:
-    from kapelle.rollback import Plan
-    from kapelle.run_summary import Kept
+    from kapelle.runs.rollback import Plan
+    from kapelle.runs.summary import Kept
 
 ACTIONS = ("ls", "show", "rollback")
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(folder: Path, *, as_json: bool) -> int:
-    from kapelle.run_summary import find_runs, summarise
+    from kapelle.runs.summary import find_runs, summarise
 
     if not folder.is_dir():
         raise RunDirectoryError(
@@ -69,8 +69,8 @@ def _list(folder: Path, *, as_json: bool) -> int:
 
 
 def _show(place: Path, *, as_json: bool) -> int:
-    from kapelle.run_files import is_run, read_metrics, read_status
-    from kapelle.run_summary import (
+    from kapelle.runs.reader import is_run, read_metrics, read_status
+    from kapelle.runs.summary import (
         failures,
         find_runs,
         kept_checkpoints,
@@ -129,7 +129,7 @@ def _roll_back(place: Path, step: int, *, dry: bool, as_json: bool) -> int:
     from kapelle.cli.quiet import hush
 
     hush()
-    from kapelle.rollback import plan_rollback, roll_back
+    from kapelle.runs.rollback import plan_rollback, roll_back
 
     plan = plan_rollback(place, step) if dry else roll_back(place, step)
     if as_json:

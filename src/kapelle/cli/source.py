@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kapelle.cli.parser import split_words
-from kapelle.config import RunConfig
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
-from kapelle.recipe import Recipe, builtin_recipes, load_recipe
-from kapelle.run_files import read_config, read_provenance
+from kapelle.runs.reader import read_config, read_provenance
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.recipe import Recipe, builtin_recipes, load_recipe
 
 
 @dataclass(frozen=True, slots=True)

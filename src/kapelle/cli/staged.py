@@ -9,8 +9,8 @@ from pathlib import Path
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.source import Source
-from kapelle.config import RunConfig
-from kapelle.stages import FILE, Stage, checkable, is_done, open_stages, read_stages, start_of
+from kapelle.settings.schema import RunConfig
+from kapelle.training.stages import FILE, Stage, checkable, is_done, open_stages, read_stages, start_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
     """Check all stages, then yield each that is not done with a title; the next is asked for when it is done."""
     from kapelle.cli.checking import check
-    from kapelle.run_dir import new_path
+    from kapelle.runs.writer import new_path
 
     for _, config in staged.checked():
         check(config)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from kapelle.interrupts import begin_wish, forget_wishes
+from kapelle.runtime.interrupts import begin_wish, forget_wishes
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM

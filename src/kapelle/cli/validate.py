@@ -57,8 +57,8 @@ def _tell(notes: Sequence[str]) -> None:
 def _environment(arguments: argparse.Namespace) -> Environment | None:
     """Return the environment that is meant alone; None where a recipe is."""
     from kapelle.environment import BUILTIN_ENVIRONMENTS
-    from kapelle.playing import model_config
-    from kapelle.recipe import builtin_recipes
+    from kapelle.evaluation.playing import model_config
+    from kapelle.setup.recipe import builtin_recipes
 
     files, settings = split_words(arguments.words)
     name = arguments.environment
@@ -95,9 +95,9 @@ def draw(words: list[str]) -> str:
     values = _workflow_file(files[0]) if len(files) == 1 else None
     if values is not None:
         return _drawn_file(values, files[0])
-    from kapelle.assembly import seats_of
     from kapelle.cli.source import read_recipe
     from kapelle.errors import ConfigError
+    from kapelle.setup.team_builder import seats_of
     from kapelle.workflow import Drawable
 
     config = read_recipe(words, real=False).config
@@ -115,7 +115,7 @@ def _workflow_file(name: str) -> Mapping[str, Any] | None:
 
     if not Path(name).is_file():
         return None
-    from kapelle.layers import parse_yaml
+    from kapelle.settings.overlays import parse_yaml
 
     try:
         values = parse_yaml(Path(name).read_text("utf-8"))
@@ -128,9 +128,9 @@ def _drawn_file(values: Mapping[str, Any], name: str) -> str:
     import pydantic
 
     from kapelle.errors import ConfigError
+    from kapelle.settings.messages import explain
     from kapelle.workflows.dag import Dag
     from kapelle.workflows.dag_file import read_workflow
-    from kapelle.wrong_setting import explain
 
     read = read_workflow(values, name)
     names = [agent["name"] for agent in read.sections["team"]["agents"]]

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kapelle.algorithm import Algorithm, algorithm_class
-from kapelle.assembly import build_algorithm, build_team
-from kapelle.checks import check_prompts, check_run
-from kapelle.config import NAME, RunConfig
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
-from kapelle.layers import parse_yaml
-from kapelle.recipe import Recipe, lay_over, to_yaml
-from kapelle.resuming import changed_settings
-from kapelle.run_files import is_run, read_config, read_status
+from kapelle.runs.reader import is_run, read_config, read_status
+from kapelle.settings.overlays import parse_yaml
+from kapelle.settings.schema import NAME, RunConfig
+from kapelle.setup.recipe import Recipe, lay_over, to_yaml
+from kapelle.setup.team_builder import build_algorithm, build_team
+from kapelle.setup.validation import check_prompts, check_run
+from kapelle.training.resuming import changed_settings
 
 if TYPE_CHECKING:
-    from kapelle.configured import Configured
+    from kapelle.settings.base import Configured
 
 OWN = ("algorithm", "optimizer", "team.sharing", "team.lora", "team.critic_sharing", "team.critic_lora")
 """What may be set for one contender alone."""

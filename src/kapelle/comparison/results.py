@@ -19,11 +19,11 @@ from statistics import fmean
 from typing import Any
 
 from kapelle.comparison.contenders import Contender, Run
-from kapelle.durable import explain, replace_file
 from kapelle.environment import Opposed
 from kapelle.errors import RunDirectoryError
-from kapelle.run_files import is_run, read_evaluations, read_metrics
-from kapelle.statistics import Quartiles, quartiles
+from kapelle.metrics.statistics import Quartiles, quartiles
+from kapelle.runs.reader import is_run, read_evaluations, read_metrics
+from kapelle.runtime.atomic_files import explain, replace_file
 from kapelle.types import Json
 
 UNFINISHED = "not finished"

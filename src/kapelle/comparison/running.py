@@ -24,11 +24,11 @@ from kapelle.comparison.results import (
     unscored,
     write_results,
 )
-from kapelle.config import RunConfig
-from kapelle.durable import explain
 from kapelle.errors import RunDirectoryError
-from kapelle.recipe import resolve, to_yaml
-from kapelle.run_files import is_run
+from kapelle.runs.reader import is_run
+from kapelle.runtime.atomic_files import explain
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.recipe import resolve, to_yaml
 from kapelle.types import Json
 
 Said = Callable[[str], None]
@@ -98,7 +98,7 @@ def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
 
     Raises the errors of `Trainer`, and KeyboardInterrupt when a signal has stopped it.
     """
-    from kapelle.trainer import Trainer
+    from kapelle.training.trainer import Trainer
 
     place = Path(path)
     with Trainer(_config(config), origin=origin, run_dir=place, resume=is_run(place)) as trainer:
@@ -109,7 +109,7 @@ def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
 
 def warm_up(config: str) -> None:
     """Make the warmed-up model of a run's settings: the work of a process."""
-    from kapelle.warmup import warmed_up
+    from kapelle.training.warmup import warmed_up
 
     warmed_up(_config(config))
 
@@ -121,7 +121,7 @@ def _config(text: str) -> RunConfig:
 
 def _missing_warmups(runs: Sequence[Run]) -> list[RunConfig]:
     """Return one run's settings for each warmed-up model that is needed and not there yet."""
-    from kapelle.warmup import warmup_is_cached, warmup_key
+    from kapelle.training.warmup import warmup_is_cached, warmup_key
 
     with_one = [run.config for run in runs if run.config.warmup is not None]
     return [

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from kapelle.configured import Configured
 from kapelle.conformance.finding import Finding
 from kapelle.environment import Environment
+from kapelle.settings.base import Configured
 from kapelle.types import Split, Task
 
 SPLITS: tuple[Split, Split] = ("train", "test")

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 from kapelle.conformance.driving import NOTHING, accepts, always, attempt, said_by, scripted
 from kapelle.conformance.finding import Finding
 from kapelle.environment import Environment, asks_questions
-from kapelle.episode_json import dump_episode, load_episode
 from kapelle.errors import DataError
+from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.types import Episode, Task
 
 

@@ -14,12 +14,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.configured import Configured
 from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
 from kapelle.environments.question_world import QuestionWorld
-from kapelle.grading.extraction import Policy, extract
-from kapelle.grading.numeric import MAX_CHARACTERS, parse_number
+from kapelle.grading.math.numeric import MAX_CHARACTERS, parse_number
+from kapelle.grading.text.extraction import Policy, extract
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
+from kapelle.settings.base import Configured
 from kapelle.types import Message, Split, Task
 
 HARDEST = 5

@@ -15,13 +15,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.configured import Configured
-from kapelle.environments.data_source import SUFFIXES, Row, held_out, read_rows
+from kapelle.environments.data.source import SUFFIXES, Row, held_out, read_rows
 from kapelle.environments.question_world import QuestionWorld
-from kapelle.environments.tool_prompt import tools_prompt
+from kapelle.environments.tools.prompt import tools_prompt
 from kapelle.errors import DataError
-from kapelle.grading.tool_call import grade_tool_call
-from kapelle.grading.tool_text import Call, Form, NotCalls, parse_calls, write_calls
+from kapelle.grading.text.tool_call import grade_tool_call
+from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls, write_calls
+from kapelle.settings.base import Configured
 from kapelle.types import Json, Message, Split, Task
 
 Category = Literal[

@@ -17,15 +17,15 @@ from typing import Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from kapelle.configured import Configured
 from kapelle.environment import Outcome
 from kapelle.environments.debate_motions import MOTIONS
 from kapelle.environments.procedural import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
-from kapelle.grading.argument import score_argument
-from kapelle.grading.judge import Ask, judge_pair
-from kapelle.grading.judge_endpoint import JudgeEndpoint, ask_endpoint
+from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
+from kapelle.grading.judge.grade import Ask, judge_pair
+from kapelle.grading.text.argument import score_argument
 from kapelle.grading.verdict import Grade
+from kapelle.settings.base import Configured
 from kapelle.types import Json, Message, Split, Task
 
 Reward = Literal["score", "win", "zero_sum"]

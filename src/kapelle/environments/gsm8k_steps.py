@@ -21,14 +21,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.configured import Configured
-from kapelle.environments.data_source import DataSource, Row
+from kapelle.environments.data.source import DataSource, Row
 from kapelle.environments.expression import Value, decimal, parse_expression, work_out, write
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.environments.worked_steps import add_up, forget_last_term, notes
 from kapelle.errors import ConfigError, DataError, did_you_mean
-from kapelle.grading.extraction import Policy, extract
-from kapelle.grading.numeric import grade_numeric, normal_form, parse_number, read_number
+from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
+from kapelle.grading.text.extraction import Policy, extract
+from kapelle.settings.base import Configured
 from kapelle.types import Message, Split, Task
 
 Role = Literal["work", "add_up", "solve"]

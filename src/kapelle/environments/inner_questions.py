@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kapelle.configured import Configured
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError
+from kapelle.settings.base import Configured
 
 
 def inner_questions(value: object) -> object:

@@ -20,20 +20,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kapelle.configured import FROM_HERE_ON
-from kapelle.environments.data_settings import DataSettings
-from kapelle.environments.data_source import Row, Words
+from kapelle.environments.data.row_fields import field_of, question_in
+from kapelle.environments.data.settings import DataSettings
+from kapelle.environments.data.source import Row, Words
 from kapelle.environments.math_program import printed_by
 from kapelle.environments.question_world import QuestionWorld
-from kapelle.environments.row_fields import field_of, question_in
 from kapelle.errors import DataError
-from kapelle.grading.code_text import program_of
-from kapelle.grading.extraction import Policy, extract
-from kapelle.grading.math import Undecided, compare_math, read_math, shared_math_processes
-from kapelle.grading.math_answers import Percent
-from kapelle.grading.math_form import math_form
+from kapelle.grading.code.text import program_of
+from kapelle.grading.math.answers import Percent
+from kapelle.grading.math.form import math_form
+from kapelle.grading.math.grade import Undecided, compare_math, read_math, shared_math_processes
+from kapelle.grading.text.extraction import Policy, extract
 from kapelle.grading.verdict import Grade, no_answer
 from kapelle.sandbox.backends import backend, require
+from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Message, Split, Task
 
 Role = Literal["work", "answer", "solve"]

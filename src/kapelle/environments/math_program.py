@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from kapelle.grading.code_text import program_of
+from kapelle.grading.code.text import program_of
 from kapelle.sandbox.contract import Limits, run
 from kapelle.sandbox.shared import shared_pool
 

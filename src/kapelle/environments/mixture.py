@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 
-from kapelle.configured import Configured
 from kapelle.environment import (
     Alive,
     Answerable,
@@ -29,6 +28,7 @@ from kapelle.environment import (
     environment_class,
 )
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.settings.base import Configured
 from kapelle.types import Json, Message, Split, Task
 
 

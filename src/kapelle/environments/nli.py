@@ -12,13 +12,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environments.data_settings import DataSettings
-from kapelle.environments.data_source import Row, Words
+from kapelle.environments.data.row_fields import question_in, text_in
+from kapelle.environments.data.settings import DataSettings
+from kapelle.environments.data.source import Row, Words
 from kapelle.environments.question_world import QuestionWorld
-from kapelle.environments.row_fields import question_in, text_in
 from kapelle.errors import DataError
-from kapelle.grading.exact import plain_text
-from kapelle.grading.extraction import Policy, extract
+from kapelle.grading.text.exact import plain_text
+from kapelle.grading.text.extraction import Policy, extract
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.types import Message, Split, Task
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from kapelle.deadlines import call, patience_here, within
 from kapelle.environment import Outcome
 from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.grading.verdict import Grade
+from kapelle.runtime.deadlines import call, patience_here, within
 from kapelle.types import Json, Task
 
 RIGHT, WRONG = "This answer is right.", "This answer is wrong."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import field_validator
 
-from kapelle.configured import Configured
 from kapelle.environments.thinking import INVITATION, spoken
 from kapelle.errors import did_you_mean
+from kapelle.settings.base import Configured
 
 RULES = ("full", "short", "none")
 """What `rules` may say beside a text of the user's own."""

@@ -11,7 +11,6 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from kapelle.configured import Configured
 from kapelle.environment import (
     Alive,
     Answerable,
@@ -21,16 +20,17 @@ from kapelle.environment import (
     asks_questions,
 )
 from kapelle.environments.inner_questions import inner_questions
-from kapelle.environments.tool_calculator import Calculator
-from kapelle.environments.tool_files import Files
-from kapelle.environments.tool_functions import Functions
-from kapelle.environments.tool_mcp import Mcp
-from kapelle.environments.tool_prompt import tools_prompt
-from kapelle.environments.tool_python import Python
-from kapelle.environments.tool_search import Search
-from kapelle.environments.tools_world import CallRules, ToolsWorld
+from kapelle.environments.tools.calculator import Calculator
+from kapelle.environments.tools.files import Files
+from kapelle.environments.tools.functions import Functions
+from kapelle.environments.tools.mcp import Mcp
+from kapelle.environments.tools.prompt import tools_prompt
+from kapelle.environments.tools.python import Python
+from kapelle.environments.tools.search import Search
+from kapelle.environments.tools.world import CallRules, ToolsWorld
 from kapelle.errors import ConfigError
-from kapelle.grading.tool_text import Form
+from kapelle.grading.text.tool_text import Form
+from kapelle.settings.base import Configured
 from kapelle.types import Message, Split, Task
 
 AnyTool = Annotated[Calculator | Python | Files | Search | Functions | Mcp, Field(discriminator="tool")]

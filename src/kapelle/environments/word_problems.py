@@ -12,11 +12,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.configured import Configured
 from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
 from kapelle.environments.question_world import QuestionWorld
-from kapelle.grading.extraction import Policy, extract
-from kapelle.grading.numeric import Number, grade_numeric, normal_form, read_number
+from kapelle.grading.math.numeric import Number, grade_numeric, normal_form, read_number
+from kapelle.grading.text.extraction import Policy, extract
+from kapelle.settings.base import Configured
 from kapelle.types import Message, Split, Task
 
 HARDEST = 8

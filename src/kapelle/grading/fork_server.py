@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from kapelle.awake import AwakeClock, wait_readable
+from kapelle.runtime.awake import AwakeClock, wait_readable
 from kapelle.types import Json
 
 Answer = Callable[[Json], Json]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Protocol, Self
 
-from kapelle.awake import AwakeClock, wait_readable
+from kapelle.runtime.awake import AwakeClock, wait_readable
 from kapelle.types import Json
 
 MAX_REPLY_BYTES = 1 << 20

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kapelle.config import ModelConfig
 from kapelle.errors import ModelError
 from kapelle.models.allocator import keep_freed_memory
-from kapelle.models.lean import lean_of
+from kapelle.models.fast.lean import lean_of
+from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import LoraBank, Route
 from kapelle.models.paths import check_model_path, loading
-from kapelle.models.plan import Plan, plan_sequences
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.sealed import verify_folder
+from kapelle.settings.schema import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.errors import ModelError, did_you_mean
-from kapelle.models.routed import (
+from kapelle.models.fast.routed import (
     Gradients,
     Leg,
     Linear,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from kapelle.config import EmbeddedConfig, ModelConfig
 from kapelle.errors import ModelError
 from kapelle.models.lora_bank import BankedLinear, adapted_layers
 from kapelle.models.paths import check_model_path, loading
 from kapelle.models.weights import ADAPTER, read_lora, shapes_of
+from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kapelle.errors import KapelleError, ModelError
-from kapelle.machine import refusal
 from kapelle.models.sealed import verify_folder
+from kapelle.runtime.machine import refusal
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kapelle.characters import whole
 from kapelle.errors import ContextError, ModelError
 from kapelle.models.templates import check_template, rendering
+from kapelle.runtime.characters import whole
 from kapelle.types import Message, conversation
 
 if TYPE_CHECKING:

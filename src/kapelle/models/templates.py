@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from kapelle.awake import AwakeClock
 from kapelle.errors import KapelleError, ModelError
-from kapelle.machine import refusal
+from kapelle.runtime.awake import AwakeClock
+from kapelle.runtime.machine import refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,8 +14,8 @@ from kapelle.errors import DataError, ModelError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.peft_settings import lora_of
 from kapelle.models.sealed import seal, verify_folder
+from kapelle.runtime.tensor_files import load_tensors
 from kapelle.team import Lora
-from kapelle.tensor_files import load_tensors
 
 ADAPTER = "adapter_model.safetensors"
 """Where PEFT keeps an adapter's tensors."""

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kapelle.awake import AwakeClock
 from kapelle.errors import SandboxError
+from kapelle.runtime.awake import AwakeClock
 from kapelle.sandbox.contract import LimitName, Limits, Result
 from kapelle.sandbox.usage import Usage
 

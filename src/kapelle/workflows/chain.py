@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from kapelle.configured import Configured
 from kapelle.environment import Environment
+from kapelle.settings.base import Configured
 from kapelle.team import Agent
 from kapelle.workflow import Scene, braced, check_names, check_template, fill, need_answers, told
 from kapelle.workflows.graph import mermaid

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.configured import Configured
 from kapelle.environment import Environment, Recorded
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.settings.base import Configured
 from kapelle.team import Agent
 from kapelle.types import Message
 from kapelle.workflow import Scene, need_answers, told

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kapelle.configured import find_class
 from kapelle.errors import ConfigError
+from kapelle.settings.base import find_class
 
 SIIRL_PROCESS = "examples/experimental/marft/config/process.py"
 """siiRL's own processing: two templates. They are built in for workflow files that are kept without it."""

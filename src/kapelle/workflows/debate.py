@@ -12,9 +12,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.configured import Configured
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError
+from kapelle.settings.base import Configured
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid

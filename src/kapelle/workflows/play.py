@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.configured import Configured
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError
+from kapelle.settings.base import Configured
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill
 

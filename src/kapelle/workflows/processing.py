@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 
-from kapelle.configured import load_file
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.settings.base import load_file
 from kapelle.types import Json, Message
 
 _ROLE, _CONTENT, _END = 0x110000, 0x110001, 0x110002

@@ -11,9 +11,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.configured import Configured
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError
+from kapelle.settings.base import Configured
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
 from kapelle.workflows.graph import mermaid

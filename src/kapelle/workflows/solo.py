@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from kapelle.configured import Configured
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.settings.base import Configured
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid

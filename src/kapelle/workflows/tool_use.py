@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from kapelle.configured import Configured
 from kapelle.environment import Environment
+from kapelle.settings.base import Configured
 from kapelle.team import Agent
 from kapelle.types import Message
 from kapelle.workflow import Scene, check_template, fill

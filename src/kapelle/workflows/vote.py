@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.configured import Configured
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.settings.base import Configured
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid

@@ -1,0 +1,142 @@
+"""What all algorithms without a critic share: their settings, and the row that they build.
+
+Each compares returns in its own way; reward sharing, penalties, what is done with truncated turns, the loss and the
+order of updates are the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from kapelle.algorithm import Algorithm, Credit, CreditFunction, Estimates, TurnKey, turns_of
+from kapelle.algorithms.shared.groups import Estimator, Sets, TurnRewards, compare
+from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
+from kapelle.algorithms.shared.rewards import (
+    FREE,
+    PenaltyConfig,
+    TeamReward,
+    Truncated,
+    own_path,
+    round_path,
+    shared_by,
+)
+from kapelle.algorithms.shared.surrogate import SurrogateConfig, ones_like_turn
+from kapelle.algorithms.shared.umad import UMADConfig
+from kapelle.settings.base import Configured
+from kapelle.team import Team
+from kapelle.types import Group, Turn
+
+
+class MonteCarlo(Configured):
+    """Settings of an algorithm that judges by returns alone."""
+
+    group_size: int = Field(8, ge=2)
+    """Episodes per task; a group of one has nothing to compare with."""
+    team_reward: TeamReward = "mean"
+    penalties: PenaltyConfig = FREE
+    truncated: Truncated = "keep"
+    truncation_penalty: float = Field(0.0, ge=0.0)
+    """Subtracted from the reward of a turn cut short, with `truncated: penalise`."""
+    loss: SurrogateConfig = SurrogateConfig()
+    reference_every: int = Field(0, ge=0)
+    """Steps between refreshes of the reference policy; 0 keeps the one of the start. Read only where a KL
+    coefficient is above 0."""
+    order: OrderConfig = Joint()
+    epochs: int = Field(1, ge=1)
+    minibatches: int = Field(1, ge=1)
+    umad: UMADConfig = UMADConfig()
+
+    @model_validator(mode="after")
+    def _confidence_compares(self) -> MonteCarlo:
+        return self.umad.needs_a_group(self, self.group_size)
+
+    @model_validator(mode="after")
+    def _penalty_with_its_mode(self) -> MonteCarlo:
+        if (self.truncation_penalty > 0) != (self.truncated == "penalise"):
+            raise ValueError("`truncation_penalty` goes with `truncated: penalise`; set both or neither")
+        return self
+
+    @property
+    def forms(self) -> PenaltyConfig:
+        """The penalties, that of truncation among them."""
+        return self.penalties.model_copy(update={"no_stop": self.penalties.no_stop + self.truncation_penalty})
+
+    def paying(self, estimates: Estimates) -> TurnRewards:
+        """Return what says how each turn is paid on its agent's own path."""
+        source = self.umad.paid(own_path(self.team_reward, self.forms))
+        return lambda place, episode: source(place, episode, estimates)
+
+    def paid_once(self, estimates: Estimates) -> TurnRewards:
+        """Return what says how the team is paid, once for all agents, round by round."""
+        source = self.umad.paid(round_path(self.team_reward, self.forms))
+        return lambda place, episode: source(place, episode, estimates)
+
+    def weight(self, turn: Turn) -> float:
+        """Return 0 for a turn that `truncated: mask` leaves out of the loss, else 1."""
+        return float(not (self.truncated == "mask" and turn.finish_reason == "length"))
+
+    def row(
+        self,
+        name: str,
+        credit: CreditFunction | None,
+        checks: tuple[Callable[[Team], None], ...] = (),
+        reference: bool = False,
+        **needs: Any,
+    ) -> Algorithm:
+        """Return the row; `reference` asks for one beside what the loss does, `needs` are further fields."""
+        order = replace(self.order.build(), old=self.loss.old)
+        if order.sequential:
+            checks = (*checks, partial(check_separate_weights, algorithm=name))
+        return Algorithm(
+            name=name,
+            policy_loss=self.loss.build(),
+            credit=None if credit is None else self.umad.gained(credit),
+            group_size=self.group_size,
+            reference_every=self.reference_every if reference or self.loss.kl_coefficient > 0 else None,
+            entropy=self.loss.entropy_coefficient > 0,
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            returns=shared_by(self.team_reward, self.forms),
+            order=order,
+            proximal=self.loss.proximal,
+            checks=(*checks, self.umad.check),
+            **needs,
+        )
+
+
+def spread(
+    settings: MonteCarlo, groups: Sequence[Group], advantage: Mapping[TurnKey, float]
+) -> dict[TurnKey, Credit]:
+    """Return credit that gives every token of a turn the turn's advantage; turns without one weigh nothing."""
+    return {
+        key: Credit(
+            ones_like_turn(len(turn.completion_ids), advantage.get(key, 0.0)),
+            weight=settings.weight(turn) if key in advantage else 0.0,
+        )
+        for key, turn in turns_of(groups)
+    }
+
+
+class SetCredit:
+    """Advantages by one estimator over one kind of comparison set."""
+
+    def __init__(
+        self,
+        settings: MonteCarlo,
+        sets: Sets,
+        estimate: Estimator,
+        paying: Callable[[Estimates], TurnRewards] | None = None,
+    ) -> None:
+        """Take what says how turns are paid, `settings.paying` unless told otherwise."""
+        self._settings, self._sets, self._estimate = settings, sets, estimate
+        self._paying = paying or settings.paying
+
+    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        """Return each turn's advantage within its set."""
+        members = self._sets(groups, self._paying(estimates))
+        return spread(self._settings, groups, compare(members, self._estimate))

@@ -1,0 +1,253 @@
+"""Whose reward is it: what the team earned, placed on the turns that each agent is trained on.
+
+A team's reward is one number for every moment at which somebody was paid (`payments.py`) and one for the end, the same
+for every agent that speaks, however many turns it takes:
+
+- of a moment: `sum` adds what all agents were paid at it; `mean` is that sum over the number of agents in the team;
+  `max` and `min` are over the agents that were paid. It stands on an agent's last turn before the moment, or on its
+  first one where it had not spoken yet.
+- of the end: over the agents that the environment scored, on each agent's own last turn.
+
+`individual` and `last` share nothing. Three placements follow from who reads it: `turn_rewards` (one trajectory per
+agent), `chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round, the k-th turn of
+every agent that has one). The last two count the team's reward once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal, Protocol
+
+import torch
+from pydantic import Field
+
+from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithms.shared.payments import Moment, moments, standing
+from kapelle.functional.returns import team_individual, team_last, team_max, team_mean, team_min, team_sum
+from kapelle.functional.shaping import length_penalty, overlong_penalty
+from kapelle.settings.base import Configured
+from kapelle.types import Episode, Group, Turn
+
+TeamReward = Literal["mean", "sum", "max", "min", "last", "individual"]
+"""How rewards of the agents that were scored become everybody's: `last` pays the agent that closed the
+episode and nobody else, `individual` leaves each agent its own."""
+
+Truncated = Literal["keep", "mask", "penalise"]
+"""What Monte Carlo estimators do with a turn that ran into its token limit: train on it as it is, leave it
+out of the loss, or subtract a penalty from its reward."""
+
+_UNSHARED = ("last", "individual")
+
+_SHARED: Mapping[str, Callable[[Mapping[str, float]], Mapping[str, float]]] = {
+    "mean": team_mean,
+    "sum": team_sum,
+    "max": team_max,
+    "min": team_min,
+    "individual": team_individual,
+}
+
+
+class PenaltyConfig(Configured):
+    """What a completion's form costs, whatever it says; taken off the reward of its turn."""
+
+    length: float = Field(0.0, ge=0.0)
+    """Cost of a completion of `length_limit` tokens, in proportion for shorter ones."""
+    length_limit: int = Field(64, ge=1)
+    overlong_buffer: int = Field(0, ge=0)
+    """DAPO's soft punishment (2503.14476 eq. 13): over the last so many tokens before `length_limit` it grows
+    from 0 to 1; 0 turns it off."""
+    no_stop: float = Field(0.0, ge=0.0)
+    """Cost of a completion that was cut at its limit of tokens."""
+
+    def of(self, turn: Turn) -> float:
+        """Return what a turn pays, at most 0."""
+        tokens = torch.tensor(float(len(turn.completion_ids)))
+        cost = -self.no_stop * (turn.finish_reason == "length")
+        if self.length:
+            cost += float(length_penalty(tokens, coefficient=self.length, limit=self.length_limit))
+        if self.overlong_buffer:
+            cost += float(overlong_penalty(tokens, limit=self.length_limit, buffer=self.overlong_buffer))
+        return cost
+
+
+FREE = PenaltyConfig()
+
+
+def with_scores(groups: Sequence[Group], score: Mapping[TurnKey, float], weight: float) -> tuple[Group, ...]:
+    """Return the groups with `weight` times its score added to the reward of every scored turn.
+
+    This is a reward model as a term of the reward: whatever shares, places and compares rewards comes after it.
+    """
+    return tuple(
+        replace(
+            group,
+            episodes=tuple(
+                replace(
+                    episode,
+                    turns=tuple(
+                        replace(turn, reward=turn.reward + weight * score.get(TurnKey(g, e, turn.index), 0.0))
+                        for turn in episode.turns
+                    ),
+                )
+                for e, episode in enumerate(group.episodes)
+            ),
+        )
+        for g, group in enumerate(groups)
+    )
+
+
+class RewardSource(Protocol):
+    """Says what each turn of an episode is paid, by the turn's index; `place` is (group, episode)."""
+
+    def __call__(self, place: tuple[int, int], episode: Episode, estimates: Estimates) -> Mapping[int, float]:
+        """Return the reward of every trained turn."""
+        ...
+
+
+def own_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
+    """Return the source for one trajectory per agent: `turn_rewards` less penalties."""
+    return lambda place, episode, estimates: turn_rewards(episode, how, penalties)
+
+
+def chain_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
+    """Return the source for one chain through all agents: `chain_rewards` less penalties."""
+    return lambda place, episode, estimates: chain_rewards(episode, how, penalties)
+
+
+def round_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
+    """Return the source for joint returns by round: `round_rewards` less penalties."""
+    return lambda place, episode, estimates: round_rewards(episode, how, penalties)
+
+
+def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
+    """Return the reward of every turn by its index, after sharing, placement and penalties."""
+    own = _own_turns(episode)
+    rewards = _penalties(episode, penalties)
+    for moment in moments(episode):
+        for agent, amount in _at(moment, how, episode, own).items():
+            rewards[standing(own[agent], moment.after).index] += amount
+    if episode.rewards:
+        shared = _share(episode.rewards, how, episode)
+        alone = 0.0 if how in _UNSHARED else next(iter(shared.values()))
+        for agent, turns in own.items():
+            rewards[turns[-1].index] += shared.get(agent, alone)
+    return rewards
+
+
+def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
+    """Return the reward of every trained turn of the chain by its index: what the team earns stands once.
+
+    What is paid at a moment stands on the last trained turn before it, and the terminal reward on the episode's last
+    turn; of that, `individual` and `last` leave each agent's own on its own last turn. What would stand on a turn that
+    is not trained moves to the trained turn before it.
+    """
+    own = _own_turns(episode)
+    rewards = _penalties(episode, penalties)
+    for moment in moments(episode):
+        before = [turn.index for turn in episode.turns if turn.index < moment.after]
+        if before:
+            rewards[before[-1]] += _once(moment, how, episode)
+    if episode.rewards and own:
+        shared = _share(episode.rewards, how, episode)
+        if how in _UNSHARED:
+            for agent, turns in own.items():
+                rewards[turns[-1].index] += shared.get(agent, 0.0)
+        else:
+            rewards[max(turns[-1].index for turns in own.values())] += next(iter(shared.values()))
+    moved: dict[int, float] = {}
+    last: int | None = None
+    for turn in episode.turns:
+        if turn.trained:
+            last = turn.index
+            moved[last] = moved.get(last, 0.0) + rewards[last]
+        elif last is not None:
+            moved[last] += rewards[turn.index]
+    return moved
+
+
+def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
+    """Return the reward of every trained turn by its index, so that sums over rounds are joint returns.
+
+    Rounds are those of trained turns. What the team earns stands once, on a turn of the latest round that had begun
+    when it was paid, and the terminal reward on one of the last round, whichever turn is last in time: an agent that
+    speaks once, at the end, has its turn in round 0. What was paid before anybody who learns had spoken is nobody's.
+    """
+    rounds = [list(movers.values()) for movers in _rounds(_own_turns(episode, trained=True))]
+    rewards = {
+        index: cost for index, cost in _penalties(episode, penalties).items() if _is_trained(episode, index)
+    }
+    place = [max(turn.index for turn in movers) for movers in rounds]
+    begun = [min(turn.index for turn in movers) for movers in rounds]
+    for moment in moments(episode):
+        so_far = sum(index < moment.after for index in begun)
+        if so_far:
+            rewards[place[so_far - 1]] += _once(moment, how, episode)
+    if episode.rewards and rounds:
+        shared = _share(episode.rewards, how, episode)
+        rewards[place[-1]] += sum(shared.values()) if how in _UNSHARED else next(iter(shared.values()))
+    return rewards
+
+
+def _own_turns(episode: Episode, trained: bool = False) -> dict[str, tuple[Turn, ...]]:
+    """Return each speaking agent's turns (those that are trained), in seat order."""
+    turns = {agent: episode.by(agent) for agent in episode.agents}
+    if trained:
+        turns = {agent: tuple(turn for turn in own if turn.trained) for agent, own in turns.items()}
+    return {agent: own for agent, own in turns.items() if own}
+
+
+def _is_trained(episode: Episode, index: int) -> bool:
+    return episode.turns[index].trained
+
+
+def _rounds(own: Mapping[str, Sequence[Turn]]) -> list[dict[str, Turn]]:
+    """Return, for each round, who took which turn."""
+    count = max((len(turns) for turns in own.values()), default=0)
+    return [{agent: turns[k] for agent, turns in own.items() if len(turns) > k} for k in range(count)]
+
+
+def _penalties(episode: Episode, penalties: PenaltyConfig) -> dict[int, float]:
+    return {turn.index: penalties.of(turn) if turn.trained else 0.0 for turn in episode.turns}
+
+
+def _at(
+    moment: Moment, how: TeamReward, episode: Episode, own: Mapping[str, Sequence[Turn]]
+) -> dict[str, float]:
+    """Return what every agent that speaks gets of a moment."""
+    if how in _UNSHARED:
+        shared = _share(moment.paid, how, episode)
+        return {agent: shared[agent] for agent in moment.paid}
+    return dict.fromkeys(own, _once(moment, how, episode))
+
+
+def _once(moment: Moment, how: TeamReward, episode: Episode) -> float:
+    """Return what a moment is worth to the team, counted once."""
+    if how in _UNSHARED:
+        shared = _share(moment.paid, how, episode)
+        return sum(shared[agent] for agent in moment.paid)
+    if how == "mean":
+        return sum(moment.paid.values()) / len(episode.agents)
+    return next(iter(_SHARED[how](moment.paid).values()))
+
+
+def agent_returns(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[str, float]:
+    """Return each speaking agent's undiscounted return after sharing and penalties."""
+    rewards = turn_rewards(episode, how, penalties)
+    totals: dict[str, float] = {}
+    for turn in episode.turns:
+        totals[turn.agent] = totals.get(turn.agent, 0.0) + rewards[turn.index]
+    return totals
+
+
+def shared_by(how: TeamReward, penalties: PenaltyConfig = FREE) -> Callable[[Episode], Mapping[str, float]]:
+    """Return `agent_returns` for one way of sharing."""
+    return partial(agent_returns, how=how, penalties=penalties)
+
+
+def _share(paid: Mapping[str, float], how: TeamReward, episode: Episode) -> Mapping[str, float]:
+    if how == "last":
+        closing = episode.turns[-1].agent if episode.turns else next(iter(paid))
+        return team_last({closing: 0.0, **paid}, closing)
+    return _SHARED[how](paid)

@@ -1,0 +1,236 @@
+"""The clipped surrogate with its options, as settings that build a pure loss.
+
+Shapes: K target tokens, S sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from kapelle.algorithm import Loss, Outputs, PolicyLoss, Targets
+from kapelle.functional import divergences, masking, policy_losses
+from kapelle.functional.advantages import importance_inliers, truncated_importance_weight
+from kapelle.settings.base import Configured
+
+
+class SurrogateConfig(Configured):
+    """−min(ρA, clip(ρ)A) per token, turn or sequence (1707.06347 eq. 7), with penalties.
+
+    `token`: ρ of each token. `turn`: the product over a completion's tokens, one action. `sequence`: their
+    geometric mean (GSPO, 2507.18071 eq. 7). The last two give one loss per completion, and are averaged over completions.
+    """
+
+    kind: Literal["clipped", "cispo"] = "clipped"
+    """`cispo`: the clipped ratio is a detached weight on log π (2506.13585)."""
+    level: Literal["token", "turn", "sequence"] = "token"
+    clip_low: float = Field(0.2, ge=0.0, lt=1.0)
+    clip_high: float = Field(0.2, ge=0.0)
+    """Greater than `clip_low` is clip-higher (DAPO, 2503.14476 eq. 10)."""
+    dual_clip: float | None = Field(None, gt=1.0)
+    """Bound c on the loss where A < 0 (1912.09729 eq. 5)."""
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None
+    """`token_mean` over the global batch; `sequence_mean` as GRPO wrote it; `sequence_sum` over a constant
+    number of tokens, `constant` (Dr.GRPO, 2503.20783). null follows from `level`: `token_mean` for tokens,
+    `sequence_mean`, the only one that fits, for turns and sequences."""
+    constant: int = Field(64, ge=1)
+    kl_coefficient: float = Field(0.0, ge=0.0)
+    """β of the penalty to the reference policy, as a loss."""
+    kl_estimator: Literal["k2", "k3"] = "k3"
+    """k1 has no gradient in expectation as a loss and is not offered here."""
+    entropy_coefficient: float = Field(0.0, ge=0.0)
+    importance_cap: float | None = Field(None, ge=1.0)
+    """C of truncated importance sampling: ρ is against the trainer's own log-probs before the update, and each
+    token (each completion, with `level: turn` or `sequence`) weighs min(C, π_trainer/π_sampler). Costs one more
+    forward pass; null takes ρ against the sampler."""
+    importance_range: tuple[float, float] | None = None
+    """Tokens whose π_trainer/π_sampler lies outside [low, high] leave the loss and its weight: sampler and trainer
+    disagree on them (IcePop, 2510.18855). For `level: token`. Costs one more forward pass; null masks nothing."""
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> SurrogateConfig:
+        if self.kind == "cispo" and (self.level != "token" or self.dual_clip is not None):
+            raise ValueError("`kind: cispo` weighs tokens: leave `level: token`, and `dual_clip` out")
+        return self
+
+    @model_validator(mode="after")
+    def _one_loss_per_completion(self) -> SurrogateConfig:
+        if self.level != "token" and self.aggregation not in (None, "sequence_mean"):
+            raise ValueError(
+                f"`level: {self.level}` gives one loss per completion; `aggregation: {self.aggregation}` would count it "
+                "once for every token, so that long completions weigh more: remove `aggregation`, or set "
+                "`level: token`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_range_around_one(self) -> SurrogateConfig:
+        if self.importance_range is not None and self.level != "token":
+            raise ValueError(
+                "`importance_range` masks single tokens: leave `level: token`, or set `importance_cap`"
+            )
+        if self.importance_range is not None and not (
+            0.0 <= self.importance_range[0] <= 1.0 <= self.importance_range[1]
+        ):
+            raise ValueError(
+                "`importance_range` is [low, high] with low ≤ 1 ≤ high: a ratio of 1 is agreement"
+            )
+        return self
+
+    @property
+    def old(self) -> Literal["behaviour", "proximal"]:
+        """Column of the log-probs that ρ is against: the sampler's, or the trainer's own before the update."""
+        return "behaviour" if self.importance_cap is None else "proximal"
+
+    @property
+    def proximal(self) -> bool:
+        """True when the loss reads the trainer's own log-probs before the update."""
+        return self.importance_cap is not None or self.importance_range is not None
+
+    def build(self) -> PolicyLoss:
+        """Return the loss as a pure function."""
+        return _Surrogate(self)
+
+
+class _Surrogate:
+    """The loss that the settings describe."""
+
+    def __init__(self, settings: SurrogateConfig) -> None:
+        self._settings = settings
+        self._ratio = _RATIOS[settings.level]
+        self._kl = {"k2": divergences.kl_k2, "k3": divergences.kl_k3}[settings.kl_estimator]
+
+    def __call__(self, outputs: Outputs, targets: Targets) -> Loss:
+        """Return the sum, the weight and the metrics of one batch."""
+        s = self._settings
+        metrics: dict[str, tuple[Tensor, Tensor]] = {}
+        targets = self._inliers(targets, metrics)
+        mask_K = targets.mask_K
+        surrogate = self._surrogate(outputs, targets)
+        loss_K = surrogate.loss
+        tokens = mask_K.sum()
+        if s.importance_cap is not None:
+            said = [self._acted(targets[column], targets) for column in ("proximal", "behaviour")]
+            weight_K = truncated_importance_weight(*said, cap=s.importance_cap)
+            loss_K = loss_K * weight_K
+            metrics["importance"] = (masking.masked_sum(weight_K, mask_K), tokens)
+        drift_K = divergences.kl_k3(targets["behaviour"], outputs.logp_K.detach())
+        metrics["clip_share"] = (masking.masked_sum(surrogate.clipped, mask_K), tokens)
+        metrics["drift"] = (masking.masked_sum(drift_K, mask_K), tokens)
+        if "reference" in targets.columns:
+            kl_K = self._kl(outputs.logp_K, targets["reference"])
+            loss_K = loss_K + s.kl_coefficient * kl_K
+            metrics["kl"] = (masking.masked_sum(kl_K.detach(), mask_K), tokens)
+        if s.entropy_coefficient:
+            assert outputs.entropy_K is not None, "an entropy bonus needs `Algorithm.entropy`"
+            loss_K = loss_K - s.entropy_coefficient * outputs.entropy_K
+        total, weight = self._aggregate(loss_K, targets)
+        return Loss(total, weight, metrics)
+
+    def _surrogate(self, outputs: Outputs, targets: Targets) -> policy_losses.PolicyLoss:
+        s, advantage_K = self._settings, targets["advantage"]
+        log_ratio_K = self._ratio(outputs.logp_K, targets[s.old], targets)
+        clip = {"clip_low": s.clip_low, "clip_high": s.clip_high}
+        if s.kind == "cispo":
+            return policy_losses.cispo(outputs.logp_K, log_ratio_K, advantage_K, **clip)
+        if s.dual_clip is None:
+            return policy_losses.clipped_surrogate(log_ratio_K, advantage_K, **clip)
+        return policy_losses.dual_clipped_surrogate(log_ratio_K, advantage_K, dual_clip=s.dual_clip, **clip)
+
+    def _acted(self, logp_K: Tensor, targets: Targets) -> Tensor:
+        """Return at each token the log-prob of what is one action: the token, or the whole completion.
+
+        The completion for `sequence` too: weighed by a mean over tokens, samples would not be the trainer's in
+        expectation.
+        """
+        if self._settings.level == "token":
+            return logp_K
+        of_S = masking.segment_sum(logp_K, targets.mask_K, targets.segment_K, targets.segments)
+        return of_S[targets.segment_K]
+
+    def _inliers(self, targets: Targets, metrics: dict[str, tuple[Tensor, Tensor]]) -> Targets:
+        """Return the targets with tokens masked on which sampler and trainer disagree, and note their share."""
+        if self._settings.importance_range is None:
+            return targets
+        low, high = self._settings.importance_range
+        inside_K = importance_inliers(targets["proximal"], targets["behaviour"], low=low, high=high)
+        mask_K = targets.mask_K * inside_K
+        metrics["masked_share"] = ((targets.mask_K - mask_K).sum(), targets.mask_K.sum())
+        return replace(targets, mask_K=mask_K)
+
+    def _aggregate(self, loss_K: Tensor, targets: Targets) -> masking.WeightedSum:
+        where = (targets.mask_K, targets.segment_K, targets.segments)
+        by = self._settings.aggregation
+        if by is None:
+            by = "token_mean" if self._settings.level == "token" else "sequence_mean"
+        if by == "token_mean":
+            return masking.token_mean(loss_K, targets.mask_K)
+        if by == "sequence_mean":
+            return masking.sequence_mean(loss_K, *where)
+        return masking.sequence_sum_over_constant(loss_K, *where, constant=self._settings.constant)
+
+
+def _token_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
+    return policy_losses.token_log_ratio(logp_K, old_K)
+
+
+def _turn_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
+    ratio_S = policy_losses.turn_log_ratio(logp_K, old_K, targets.mask_K, targets.segment_K, targets.segments)
+    return ratio_S[targets.segment_K]
+
+
+def _sequence_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
+    ratio_S = policy_losses.sequence_log_ratio(
+        logp_K, old_K, targets.mask_K, targets.segment_K, targets.segments
+    )
+    return ratio_S[targets.segment_K]
+
+
+_RATIOS = {"token": _token_ratio, "turn": _turn_ratio, "sequence": _sequence_ratio}
+
+
+class ValueLossConfig(Configured):
+    """How critics are fitted to returns."""
+
+    coefficient: float = Field(0.5, gt=0.0)
+    clip: float | None = Field(None, gt=0.0)
+    """Furthest that a value may move from the sampling critic's before the loss stops following."""
+    huber: float | None = Field(None, gt=0.0)
+    """Error beyond which the loss is linear (MAPPO, 2103.01955); null is squared."""
+
+    def build(self) -> _ValueLoss:
+        """Return the loss as a pure function."""
+        return _ValueLoss(self)
+
+
+class _ValueLoss:
+    def __init__(self, settings: ValueLossConfig) -> None:
+        self._settings = settings
+
+    def __call__(self, values_K: Tensor, targets: Targets) -> Loss:
+        """Return the sum, the weight and the explained variance's parts of one batch."""
+        from kapelle.functional import value_losses
+
+        s, return_K, before_K = self._settings, targets["return"], targets["value"]
+        if s.clip is not None and s.huber is not None:
+            loss_K = value_losses.clipped_huber_value_loss(
+                values_K, before_K, return_K, clip=s.clip, delta=s.huber
+            ).loss
+        elif s.clip is not None:
+            loss_K = value_losses.clipped_value_loss(values_K, before_K, return_K, clip=s.clip).loss
+        elif s.huber is not None:
+            loss_K = value_losses.huber_value_loss(values_K, return_K, delta=s.huber)
+        else:
+            loss_K = value_losses.squared_value_loss(values_K, return_K)
+        total, weight = masking.token_mean(loss_K, targets.mask_K)
+        error_K = (values_K.detach() - return_K).abs()
+        return Loss(total, weight, {"value_error": (masking.masked_sum(error_K, targets.mask_K), weight)})
+
+
+def ones_like_turn(tokens: int, value: float) -> Tensor:
+    """Return one number repeated over a turn's tokens, in float."""
+    return torch.full((tokens,), value, dtype=torch.float32)

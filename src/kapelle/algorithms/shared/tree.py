@@ -1,0 +1,126 @@
+"""Trees: episodes that branch at every turn, so that a comparison set holds one prompt's candidates.
+
+At every moment at which trained agents speak, each samples `group_size` candidates from the very tokens that it reads.
+A *joint action* is one candidate of each agent that speaks at that moment. It is worth what the episode pays when it
+is played on from there, with the words of all agents sampled anew: the mean over `continuations` episodes of the
+return that the algorithm trains on, reward sharing and penalties included. All candidates of a moment are trained on,
+each compared with its siblings; continuations are not.
+
+What a candidate is worth, given what its siblings' partners said, is an algorithm's choice:
+
+- `alone`: what it is worth beside the others' first candidates (AT-GRPO);
+- `aligned`: the k-th candidates of all agents are one joint action (MAGRPO);
+- `cross`: every combination is one; a candidate is worth their mean (MAGRPO).
+
+`best` continues with each agent's candidate of most worth (the first of equals), `first` with a plain sample, for
+which episodes are distributed as the team plays.
+
+With n agents at a moment, G candidates and c continuations there are at most n·(G − 1) + 1, G or Gⁿ joint actions,
+each played on c times; candidates that say the same are played on once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+from pydantic import Field, model_validator
+
+from kapelle.algorithm import (
+    Algorithm,
+    Credit,
+    CreditFunction,
+    Estimates,
+    JointAction,
+    JudgedBy,
+    Tree,
+    TurnKey,
+    turns_of,
+)
+from kapelle.algorithms.shared.groups import Estimator, Member, compare
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.types import Episode, Group
+
+
+def alone(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
+    """Return the candidate beside the first one of every other agent."""
+    return [tuple(candidate if m == mover else 0 for m in range(len(counts)))]
+
+
+def aligned(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
+    """Return everybody's candidate of the same number; who has one alone says that."""
+    return [tuple(min(candidate, count - 1) for count in counts)]
+
+
+def cross(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
+    """Return the candidate with every combination of the others'."""
+    choices: Iterable[Sequence[int]] = (
+        [candidate] if m == mover else range(count) for m, count in enumerate(counts)
+    )
+    return list(product(*choices))
+
+
+def best(worths: Sequence[float]) -> int:
+    """Return the number of the candidate of most worth, the first of equals."""
+    return max(range(len(worths)), key=lambda k: (worths[k], -k))
+
+
+def first(worths: Sequence[float]) -> int:
+    """Return the first candidate's number: what the agent would have said without a tree."""
+    return 0
+
+
+class TreeSampling(MonteCarlo):
+    """Settings of an algorithm that can branch at every turn."""
+
+    tree: bool = False
+    """Branch at every turn instead of playing whole episodes side by side: one episode for each task, and
+    `group_size` candidates at every turn of a trained agent."""
+    continuations: int = Field(1, ge=1)
+    """How often the episode is played on from each joint action, with `tree: true`."""
+
+    @model_validator(mode="after")
+    def _tree_and_what_it_needs(self) -> TreeSampling:
+        if self.continuations > 1 and not self.tree:
+            raise ValueError("`continuations` goes with `tree: true`; set both or neither")
+        if self.tree and (self.umad.confidence or self.umad.relative or self.umad.influence):
+            raise ValueError(
+                "`umad` looks at whole episodes, and `tree: true` compares candidates of one prompt; set one of both"
+            )
+        if self.tree and self.order.build().sequential:
+            raise ValueError(
+                "`order: sequential` multiplies ratios round by round, and `tree: true` has several candidates in a "
+                "round; set `order: joint`"
+            )
+        return self
+
+    def tree_row(
+        self,
+        name: str,
+        estimate: Estimator,
+        judged_by: JudgedBy,
+        chosen: Callable[[Sequence[float]], int],
+        returns: Callable[[Episode], Mapping[str, float]] | None = None,
+    ) -> Algorithm:
+        """Return the row with a tree; `returns` say what a candidate's worth counts, else what each agent is trained on."""
+        row = self.row(name, among_siblings(self, estimate))
+        paid = returns or row.returns
+        assert paid is not None, "Monte Carlo algorithms share the team's reward"
+        tree = Tree(self.group_size, self.continuations, paid, judged_by, chosen)
+        return replace(row, group_size=1, tree=tree)
+
+
+def among_siblings(settings: MonteCarlo, estimate: Estimator) -> CreditFunction:
+    """Return the credit of a tree: each candidate's worth, compared among those of its prompt."""
+
+    def credit(groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        members = []
+        for key, turn in turns_of(groups):
+            assert turn.worth is not None, "a tree's candidates are judged when they are sampled"
+            root = key.turn if turn.parent is None else turn.parent
+            place = (key.group, key.episode, root)
+            members.append(Member(place, turn.worth, len(turn.completion_ids), (key,)))
+        return spread(settings, groups, compare(members, estimate))
+
+    return credit

@@ -1,0 +1,196 @@
+"""UMAD's two terms for any algorithm: a gain of confident turns, and a reward for moving others (2603.01221).
+
+- *Confidence*: A ← A·exp(−α·z), z the mean NLL of a turn (nats per token, as sampled) standardised over the same
+  agent's turns of the same number in the episodes of its task. What was said with confidence learns faster, from
+  praise and from blame.
+- *Relative*: A ← A·exp(−α·(NLL_i − mean NLL of the others in the round)).
+- *Influence*: +η·sign of the mean change of the others' rewards from a round to the next, on the turn that they had
+  read between. Rewards are those before any shaping, so that no term feeds on another: what the turn's text would
+  have earned where the workflow asked (`score_rounds` of a debate), else a verifier's score, else what the
+  environment paid for it. Without either of the first two a debate that pays at its end has no rewards to compare
+  before that.
+
+A round is the k-th turn of every agent that has one. All three are 0, off, unless set.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from kapelle.algorithm import Credit, CreditFunction, Estimates, TurnKey, turns_of
+from kapelle.algorithms.shared.rewards import RewardSource
+from kapelle.errors import ConfigError
+from kapelle.functional.shaping import confidence_gain, relative_confidence_gain, umad_influence
+from kapelle.settings.base import Configured
+from kapelle.team import Team
+from kapelle.types import Episode, Group, Turn
+
+S = TypeVar("S", bound=Configured)
+
+
+class UMADConfig(Configured):
+    """How much confidence and influence weigh."""
+
+    confidence: float = Field(0.0, ge=0.0)
+    """α of the gain against the same agent's other episodes of the task."""
+    relative: float = Field(0.0, ge=0.0)
+    """α of the gain against the other agents of the round."""
+    influence: float = Field(0.0, ge=0.0)
+    """η, in units of reward."""
+
+    def paid(self, source: RewardSource) -> RewardSource:
+        """Return a source that pays influence on top of another."""
+        eta = self.influence
+        if not eta:
+            return source
+
+        def with_influence(
+            place: tuple[int, int], episode: Episode, estimates: Estimates
+        ) -> Mapping[int, float]:
+            moved = influence(place, episode, estimates, eta)
+            paid = source(place, episode, estimates)
+            return {index: reward + moved.get(index, 0.0) for index, reward in paid.items()}
+
+        return with_influence
+
+    def gained(self, credit: CreditFunction) -> CreditFunction:
+        """Return credit whose advantages another function gave, times the gains."""
+        if not (self.confidence or self.relative):
+            return credit
+        return lambda groups, estimates: self.gain(groups, credit(groups, estimates))
+
+    def gain(self, groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -> Mapping[TurnKey, Credit]:
+        """Return the credit with every advantage times its turn's gains; targets of critics stay."""
+        factors: list[Mapping[TurnKey, float]] = []
+        if self.confidence:
+            factors.append(_against_own(groups, self.confidence))
+        if self.relative:
+            factors.append(_against_others(groups, self.relative))
+        for factor in factors:
+            credit = {
+                key: replace(given, advantage_T=given.advantage_T * factor.get(key, 1.0))
+                for key, given in credit.items()
+            }
+        return credit
+
+    def needs_a_group(self, settings: S, group_size: int) -> S:
+        """Return the settings that these belong to; ValueError when confidence has nothing to compare."""
+        if self.confidence and group_size < 2:
+            raise ValueError(
+                "`umad.confidence` compares the episodes of a task, and `group_size: 1` plays one; raise `group_size`, or "
+                "set `umad.relative`"
+            )
+        return settings
+
+    def check(self, team: Team) -> None:
+        """Raise ConfigError when there is nobody to be compared with or to influence."""
+        for key, value in (("relative", self.relative), ("influence", self.influence)):
+            if value and len(team.names) < 2:
+                raise ConfigError(
+                    f"`algorithm.umad.{key}` looks at other agents, and '{team.names[0]}' is alone. Remove it, or add "
+                    "agents to `team.agents`."
+                )
+
+
+def influence(place: tuple[int, int], episode: Episode, estimates: Estimates, eta: float) -> dict[int, float]:
+    """Return η·sign of the others' mean change of reward at the next round, by the index of the turn before it.
+
+    Others who did not speak in both rounds are left out; where nobody did, nothing is paid.
+    """
+    reward = unmodified_rewards(place, episode, estimates)
+    rounds = _rounds(episode.turns)
+    paid: dict[int, float] = {}
+    for now, following in itertools.pairwise(rounds):
+        both = [agent for agent in now if agent in following]
+        change_TA = torch.tensor(
+            [[reward[movers[agent].index] for agent in both] for movers in (now, following)],
+            dtype=torch.float64,
+        )
+        # Of an agent that spoke for the last time the others are all of `both`: it enters with no change.
+        outside_TA = torch.cat([change_TA, torch.zeros(2, 1, dtype=torch.float64)], dim=1)
+        if len(both) >= 2:
+            inside = umad_influence(change_TA, eta=eta)[0].tolist()
+            paid |= {now[agent].index: value for agent, value in zip(both, inside, strict=True)}
+        if both:
+            outside = float(umad_influence(outside_TA, eta=eta)[0, -1])
+            paid |= {turn.index: outside for agent, turn in now.items() if agent not in both}
+    return paid
+
+
+def unmodified_rewards(place: tuple[int, int], episode: Episode, estimates: Estimates) -> dict[int, float]:
+    """Return what each turn was worth to its own agent before any shaping, by the turn's index."""
+    last = {turn.agent: turn.index for turn in episode.turns}
+    reward: dict[int, float] = {}
+    for turn in episode.turns:
+        score = estimates.score.get(TurnKey(*place, turn.index)) if turn.score is None else turn.score
+        if score is None:
+            terminal = episode.rewards.get(turn.agent, 0.0) if last[turn.agent] == turn.index else 0.0
+            score = turn.reward + terminal
+        reward[turn.index] = score
+    return reward
+
+
+def nll(turn: Turn) -> float:
+    """Return a turn's mean negative log-likelihood as it was sampled, nats per token."""
+    return -sum(turn.logprobs) / len(turn.logprobs)
+
+
+def _against_own(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
+    """exp(−α·z) of every trained turn, z within its task, agent and round."""
+    keys: list[TurnKey] = []
+    values: list[float] = []
+    sets: list[int] = []
+    number: dict[tuple[int, str, int], int] = {}
+    for key, turn, k in _numbered(groups):
+        keys.append(key)
+        values.append(nll(turn))
+        sets.append(number.setdefault((key.group, turn.agent, k), len(number)))
+    if not keys:
+        return {}
+    nll_B = torch.tensor(values, dtype=torch.float64)
+    gain_B = confidence_gain(torch.ones_like(nll_B), nll_B, torch.tensor(sets), len(number), alpha=alpha)
+    return dict(zip(keys, gain_B.tolist(), strict=True))
+
+
+def _against_others(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
+    """exp(−α·(NLL − mean NLL of the round's others)) of every trained turn that is not alone in its round."""
+    rounds: dict[tuple[int, int, int], list[tuple[TurnKey, float]]] = {}
+    for key, turn, k in _numbered(groups):
+        rounds.setdefault((key.group, key.episode, k), []).append((key, nll(turn)))
+    factor: dict[TurnKey, float] = {}
+    for members in rounds.values():
+        if len(members) > 1:
+            nll_A: Tensor = torch.tensor([value for _, value in members], dtype=torch.float64)
+            gain_A = relative_confidence_gain(torch.ones_like(nll_A), nll_A, alpha=alpha)
+            factor |= {key: gain for (key, _), gain in zip(members, gain_A.tolist(), strict=True)}
+    return factor
+
+
+def _numbered(groups: Sequence[Group]) -> list[tuple[TurnKey, Turn, int]]:
+    """Every trained turn with its number among its agent's trained ones."""
+    taken: dict[tuple[int, int, str], int] = {}
+    found = []
+    for key, turn in turns_of(groups):
+        whose = (key.group, key.episode, turn.agent)
+        found.append((key, turn, taken.setdefault(whose, 0)))
+        taken[whose] += 1
+    return found
+
+
+def _rounds(turns: Sequence[Turn]) -> list[dict[str, Turn]]:
+    rounds: list[dict[str, Turn]] = []
+    taken: dict[str, int] = {}
+    for turn in turns:
+        k = taken.get(turn.agent, 0)
+        taken[turn.agent] = k + 1
+        if k == len(rounds):
+            rounds.append({})
+        rounds[k][turn.agent] = turn
+    return rounds

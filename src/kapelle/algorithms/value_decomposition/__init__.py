@@ -1,0 +1,1 @@
+"""Learned decompositions of a team's return: what VDN and QMIX share."""

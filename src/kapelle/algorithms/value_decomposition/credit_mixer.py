@@ -1,0 +1,348 @@
+"""Credit from a learned decomposition of the team's return: what VDN and QMIX share.
+
+The mixer does not act. Utilities Q_i of what each agent saw and said are mixed into Q_tot, which is fitted to the
+team's return over a replay of episodes. A step is credited by the networks as they were *before* they saw it, and
+then fitted: a fit that has seen an episode explains its return by whatever words were in it. With R the team's return
+from the round on, and every mean over the other episodes of the task:
+
+- `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), B_i = Q_tot(Q_i ← mean Q_i), what the round was worth without
+  the agent's own words. w = clip(R², 0, 1), R² the share of the variance of returns within tasks that Q_tot explained in
+  episodes that it was not fitted on, over the steps before this one. Where Q knows nothing this is the team's return
+  less its mean (Dr.GRPO); where Q knows all it is Q_tot − Q_tot(Q_i ← mean Q_i).
+- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i) whatever Q knows, less its mean. No noise of the return, all errors of Q.
+- `utility`: Q_i itself, less its mean (MAVERL).
+
+`difference` leaves the expected gradient what it is, (n − 1)/n·∇J for n episodes of a task as that of Dr.GRPO: neither w
+nor B_i nor the means hold anything that the agent's own words had an effect on. An agent that spoke later in the round
+has heard them: it is left out of B_i. The others are no such estimators: their gradient is as good as Q.
+
+To that come the turn's own penalties and influence, which are no matter of the team. Nothing is divided by its
+spread, which would blow the noise of an agent without influence up to size one. A set of one keeps what it is paid.
+
+Until `credit_warmup_steps` are over and a fit exists (`fit.min_fill` episodes remembered), turns are paid the team's
+return from their round on.
+
+Shapes: A agents, B rounds, D width of an embedding, N rounds of one set.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from kapelle.algorithm import MIXER_UNDONE, SENTENCES, Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithms.shared.groups import Member, compare
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.algorithms.value_decomposition.mixer_fit import FitConfig, Foresight, MixerFit, check_device
+from kapelle.algorithms.value_decomposition.replay import (
+    Fitted,
+    Played,
+    Replay,
+    joined,
+    read_groups,
+    round_turns,
+)
+from kapelle.algorithms.value_decomposition.utilities import (
+    OwnUtilities,
+    SharedUtility,
+    TeamEstimate,
+    TeamValue,
+)
+from kapelle.errors import ConfigError, NumericsError
+from kapelle.functional.advantages import group_centred
+from kapelle.functional.masking import keep_masked, pack
+from kapelle.functional.mixing import difference_credit, explained_by_others, group_mean_utility
+from kapelle.functional.returns import return_to_go
+from kapelle.runtime.seeds import derive_seed
+from kapelle.settings.base import Configured
+from kapelle.team import Team
+from kapelle.types import Episode, Group
+
+
+class UtilityConfig(Configured):
+    """The network behind Q_i."""
+
+    sharing: Literal["own", "shared"] = "own"
+    """One network per agent, or one for all that is told whose turn it judges."""
+    hidden: tuple[int, ...] = (64,)
+    """Widths of its hidden layers."""
+    identity: int = Field(8, ge=1)
+    """Width of an agent's learned vector, with `sharing: shared`."""
+
+    def build(self, width: int, agents: int) -> nn.Module:
+        """Return the networks for embeddings of a width."""
+        if self.sharing == "own":
+            return OwnUtilities(width, agents, self.hidden)
+        return SharedUtility(width, agents, self.hidden, self.identity)
+
+
+class CreditMixer(MonteCarlo):
+    """What VDN and QMIX can be told; each adds its name and its mixer."""
+
+    gamma_turn: float = Field(1.0, ge=0.0, le=1.0)
+    """Discount from one round to the next."""
+    credit: Literal["difference", "modelled", "utility"] = "difference"
+    """What a turn's words are worth; see the module's text."""
+    credit_warmup_steps: int = Field(5, ge=0)
+    """Steps in which turns are paid the team's return, while the mixer learns already."""
+    embedder: str = "base"
+    """What reads turns as vectors: `base` (of the first trained agent where they differ), the path or hub name of a model,
+    or `sentence-transformers:NAME`."""
+    utility: UtilityConfig = UtilityConfig()
+    fit: FitConfig = FitConfig()
+
+    @model_validator(mode="after")
+    def _one_return_for_all(self) -> CreditMixer:
+        if self.team_reward == "individual":
+            raise ValueError(
+                "`team_reward: individual` leaves no team's return to decompose; set `mean`, `sum`, `max`, `min` or "
+                "`last`, or `algorithm.name: ippo`"
+            )
+        if self.fit.min_fill > self.fit.capacity:
+            raise ValueError("`fit.min_fill` is more than `fit.capacity` can hold; raise the capacity")
+        return self
+
+
+def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.Module]) -> Algorithm:
+    """Return the row; `mixer` makes, of D and A, what mixes utilities."""
+
+    def memory(team: Team, seed: int) -> MixedCredit:
+        return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
+
+    checks = (
+        partial(check_embedder, embedder=settings.embedder),
+        partial(check_device, device=settings.fit.device),
+    )
+    return settings.row(name, None, checks, memory=memory, embeddings=settings.embedder)
+
+
+def check_embedder(team: Team, embedder: str) -> None:
+    """Raise ConfigError when the library of an embedder is not installed."""
+    if embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
+        raise ConfigError(
+            f"`algorithm.embedder: {embedder}` needs the library sentence-transformers, which is not installed. "
+            "`pip install 'kapelle[embed]'`, or set `base` or the path of a model."
+        )
+
+
+class _Step(NamedTuple):
+    """One step's rounds, and whose turn each entry is."""
+
+    batch: Fitted
+    keys: Sequence[Mapping[str, TurnKey]]
+    """By round: agent → its turn."""
+    set_B: Tensor
+    """Rounds of one number are compared: the k-th ones of one task."""
+    sets: int
+    after_BAA: Tensor
+    """1.0 at [b, i, j] where j's turn was asked for when i's was over: it may be an effect of it."""
+    return_B: Tensor
+    """The team's return from the round on, float64."""
+
+
+class _Judged(NamedTuple):
+    """What a step's rounds are worth to networks that have not seen them."""
+
+    net: TeamValue
+    step: _Step
+    """On the device of the networks."""
+    estimate: TeamEstimate
+    weight: float
+    """w, from the steps before."""
+
+
+class _Pay(NamedTuple):
+    """What is compared within a set, and what is taken off the result; both [B, A]."""
+
+    value_BA: Tensor
+    less_BA: Tensor
+
+
+class MixedCredit:
+    """Credit by utilities and mixer, with the replay they are fitted on."""
+
+    def __init__(
+        self, settings: CreditMixer, mixer: Callable[[int, int], nn.Module], team: Team, seed: int
+    ) -> None:
+        """Take the team whose trained agents are credited; networks are made when their input is known."""
+        self._settings, self._mixer, self._seed = settings, mixer, seed
+        self._agents = tuple(name for name in team.names if team.policy(name).trained)
+        self._pays = settings.umad.paid(self._penalties)
+        self._credit = _CREDITS[settings.credit]
+        self._replay = Replay(settings.fit.capacity)
+        self._fit: MixerFit | None = None
+        self._foresight = Foresight()
+        self._metrics: dict[str, float] = {}
+
+    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+        """Return each turn's advantage by networks that have not seen the step, then remember and fit it."""
+        s = self._settings
+        played = read_groups(groups, estimates, self._agents, s.team_reward)
+        self._metrics = {}
+        if not played:
+            return {}
+        step = self._step(groups, played)
+        judged = self._judge(step)
+        pay = _team_return(step)
+        if judged is not None and estimates.step > s.credit_warmup_steps:
+            pay = self._credit(judged)
+        advantage = self._compared(pay, step, groups, estimates)
+        self._measure(advantage, step)
+        self._learn(list(played.values()))
+        return s.umad.gain(groups, spread(s, groups, advantage))
+
+    def _step(self, groups: Sequence[Group], played: Mapping[tuple[int, int], Played]) -> _Step:
+        keys: list[Mapping[str, TurnKey]] = []
+        places: dict[tuple[int, int], int] = {}
+        of: list[int] = []
+        size = len(self._agents)
+        rounds = [
+            (g, e, k, movers)
+            for g, e in played
+            for k, movers in enumerate(round_turns(groups[g].episodes[e], self._agents))
+        ]
+        after_BAA = torch.zeros(len(rounds), size, size)
+        for b, (g, e, k, movers) in enumerate(rounds):
+            keys.append({agent: TurnKey(g, e, turn.index) for agent, turn in movers.items()})
+            of.append(places.setdefault((g, k), len(places)))
+            for i, j in itertools.permutations(movers, 2):
+                heard = movers[j].seen > movers[i].index
+                after_BAA[b, self._agents.index(i), self._agents.index(j)] = float(heard)
+        batch = joined(list(played.values()))
+        to_go_NK = return_to_go(batch.reward_NK.double(), batch.mask_NK, self._settings.gamma_turn)
+        return_B = pack(to_go_NK, batch.mask_NK)
+        return _Step(batch, keys, torch.tensor(of), len(places), after_BAA, return_B)
+
+    @torch.no_grad()
+    def _judge(self, step: _Step) -> _Judged | None:
+        """What the networks say of a step before they see it; None while there are none."""
+        if self._fit is None:
+            return None
+        fit, weight = self._fit, self._foresight.weight
+        placed = fit.placed(step.batch)
+        estimate: TeamEstimate = fit.net(placed.rounds)
+        explained = self._foresight.see(step.return_B, estimate.total_B.double().cpu(), step.set_B, step.sets)
+        self._metrics |= {"q_total": float(estimate.total_B.mean()), "credit_weight": weight}
+        self._metrics |= {} if explained is None else {"mixer_explained": explained}
+        return _Judged(fit.net, step._replace(batch=placed), estimate, weight)
+
+    def _learn(self, played: Sequence[Played]) -> None:
+        self._replay.add(played)
+        if len(self._replay.episodes) >= self._settings.fit.min_fill:
+            self._fit = self._fit or self._fresh(played[0].rounds.state_BD.shape[1])
+            try:
+                self._metrics["mixer_loss"] = self._fit.learn(self._replay)
+            except NumericsError:
+                self._metrics[MIXER_UNDONE] = 1.0
+        self._metrics["replay_fill"] = len(self._replay.episodes) / self._replay.capacity
+
+    def _fresh(self, width: int) -> MixerFit:
+        agents = len(self._agents)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            net = TeamValue(width, self._settings.utility.build(width, agents), self._mixer(width, agents))
+        return MixerFit(self._settings.fit, self._settings.gamma_turn, net, self._seed)
+
+    def _compared(
+        self, pay: _Pay, step: _Step, groups: Sequence[Group], estimates: Estimates
+    ) -> dict[TurnKey, float]:
+        """Every turn's pay, its own penalties and influence included, above the mean of its set."""
+        own: dict[tuple[int, int], Mapping[int, float]] = {}
+        members: list[Member] = []
+        less: dict[TurnKey, float] = {}
+        for b, (value_A, less_A) in enumerate(zip(pay.value_BA.tolist(), pay.less_BA.tolist(), strict=True)):
+            for agent, key in step.keys[b].items():
+                place, i = (key.group, key.episode), self._agents.index(agent)
+                if place not in own:
+                    own[place] = self._pays(place, groups[key.group].episodes[key.episode], estimates)
+                value = value_A[i] + own[place][key.turn]
+                members.append(Member((int(step.set_B[b]), agent), value, 0, (key,)))
+                less[key] = less_A[i]
+        compared = compare(members, group_centred)
+        return {key: value - less[key] for key, value in compared.items()}
+
+    def _penalties(
+        self, place: tuple[int, int], episode: Episode, estimates: Estimates
+    ) -> Mapping[int, float]:
+        forms = self._settings.forms
+        return {turn.index: forms.of(turn) for turn in episode.turns if turn.trained}
+
+    def _measure(self, advantage: Mapping[TurnKey, float], step: _Step) -> None:
+        size = dict.fromkeys(self._agents, 0.0)
+        for movers in step.keys:
+            for agent, key in movers.items():
+                size[agent] += abs(advantage[key])
+        total = max(sum(size.values()), 1e-12)
+        self._metrics |= {f"credit_share/{agent}": own / total for agent, own in size.items()}
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return what is to be shown of the last call."""
+        return dict(self._metrics)
+
+    def state(self) -> dict[str, object]:
+        """Return the replay, all that is learned, and what is known of its worth."""
+        fit = {} if self._fit is None else self._fit.state()
+        return {"replay": self._replay.state(), "fit": fit, "foresight": self._foresight.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned."""
+        self._replay.load_state(state["replay"])
+        if "foresight" in state:  # a checkpoint of before it was kept has proved nothing yet
+            self._foresight.load_state(state["foresight"])
+        self._fit = None
+        if state["fit"]:
+            self._fit = self._fresh(len(state["fit"]["network"]["saw_mean_D"]))
+            self._fit.load_state(state["fit"])
+
+
+def _team_return(step: _Step) -> _Pay:
+    """The team's return from each round on, for everybody."""
+    value_BA = step.return_B[:, None].expand(step.batch.rounds.acted_BA.shape)
+    return _Pay(value_BA, torch.zeros_like(value_BA))
+
+
+def _difference(judged: _Judged) -> _Pay:
+    step, rounds = judged.step, judged.step.batch.rounds
+    less_BA = torch.zeros_like(judged.estimate.utility_BA)
+    for s in range(step.sets):
+        at_N = (step.set_B == s).nonzero().squeeze(1).to(less_BA.device)
+
+        def mix(utility_KA: Tensor, acted_KA: Tensor, row_K: Tensor, at_N: Tensor = at_N) -> Tensor:
+            states = rounds._replace(acted_BA=acted_KA, state_BD=rounds.state_BD[at_N[row_K]])
+            return judged.net.mix(utility_KA, states)
+
+        less_BA[at_N] = explained_by_others(
+            mix,
+            judged.estimate.utility_BA[at_N],
+            rounds.acted_BA[at_N],
+            step.after_BAA.to(less_BA.device)[at_N],
+        )
+    return _Pay(_team_return(step).value_BA, judged.weight * less_BA.double().cpu())
+
+
+def _modelled(judged: _Judged) -> _Pay:
+    step, rounds, utility_BA = judged.step, judged.step.batch.rounds, judged.estimate.utility_BA
+    baseline_BA = group_mean_utility(utility_BA, rounds.acted_BA, step.set_B.to(utility_BA.device), step.sets)
+    value_BA = difference_credit(
+        lambda replaced_BA: judged.net.mix(replaced_BA, rounds), utility_BA, rounds.acted_BA, baseline_BA
+    ).cpu()
+    return _Pay(value_BA, torch.zeros_like(value_BA))
+
+
+def _utility(judged: _Judged) -> _Pay:
+    value_BA = keep_masked(judged.estimate.utility_BA, judged.step.batch.rounds.acted_BA).cpu()
+    return _Pay(value_BA, torch.zeros_like(value_BA))
+
+
+_CREDITS: Mapping[str, Callable[[_Judged], _Pay]] = {
+    "difference": torch.no_grad()(_difference),
+    "modelled": torch.no_grad()(_modelled),
+    "utility": torch.no_grad()(_utility),
+}

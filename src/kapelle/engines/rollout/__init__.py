@@ -1,0 +1,1 @@
+"""Rollout engines: whoever samples, behind one protocol."""

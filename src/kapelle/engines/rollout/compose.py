@@ -1,0 +1,42 @@
+"""One engine made of several: each policy is played by the engine that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine
+
+
+class ComposedEngine:
+    """Hands each request to the engine that plays its policy."""
+
+    def __init__(self, engines: Sequence[RolloutEngine]) -> None:
+        self._engines = tuple(engines)
+        self._engine_of = {policy: engine for engine in engines for policy in engine.policies}
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """Names of the policies of all engines."""
+        return tuple(self._engine_of)
+
+    def renderer(self, policy: str) -> Renderer:
+        """Return how a policy's conversations become tokens."""
+        return self._engine_of[policy].renderer(policy)
+
+    async def generate(self, request: Request) -> Completion:
+        """Return one completion from the engine that holds the policy."""
+        return await self._engine_of[request.policy].generate(request)
+
+    def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
+        """Hand new weights to the engine that holds the policy."""
+        self._engine_of[policy].load(policy, weights, version)
+
+    def rest(self) -> None:
+        """Let every engine rest."""
+        for engine in self._engines:
+            engine.rest()
+
+    def close(self) -> None:
+        """Close every engine."""
+        for engine in self._engines:
+            engine.close()

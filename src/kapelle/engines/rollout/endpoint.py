@@ -1,0 +1,119 @@
+"""Frozen agents behind an OpenAI-compatible URL.
+
+The server's text is taken as it comes; it has no token ids or log-probs that could be trained on, so such
+an agent is never trained. A request that fails makes its episode fail, not the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.scripted import ByteRenderer
+from kapelle.errors import ConfigError, EngineError, EpisodeError
+from kapelle.runtime.characters import whole
+from kapelle.runtime.http import LateError, post
+from kapelle.team import Endpoint
+from kapelle.types import conversation
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class EndpointEngine:
+    """Asks remote servers, one request at a time per waiting agent."""
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        timeout: float = 120.0,
+        retries: int = 2,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Keep `timeout` seconds per attempt, from connecting to the last byte; `transport` replaces the network in tests."""
+        for policy, endpoint in endpoints.items():
+            if not endpoint.url.startswith(("http://", "https://")):
+                raise ConfigError(
+                    f"The endpoint of policy '{policy}' is '{endpoint.url}'. Give an http(s) URL."
+                )
+        self._endpoints = dict(endpoints)
+        self._timeout = timeout
+        self._retries = retries
+        self._transport = transport
+        self._renderer = ByteRenderer()
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """Names of the policies that it plays."""
+        return tuple(self._endpoints)
+
+    def renderer(self, policy: str) -> ByteRenderer:
+        """Return bytes as tokens: the server has its own."""
+        return self._renderer
+
+    async def generate(self, request: Request) -> Completion:
+        """Return what the server says; EpisodeError after the last failed attempt."""
+        import httpx
+
+        endpoint = self._endpoints[request.policy]
+        body = {
+            "model": endpoint.model,
+            "messages": conversation(request.messages),
+            "max_tokens": request.sampling.max_tokens,
+            "temperature": request.sampling.temperature,
+            "top_p": request.sampling.top_p,
+            "seed": request.seed % (1 << 31),
+            **({"stop": list(request.sampling.stop)} if request.sampling.stop else {}),
+        }
+        key = os.environ.get(endpoint.api_key_env, "")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url = f"{endpoint.url.rstrip('/')}/chat/completions"
+        reason = ""
+        for _ in range(1 + self._retries):
+            try:
+                status, answer = await post(url, body, headers, self._timeout, self._transport)
+            except LateError as error:
+                reason = str(error)
+                continue
+            except EpisodeError as error:
+                reason = str(error)
+                break
+            except httpx.HTTPError as error:
+                reason = f"{type(error).__name__}: {error}"
+                continue
+            if status == 200:
+                return _completion(answer, endpoint)
+            reason = f"HTTP {status}"
+            if status < 500 and status != 429:
+                break
+        raise EpisodeError(
+            f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
+        )
+
+    def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
+        """Refuse: a remote server keeps its own weights."""
+        raise EngineError(
+            f"Policy '{policy}' is a remote endpoint and cannot take weights. Mark it as frozen."
+        )
+
+    def rest(self) -> None:
+        """Hold nothing between requests."""
+
+    def close(self) -> None:
+        """Hold nothing between requests."""
+
+
+def _completion(answer: bytes, endpoint: Endpoint) -> Completion:
+    try:
+        choice = json.loads(answer)["choices"][0]
+        text = whole(choice["message"]["content"] or "")
+        ids = tuple(text.encode())
+        cut = choice.get("finish_reason") == "length"
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        raise EpisodeError(
+            f"{endpoint.url} answered in another form than OpenAI's chat completions."
+        ) from None
+    return Completion(ids, (0.0,) * len(ids), "length" if cut else "stop", text, 0, endpoint.model)

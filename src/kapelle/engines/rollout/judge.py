@@ -1,0 +1,24 @@
+"""Any rollout engine as a judge: the model that it plays reads and gives verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kapelle.engines.rollout.protocol import Request, RolloutEngine
+from kapelle.grading.judge.grade import Ask
+from kapelle.runtime.seeds import derive_seed
+from kapelle.types import Message, Sampling, Task
+
+GREEDY = Sampling(max_tokens=512, temperature=0.0)
+
+
+def ask_engine(engine: RolloutEngine, policy: str, sampling: Sampling = GREEDY) -> Ask:
+    """Return a judge that a policy of an engine plays; the same question gets the same answer."""
+
+    async def ask(messages: Sequence[Message]) -> str:
+        prompt = engine.renderer(policy).start(messages)
+        seed = derive_seed("judge", *(message.content for message in messages))
+        request = Request(policy, "judge", tuple(messages), prompt, sampling, seed, Task("judge", ""))
+        return (await engine.generate(request)).text
+
+    return ask

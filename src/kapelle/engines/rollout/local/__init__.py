@@ -1,0 +1,1 @@
+"""The rollout engine of this process: one decode batch for the requests of all agents."""

@@ -1,0 +1,114 @@
+"""Decoding on one model: many prompts of many policies at once, with a KV cache that outlives their rows.
+
+Rows that join together are ordered by adapter. Who reads the tokens is `lean_rows.py` where the architecture is
+known, else `padded_rows.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kapelle.engines.rollout.local.decode_batch import Wave
+from kapelle.engines.rollout.local.rows import Job, Rows, Said
+from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
+from kapelle.models.allocator import keep_freed_memory
+from kapelle.models.fast.fused import fused_of
+from kapelle.models.fast.prefixes import Prefixes
+from kapelle.models.language_model import LanguageModel
+
+
+class Decoder:
+    """Continues prompts on one model; what it prepared and what rows have read is there for later prompts."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        adapters: int = 1,
+        kept_tokens: int = 0,
+        recorder_on: Callable[[torch.device], Recorder | None] = on_cuda,
+    ) -> None:
+        """Play about so many adapters, and keep at most so many token places of rows that are over.
+
+        `recorder_on` says what records steps on a device, if anything.
+        """
+        self._model = model
+        self._recorder = recorder_on(model.device)
+        self._prefixes = Prefixes(kept_tokens)
+        self._fused = None if model.lean is None else fused_of(model.lean, adapters, model.dtype)
+        self.drop()
+
+    @property
+    def kept_places(self) -> int:
+        """Token places of rows that are over whose keys and values are kept."""
+        return self._prefixes.places
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that still speak, or are over and have not left."""
+        return self._wave.size
+
+    @property
+    def open(self) -> bool:
+        """True where prompts may join now."""
+        return self._wave.open
+
+    @torch.inference_mode()
+    def join(self, jobs: Sequence[Job]) -> list[Said]:
+        """Read prompts and return what their rows will say, empty until `advance` lets them leave."""
+        keep_freed_memory()
+        order = sorted(
+            range(len(jobs)), key=lambda k: (jobs[k].adapter or "", len(jobs[k].prompt), jobs[k].prompt)
+        )
+        said = [Said([], []) for _ in jobs]
+        self._wave.join([jobs[k] for k in order], [said[k] for k in order])
+        return said
+
+    @torch.inference_mode()
+    def advance(self, steps: int) -> None:
+        """Sample that many tokens of each row, or fewer, until rows leave."""
+        for _ in range(steps):
+            if self._wave.advance():
+                return
+
+    def drop(self) -> None:
+        """Forget the rows in flight."""
+        self._wave = Wave(self._model, self._open_rows())
+
+    def forget(self, adapter: str | None) -> None:
+        """Forget what was prepared and read with an adapter's weights; everything for those of the base."""
+        assert not self.in_flight, "rows are not continued with other weights than they began with"
+        self._prefixes.forget(adapter)
+        if self._fused is not None:
+            self._fused.forget(adapter)
+
+    def forget_read(self) -> None:
+        """Forget the rows in flight and what rows have read; what was prepared of weights stays."""
+        self.drop()
+        self._prefixes.forget(None)
+
+    def rest(self) -> None:
+        """Forget the rows in flight and everything that can be made again."""
+        self.drop()
+        self.forget(None)
+        if self._recorder is not None:
+            self._recorder.forget()
+
+    def _open_rows(self) -> Rows:
+        if self._model.lean is None:
+            from kapelle.engines.rollout.local.padded_rows import PaddedRows
+
+            return PaddedRows(self._model)
+        from kapelle.engines.rollout.local.lean_rows import LeanRows
+
+        return LeanRows(self._model, self._model.lean, self._fused, self._prefixes, self._recorder)
+
+
+def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[Said]:
+    """Continue every prompt until it ends its turn, meets a stop string or reaches its limit; keep nothing."""
+    decoder = Decoder(model, adapters=len({job.adapter for job in jobs}))
+    said = decoder.join(jobs)
+    while decoder.in_flight:
+        decoder.advance(1)
+    return said

@@ -1,0 +1,70 @@
+"""Rows in flight through any `transformers` causal LM: prompts padded on the left, the library's own cache.
+
+Shapes: R rows, P prompt positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kapelle.engines.rollout.local.rows import Job, route_of
+from kapelle.models.language_model import LanguageModel
+
+
+class PaddedRows:
+    """See `rows.Rows`."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._adapters: list[str | None] = []
+
+    @property
+    def open(self) -> bool:
+        """The library's cache takes prompts together or not at all."""
+        return not self._adapters
+
+    def join(self, jobs: Sequence[Job]) -> Tensor:
+        """Read every prompt and return logits `_RV` of its first new token."""
+        from transformers import DynamicCache
+
+        assert self.open, "rows join when no others are in flight"
+        self._adapters = [job.adapter for job in jobs]
+        self._cache = DynamicCache()
+        longest = max(len(job.prompt) for job in jobs)
+        pad = [longest - len(job.prompt) for job in jobs]
+        rows = [(0,) * p + job.prompt for p, job in zip(pad, jobs, strict=True)]
+        self._pad_R = torch.tensor(pad, device=self._model.device)
+        self._mask_RP = (
+            torch.arange(longest, device=self._model.device)[None] >= self._pad_R[:, None]
+        ).long()
+        return self._forward(torch.tensor(rows, device=self._model.device))
+
+    def read(self, token_R: Tensor) -> Tensor:
+        """Read one more token of each row and return logits `_RV` of the next."""
+        self._mask_RP = torch.cat([self._mask_RP, self._mask_RP.new_ones(len(token_R), 1)], dim=1)
+        return self._forward(token_R[:, None])
+
+    def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
+        """Drop rows; nothing is kept for later prompts, because the library's cache has no rows that go on."""
+        gone = set(rows)
+        staying = [row for row in range(len(self._adapters)) if row not in gone]
+        self._adapters = [self._adapters[row] for row in staying]
+        kept_R = torch.tensor(staying, dtype=torch.long, device=self._pad_R.device)
+        self._cache.batch_select_indices(kept_R)
+        self._mask_RP, self._pad_R = self._mask_RP[kept_R], self._pad_R[kept_R]
+
+    def _forward(self, tokens_RP: Tensor) -> Tensor:
+        length = self._mask_RP.shape[1]
+        place_P = torch.arange(length - tokens_RP.shape[1], length, device=tokens_RP.device)
+        with self._model.computing(route_of(self._adapters)):
+            output = self._model.model.base_model(
+                input_ids=tokens_RP,
+                position_ids=(place_P[None] - self._pad_R[:, None]).clamp(min=0),
+                attention_mask=self._mask_RP,
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+            return self._model.logits(output.last_hidden_state[:, -1])

@@ -1,0 +1,121 @@
+"""The rollout engine's protocol: many requests in flight, from all agents of all episodes.
+
+An engine answers a request with the tokens that one policy sampled, their log-probs, and the version
+and content hash of the weights that did it. It batches as it likes; a request's answer depends on its
+seed, never on what it was batched with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from kapelle.settings.base import find_class
+from kapelle.types import FinishReason, Message, Sampling, Task
+
+if TYPE_CHECKING:
+    from kapelle.models.language_model import LanguageModel
+    from kapelle.team import Policy
+
+BUILTIN_ENGINES: Mapping[str, str] = {"local": "kapelle.engines.rollout.local.engine:Local"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One policy call."""
+
+    policy: str
+    agent: str
+    messages: tuple[Message, ...]
+    """The agent's whole conversation; what engines without tokens of their own read."""
+    prompt_ids: tuple[int, ...]
+    """The same conversation as token ids; what engines with tokens read."""
+    sampling: Sampling
+    seed: int
+    task: Task
+    """The task being played; only scripts look at it."""
+    sample: int = 0
+    """Which of its group's episodes this is, from 0; only records look at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a policy said."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Log-prob of each id under the distribution that was sampled from (nats)."""
+    finish_reason: FinishReason
+    text: str
+    version: int
+    weights_hash: str
+
+
+class Renderer(Protocol):
+    """Turns one agent's conversation into token ids; sampled ids are never tokenised again."""
+
+    @property
+    def context(self) -> int:
+        """Most tokens that prompt and completion may have together."""
+        ...
+
+    def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the prompt ids of a new conversation, ready for the agent to speak."""
+        ...
+
+    def extend(
+        self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
+    ) -> tuple[int, ...]:
+        """Return the next prompt: the last one, the very ids that were sampled, and what was heard since."""
+        ...
+
+
+class WritingRenderer(Renderer, Protocol):
+    """A renderer that also turns completions written by hand into tokens."""
+
+    def said(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a completion, end of turn included."""
+        ...
+
+
+class RolloutEngine(Protocol):
+    """Samples completions for the policies that it holds."""
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """Names of the policies that it plays."""
+        ...
+
+    def renderer(self, policy: str) -> Renderer:
+        """Return how a policy's conversations become tokens."""
+        ...
+
+    async def generate(self, request: Request) -> Completion:
+        """Return one completion; concurrent calls are batched together."""
+        ...
+
+    def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
+        """Take new weights for a policy; later completions carry this version and the weights' hash."""
+        ...
+
+    def rest(self) -> None:
+        """Give back what the engine can make again, where an update needs the room; no request is in flight."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        ...
+
+
+class EngineSettings(Protocol):
+    """Frozen settings that build a rollout engine."""
+
+    def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> RolloutEngine:
+        """Return the engine that plays these policies; `models` are the trainer's, by base name."""
+        ...
+
+
+def engine_class(name: str) -> type:
+    """Return the settings class of a rollout engine by name, `module:Class` or entry point."""
+    return find_class("engine", name, BUILTIN_ENGINES)

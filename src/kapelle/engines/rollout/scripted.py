@@ -1,0 +1,73 @@
+"""Policies that are functions: for tests, golden transcripts, opponents and demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from kapelle.engines.rollout.protocol import Completion, Request, WritingRenderer
+from kapelle.errors import EngineError, did_you_mean
+from kapelle.types import Message
+
+Script = Callable[[Request], str]
+"""What a scripted policy says to a request."""
+
+
+class ByteRenderer:
+    """Token ids are UTF-8 bytes; enough for scripts, which read the messages."""
+
+    context = 1_000_000
+
+    def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the bytes of all messages, one line each."""
+        return tuple("".join(f"{m.role}: {m.content}\n" for m in messages).encode("utf-8", "replace"))
+
+    def extend(
+        self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
+    ) -> tuple[int, ...]:
+        """Return the last prompt and completion, followed by the bytes of what was heard."""
+        return (*prompt, *completion, *b"\n", *self.start(heard))
+
+    def said(self, text: str) -> tuple[int, ...]:
+        """Return the bytes of a completion."""
+        return tuple(text.encode("utf-8", "replace"))
+
+
+class ScriptedEngine:
+    """Answers each request with what its policy's script returns, at log-prob 0."""
+
+    def __init__(
+        self, scripts: Mapping[str, Script], renderers: Mapping[str, WritingRenderer] | None = None
+    ) -> None:
+        """Take scripts by policy; with `renderers` what they say becomes the tokens of a policy's model."""
+        self._scripts = dict(scripts)
+        self._renderers = dict(renderers or {})
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """Names of the scripted policies."""
+        return tuple(self._scripts)
+
+    def renderer(self, policy: str) -> WritingRenderer:
+        """Return the policy's renderer; bytes where none was given."""
+        return self._renderers.get(policy, ByteRenderer())
+
+    async def generate(self, request: Request) -> Completion:
+        """Return what the script of the request's policy says; EngineError for an unknown policy."""
+        script = self._scripts.get(request.policy)
+        if script is None:
+            raise EngineError(
+                f"No script plays the policy '{request.policy}'.{did_you_mean(request.policy, self._scripts)}"
+            )
+        text = script(request)
+        ids = self.renderer(request.policy).said(text)
+        return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="script")
+
+    def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
+        """Refuse: a script has no weights."""
+        raise EngineError(f"The scripted policy '{policy}' has no weights to load. Mark its agent as frozen.")
+
+    def rest(self) -> None:
+        """Hold nothing, give nothing back."""
+
+    def close(self) -> None:
+        """Hold nothing, give nothing back."""

@@ -1,0 +1,1 @@
+"""Train engines: whoever holds the learning weights, behind one protocol."""

@@ -1,0 +1,224 @@
+"""Samples laid flat for one forward pass, every distinct token computed once.
+
+A learner is a set of weights that is asked about target tokens: a policy for their log-probs, a critic
+for the values before them. The samples of a group share their prompt, later turns of an agent extend
+earlier ones, and short answers are often the same: `unfold` finds what is shared, `pack` lays the rest flat. No number
+changes by it: a sequence attends to itself alone, and its positions start at 0.
+
+Shapes: N flat tokens, K target tokens, S sequences (samples) of one learner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kapelle.algorithm import Targets
+from kapelle.models.fast.plan import Plan, Span, plan_spans
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sequence and the tokens in it that a learner is asked about."""
+
+    learner: str
+    tokens: tuple[int, ...]
+    targets: tuple[int, ...]
+    """Ascending places of the target tokens, each asked for from the token before it; a critic may
+    also be asked for the place after the last token."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name → one float per target."""
+    mask: Tensor | None = None
+    """1.0 where a target counts; None counts all."""
+    temperature: float = 1.0
+    bundle: int | None = None
+    """Samples of one learner and one bundle are compared by the loss: they share a forward pass and a step."""
+
+    def __post_init__(self) -> None:
+        assert self.targets, "a sample asks for something"
+        assert self.targets[0] > 0, "the first token has nothing before it"
+        assert self.targets[-1] <= len(self.tokens), "targets lie in the sequence, or right after it"
+        wrong = [name for name, column in self.columns.items() if column.shape != (len(self.targets),)]
+        assert not wrong, f"columns {wrong} need one value per target"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The target tokens of one learner in a batch."""
+
+    first: int
+    last: int
+    """K range [first, last) of the batch."""
+    targets: Targets
+    samples: tuple[int, ...]
+    """Which samples (by index in what was packed) the S segments are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward pass over one base model."""
+
+    tokens_N: Tensor
+    positions_N: Tensor
+    plan: Plan
+    owners: tuple[tuple[str, int, int], ...]
+    """(learner, first flat token, token after the last)."""
+    source_K: Tensor
+    """Flat token that each target is asked from."""
+    token_K: Tensor
+    """Target token ids; 0 for a critic's place after the last token."""
+    temperature_K: Tensor
+    parts: Mapping[str, Part]
+
+
+@dataclass(slots=True)
+class Branch:
+    """Tokens that are computed once, after a prefix, for all samples that run through them."""
+
+    tokens: tuple[int, ...]
+    samples: list[int]
+
+
+@dataclass(slots=True)
+class Tree:
+    """A prefix and the branches that go on from it; one branch alone has an empty prefix."""
+
+    learner: str
+    prefix: tuple[int, ...]
+    branches: list[Branch]
+
+    @property
+    def size(self) -> int:
+        """Tokens that are computed."""
+        return len(self.prefix) + sum(len(branch.tokens) for branch in self.branches)
+
+
+def unfold(samples: Sequence[Sample], share: bool) -> list[Tree]:
+    """Return what has to be computed for the samples, learner by learner.
+
+    Only tokens from which something is asked are kept. A sample whose tokens begin another's rides along with
+    it. With `share`, samples of one prompt become branches of one tree.
+    """
+    trees: list[Tree] = []
+    for learner in sorted({sample.learner for sample in samples}):
+        own = [k for k, sample in enumerate(samples) if sample.learner == learner]
+        branches = _riders(own, samples)
+        prompts: dict[tuple[int, ...], list[Branch]] = {}
+        for branch in branches:
+            start = min(samples[k].targets[0] for k in branch.samples)
+            prompts.setdefault(branch.tokens[:start] if share else branch.tokens, []).append(branch)
+        for prompt, members in prompts.items():
+            if len(members) == 1:
+                trees.append(Tree(learner, (), members))
+            else:
+                cut = [Branch(branch.tokens[len(prompt) :], branch.samples) for branch in members]
+                trees.append(Tree(learner, prompt, cut))
+    return trees
+
+
+def _riders(own: Sequence[int], samples: Sequence[Sample]) -> list[Branch]:
+    """Return the distinct sequences, each with all samples whose needed tokens begin it."""
+    needed = {k: samples[k].tokens[: samples[k].targets[-1]] for k in own}
+    branches: list[Branch] = []
+    for k in sorted(own, key=lambda k: (needed[k], k), reverse=True):  # extensions before what they extend
+        if branches and branches[-1].tokens[: len(needed[k])] == needed[k]:
+            branches[-1].samples.append(k)
+        else:
+            branches.append(Branch(needed[k], [k]))
+    return branches[::-1]
+
+
+def pack(
+    samples: Sequence[Sample], max_tokens: int, device: torch.device | str = "cpu", share: bool = True
+) -> Iterator[Batch]:
+    """Yield batches of at most `max_tokens` tokens (at least one sequence) that hold every sample once."""
+    waiting: list[Tree] = []
+    filled = 0
+    for tree in unfold(samples, share):
+        for piece in _pieces(tree, max_tokens):
+            if waiting and filled + piece.size > max_tokens:
+                yield _batch(waiting, samples, device)
+                waiting, filled = [], 0
+            waiting.append(piece)
+            filled += piece.size
+    if waiting:
+        yield _batch(waiting, samples, device)
+
+
+def _pieces(tree: Tree, max_tokens: int) -> Iterator[Tree]:
+    """Split a tree that is too large between its branches; the prefix is then computed once per piece."""
+    branches: list[Branch] = []
+    filled = len(tree.prefix)
+    for branch in tree.branches:
+        if branches and filled + len(branch.tokens) > max_tokens:
+            yield Tree(tree.learner, tree.prefix, branches)
+            branches, filled = [], len(tree.prefix)
+        branches.append(branch)
+        filled += len(branch.tokens)
+    yield Tree(tree.learner, tree.prefix, branches)
+
+
+def _batch(trees: Sequence[Tree], samples: Sequence[Sample], device: torch.device | str) -> Batch:
+    tokens: list[int] = []
+    positions: list[int] = []
+    spans: list[Span] = []
+    owners: list[tuple[str, int, int]] = []
+    source: list[int] = []
+    order: dict[str, list[int]] = {}
+    for tree in trees:
+        begin, stem = len(tokens), len(tree.prefix)
+        tokens.extend(tree.prefix)
+        positions.extend(range(stem))
+        if stem:
+            spans.append(Span(begin, stem, None))
+        for branch in tree.branches:
+            start = len(tokens)
+            tokens.extend(branch.tokens)
+            positions.extend(range(stem, stem + len(branch.tokens)))
+            spans.append(Span(start, len(branch.tokens), (begin, stem) if stem else None))
+            for k in branch.samples:
+                order.setdefault(tree.learner, []).append(k)
+                source.extend(
+                    begin + t - 1 if t <= stem else start + t - 1 - stem for t in samples[k].targets
+                )
+        if owners and owners[-1][0] == tree.learner:
+            owners[-1] = (tree.learner, owners[-1][1], len(tokens))
+        else:
+            owners.append((tree.learner, begin, len(tokens)))
+    chosen = [samples[k] for members in order.values() for k in members]
+    return Batch(
+        tokens_N=torch.tensor(tokens, device=device),
+        positions_N=torch.tensor(positions, device=device),
+        plan=plan_spans([span for span in spans if span.length], device),
+        owners=tuple(owners),
+        source_K=torch.tensor(source, device=device),
+        token_K=torch.tensor(
+            [s.tokens[t] if t < len(s.tokens) else 0 for s in chosen for t in s.targets], device=device
+        ),
+        temperature_K=torch.tensor([s.temperature for s in chosen for _ in s.targets], device=device),
+        parts=_parts(order, samples, device),
+    )
+
+
+def _parts(
+    by_learner: Mapping[str, Sequence[int]], samples: Sequence[Sample], device: torch.device | str
+) -> dict[str, Part]:
+    parts: dict[str, Part] = {}
+    first = 0
+    for learner, members in by_learner.items():
+        chosen = [samples[k] for k in members]
+        counts = torch.tensor([len(sample.targets) for sample in chosen])
+        last = first + int(counts.sum())
+        masks = [torch.ones(len(s.targets)) if s.mask is None else s.mask for s in chosen]
+        columns = {
+            name: torch.cat([sample.columns[name] for sample in chosen]).to(device)
+            for name in chosen[0].columns
+        }
+        segment_K = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
+        targets = Targets(segment_K, len(chosen), torch.cat(masks).to(device), columns)
+        parts[learner] = Part(first, last, targets, tuple(members))
+        first = last
+    return parts

@@ -1,0 +1,1 @@
+"""The train engine on one device."""

@@ -1,0 +1,186 @@
+"""One set of weights that learns: its parameters, optimiser, schedule and loss scale.
+
+Nothing here is shared between learners. Clipping, normalisation and the step are each learner's own, so a
+joint update equals every learner trained alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from kapelle.errors import NumericsError
+from kapelle.models.finite import poisoned
+from kapelle.settings.schema import OptimizerConfig
+
+
+class Learner:
+    """A policy or critic with its AdamW (1711.05101)."""
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, nn.Parameter],
+        settings: OptimizerConfig,
+        lr: float,
+        total_steps: int,
+        scaled: bool,
+    ) -> None:
+        """Take parameters (they become trainable); `scaled` turns fp16 loss scaling on."""
+        self.name = name
+        self.parameters = dict(parameters)
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
+        self.steps = 0
+        """Optimiser steps taken by these weights."""
+        self.version = 0
+        """Changes of this learner's weights: it never names two sets of weights, also after an exchange."""
+        self.changed = False
+        """True when a step was taken since the weights were last published."""
+        self._settings = settings
+        self._lr = lr
+        self._total_steps = total_steps
+        device = next(iter(self.parameters.values())).device.type
+        self._scaler = torch.amp.GradScaler(device, enabled=scaled)
+        self._optimizer = torch.optim.AdamW(
+            list(self.parameters.values()),
+            lr=lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss times this learner's loss scale (1 but for fp16)."""
+        return self._scaler.scale(loss)
+
+    def step(self, weight: float, on_bad: str) -> dict[str, float]:
+        """Divide the accumulated gradient of sums by `weight`, clip it, step; return norm and rate.
+
+        A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
+        is "skip" (fp16 always skips: its scale adapts that way). So does a step that itself breaks the weights or the
+        optimiser's moments; under "skip" it is undone, weights, moments and counters, and counts as `undone` too. For
+        that "skip" keeps a copy of them while the step is taken.
+        """
+        before = _kept(self.state()) if on_bad == "skip" else None
+        rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._scaler.unscale_(self._optimizer)
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        torch._foreach_div_(grads, weight)
+        bound = self._settings.max_grad_norm
+        norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), math.inf if bound is None else bound)
+        finite = bool(torch.isfinite(norm))
+        if not finite and on_bad == "stop" and not self._scaler.is_enabled():
+            raise NumericsError(
+                f"The gradient of '{self.name}' is not finite at its update {self.steps}. Look at this "
+                "step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
+            )
+        undone = False
+        if finite or self._scaler.is_enabled():
+            self._scaler.step(self._optimizer)
+            wrong = self._poison()
+            if wrong is not None and before is None:
+                raise NumericsError(
+                    f"The update {self.steps} of '{self.name}' at a rate of {rate:g} broke what it learns: {wrong}. No "
+                    "checkpoint holds it. Go on from the last one with a lower rate (`kapelle train --resume RUN "
+                    "optimizer.lr=…`), leave such updates out (`training.non_finite=skip`), or go further back "
+                    "(`kapelle runs rollback RUN --to STEP`)."
+                )
+            undone = wrong is not None
+        self._scaler.update()
+        if undone and before is not None:
+            self.load_state(before)
+            finite = False
+        self.steps += finite
+        self.version += finite
+        self.changed = self.changed or finite
+        self.forget_gradient()
+        size = {"grad_norm": float(norm)} if finite else {}
+        said = {"undone": 1.0} if undone else {}
+        return {**size, "lr": rate, "skipped": float(not finite), **said}
+
+    def _poison(self) -> str | None:
+        tensors = {f"weights.{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            moments = self._optimizer.state.get(parameter, {})
+            tensors |= {f"optimizer.{name}.{k}": v for k, v in moments.items() if k != "step"}
+        return poisoned(tensors)
+
+    def forget_gradient(self) -> None:
+        """Drop what was accumulated since the last step."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        """Return weights, optimiser state and counters as a tree."""
+        moments = self._optimizer.state_dict()["state"]
+        names = list(self.parameters)
+        return {
+            "weights": {name: parameter.detach() for name, parameter in self.parameters.items()},
+            "optimizer": {names[index]: dict(entry) for index, entry in moments.items()},
+            "steps": self.steps,
+            "version": self.version,
+            "scaler": self._scaler.state_dict(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned, bit for bit."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state["weights"][name])
+        names = list(self.parameters)
+        moments = cast("Mapping[str, Mapping[str, Tensor]]", state["optimizer"])
+        self._optimizer.load_state_dict(
+            {
+                "state": {names.index(name): _copied(entry) for name, entry in moments.items()},
+                "param_groups": self._optimizer.state_dict()["param_groups"],
+            }
+        )
+        self.steps = int(state["steps"])
+        self.version = int(state["version"])
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict(dict(state["scaler"]))
+
+    def exchange(self, other: Learner) -> None:
+        """Change places with another learner of the same shape: weights, optimiser state, counters, loss scale."""
+        own, theirs = deepcopy(self.state()), deepcopy(other.state())
+        version = max(self.version, other.version) + 1
+        for learner, state in ((self, theirs), (other, own)):
+            learner.load_state(state)
+            learner.version = version
+            learner.changed = True
+
+
+def _kept(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree of tensors as it is now."""
+    copies: dict[str, Any] = {}
+    for key, value in tree.items():
+        copies[key] = _kept(value) if isinstance(value, Mapping) else value
+        if isinstance(value, Tensor):
+            copies[key] = value.clone()
+    return copies
+
+
+def _copied(entry: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor.clone() for key, tensor in entry.items()}
+
+
+def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
+    """Return the factor on the learning rate at an optimiser step, counted from 0.
+
+    It rises linearly over `warmup_steps`, then stays (`constant`), or falls to 0 at `total` in a line
+    (`linear`) or a half cosine (`cosine`, 1608.03983 without restarts).
+    """
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return 1.0
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, total - settings.warmup_steps))
+    return 1.0 - progress if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))

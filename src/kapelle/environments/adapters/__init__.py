@@ -1,0 +1,1 @@
+"""Environments of other libraries and classes of your own."""

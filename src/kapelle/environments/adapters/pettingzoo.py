@@ -1,0 +1,233 @@
+"""PettingZoo environments (2009.14471) of both kinds: agents in turn (AEC), or all at once (Parallel)."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from kapelle.environment import Outcome
+from kapelle.environments.adapters.spaces import actions_text, legal_numbers, observation_text, read_number
+from kapelle.environments.told import Told
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.types import Json, Split, Task
+
+
+class PettingZoo(Told):
+    """An environment by its module; agents take its seats in order and write actions as numbers."""
+
+    name: Literal["pettingzoo"] = "pettingzoo"
+    path: str
+    """Module with `env()` or `parallel_env()`, such as `pettingzoo.classic.tictactoe_v3`."""
+    turns: Literal["aec", "parallel"] = "aec"
+    """Which of the two the module is asked for."""
+    arguments: Mapping[str, Json] = Field(default={})
+    """Keyword arguments of that function."""
+    rewards: tuple[FiniteFloat, FiniteFloat] = (-1.0, 1.0)
+    """Least and greatest total of one agent, penalties aside; what leaves it is an error, never a reward."""
+    penalty: FiniteFloat = Field(-1.0, le=0.0)
+    """What a text that is no legal action costs; a random legal action is taken."""
+    max_rounds: int = Field(100, ge=1)
+    """Most times that agents are asked."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """What `rewards` says, less the penalty of every move."""
+        return (self.rewards[0] + self.penalty * self.max_rounds, self.rewards[1])
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The environment itself; only the seeds differ."""
+        return {"train": f"episodes of {self.path}, by seed", "test": f"episodes of {self.path}, other seeds"}
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Raise ConfigError for a missing package or module, another number of agents, or actions that are no text."""
+        made = self._make()
+        try:
+            players = made.possible_agents
+            if len(players) != len(agents):
+                raise ConfigError(
+                    f"{self.path} has {len(players)} players and the team {len(agents)} agents ({', '.join(agents)}). "
+                    f"Set `team.agents` to {len(players)}."
+                )
+            for player in players:
+                legal_numbers(made.action_space(player), None)
+        except TypeError as error:
+            raise ConfigError(f"environment.path {self.path}: {error}. Take another, or wrap it.") from error
+        finally:
+            made.close()
+
+    def _make(self) -> Any:
+        try:
+            module = importlib.import_module(self.path)
+        except ImportError as error:
+            raise ConfigError(
+                f"The module {self.path} cannot be imported: {error}. PettingZoo comes with "
+                "`pip install 'kapelle[games]'`, its families with extras of their own (`pettingzoo[classic]`)."
+            ) from error
+        function = {"aec": "env", "parallel": "parallel_env"}[self.turns]
+        if function not in vars(module):
+            raise ConfigError(
+                f"{self.path} has no `{function}`. Set another `environment.path` or `environment.turns`."
+            )
+        return vars(module)[function](**self.arguments)
+
+    def size(self, split: Split) -> int | None:
+        """Episodes go on without end."""
+        return None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return one episode's name."""
+        return Task(f"{split}-{index}", "")
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ZooWorld:
+        """Make the environment of one episode."""
+        kind = _InTurn if self.turns == "aec" else _AtOnce
+        turns = kind(self._make(), seed % 2**31)
+        return ZooWorld(turns, agents, self, seed)
+
+
+ZOO_RULES: Mapping[str, str] = {
+    "tictactoe_v3": (
+        "Tic-tac-toe: three of one's own in a row, a column or a diagonal win. An action is a cell: 0, 1, 2 from top to bottom "
+        "in the first column, 3, 4, 5 in the second, 6, 7, 8 in the third. Each cell is shown as two numbers: whether it is "
+        "yours, and whether it is the other's."
+    ),
+    "connect_four_v3": (
+        "Connect four on 6 rows and 7 columns: four of one's own in a line, straight or diagonal, win. An action is a column, "
+        "from 0, in which the piece falls to the lowest free cell. Each cell is shown as two numbers: whether it is yours, "
+        "and whether it is the other's."
+    ),
+}
+"""Rules by the name that an environment gives itself, as its documentation states them."""
+
+
+def zoo_rules(made: Any) -> str:
+    """Return the rules of an environment that is known, else its name and its players; the rest is the user's to say."""
+    name, players = str((made.metadata or {}).get("name", "a game")), len(made.possible_agents)
+    known = ZOO_RULES.get(name)
+    return known or f"{name}, a game for {players} players. Take one of the legal actions, by its number."
+
+
+class _InTurn:
+    """One player moves at a time."""
+
+    def __init__(self, made: Any, seed: int) -> None:
+        self.made = made
+        made.reset(seed=seed)
+        self._bury()
+
+    def movers(self) -> list[str]:
+        return [self.made.agent_selection] if self.made.agents else []
+
+    def observe(self, player: str) -> tuple[Any, Mapping[str, Any]]:
+        return self.made.observe(player), self.made.infos.get(player, {})
+
+    def move(self, actions: Mapping[str, int]) -> Mapping[str, float]:
+        """Move and return what everybody was paid for it."""
+        self.made.step(next(iter(actions.values())))
+        paid = {player: float(reward) for player, reward in self.made.rewards.items()}
+        self._bury()
+        return paid
+
+    def _bury(self) -> None:
+        """Players that are out are asked once more, for nothing, and taken from the list."""
+        made = self.made
+        while made.agents and (
+            made.terminations[made.agent_selection] or made.truncations[made.agent_selection]
+        ):
+            made.step(None)
+
+
+class _AtOnce:
+    """All players move at the same moment."""
+
+    def __init__(self, made: Any, seed: int) -> None:
+        self.made = made
+        self._seen, self._infos = made.reset(seed=seed)
+
+    def movers(self) -> list[str]:
+        return list(self.made.agents)
+
+    def observe(self, player: str) -> tuple[Any, Mapping[str, Any]]:
+        return self._seen.get(player, ""), self._infos.get(player, {})
+
+    def move(self, actions: Mapping[str, int]) -> Mapping[str, float]:
+        """Move and return what everybody was paid for it."""
+        self._seen, rewards, _, _, self._infos = self.made.step(dict(actions))
+        return {player: float(reward) for player, reward in rewards.items()}
+
+
+class ZooWorld:
+    """One episode; whoever has not spoken yet is paid what it earned at its first move."""
+
+    def __init__(
+        self, turns: _InTurn | _AtOnce, agents: Sequence[str], settings: PettingZoo, seed: int
+    ) -> None:
+        self._turns = turns
+        self._move_in = settings.move_in
+        self._told = settings.head(zoo_rules(turns.made), "")
+        self._player = dict(zip(agents, turns.made.possible_agents, strict=True))
+        self._agent = {player: agent for agent, player in self._player.items()}
+        self._penalty = settings.penalty
+        self._left = settings.max_rounds
+        self._fallback = random.Random(f"{seed}/invalid")
+        self._owed = dict.fromkeys(agents, 0.0)
+        self._acted: set[str] = set()
+        self._invalid = dict.fromkeys(agents, 0)
+
+    def observe(self, agent: str) -> str:
+        """Return what the player sees, and its legal actions when it is to move."""
+        player = self._player[agent]
+        seen, _ = self._turns.observe(player)
+        legal = self._legal(player) if player in self._turns.movers() else None
+        return "\n".join(part for part in (self._told, observation_text(seen), actions_text(legal)) if part)
+
+    def _legal(self, player: str) -> list[int] | None:
+        seen, info = self._turns.observe(player)
+        mask = seen.get("action_mask") if isinstance(seen, Mapping) else None
+        return legal_numbers(
+            self._turns.made.action_space(player), mask if mask is not None else info.get("action_mask")
+        )
+
+    def movers(self) -> tuple[str, ...]:
+        """Return who is to move, nobody when it is over or no round is left."""
+        return tuple(self._agent[player] for player in self._turns.movers()) if self._left else ()
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Move; return what those who have spoken earned. EpisodeError unless exactly the movers moved."""
+        if set(actions) != set(self.movers()) or not actions:
+            raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
+        self._left -= 1
+        chosen = {self._player[agent]: self._read(agent, text) for agent, text in actions.items()}
+        for player, reward in self._turns.move(chosen).items():
+            self._owed[self._agent[player]] += reward
+        self._acted.update(actions)
+        paid = {agent: self._owed[agent] for agent in self._owed if agent in self._acted}
+        self._owed.update(dict.fromkeys(paid, 0.0))
+        return paid
+
+    def _read(self, agent: str, text: str) -> Any:
+        legal = self._legal(self._player[agent])
+        said = self._move_in(text)
+        if legal is None:
+            return said or ""
+        number = None if said is None else read_number(said, legal)
+        if number is not None:
+            return number
+        self._owed[agent] += self._penalty
+        self._invalid[agent] += 1
+        return self._fallback.choice(legal)
+
+    def outcome(self) -> Outcome:
+        """Return what is left to pay; `truncated` where the limit of rounds ended it."""
+        return Outcome(
+            dict(self._owed), None, {"invalid": dict(self._invalid)}, truncated=bool(self._turns.movers())
+        )
+
+    async def close(self) -> None:
+        """Close the environment."""
+        self._turns.made.close()

@@ -1,0 +1,124 @@
+"""A class of your own as an environment: `reset()` and `step(action) -> observation, reward`.
+
+    class Countdown:
+        def reset(self):
+            self.left = 3
+            return "3 left"
+
+        def step(self, action):
+            self.left -= 1
+            return (f"{self.left} left" if self.left else None), float(action == "wait")
+
+It ends when the observation is None, when a third value says so, or after `max_steps`. A `reset` that takes an
+argument `seed` is given the episode's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from kapelle.environments.adapters.stepping import SteppingWorld
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.settings.base import Configured, find_class
+from kapelle.types import Json, Split, Task
+
+
+class Plain(Configured):
+    """One agent in a class that knows nothing of kapelle."""
+
+    name: Literal["plain"] = "plain"
+    path: str
+    """`module:Class`."""
+    arguments: Mapping[str, Json] = Field(default={})
+    """Keyword arguments that the class is made with, once for each episode."""
+    rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
+    """Least and greatest total of an episode; what leaves the range is an error, never a reward."""
+    max_steps: int = Field(20, ge=1)
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """What `rewards` says."""
+        return self.rewards
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The class itself; only the seeds differ."""
+        return {"train": f"episodes of {self.path}, by seed", "test": f"episodes of {self.path}, other seeds"}
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Raise ConfigError unless there is one agent, and a class with `reset` and `step`."""
+        check_alone(agents, self.path)
+        found = find_class("plain environment", self.path, {})
+        missing = [
+            name for name in ("reset", "step") if not callable(inspect.getattr_static(found, name, None))
+        ]
+        if missing:
+            raise ConfigError(
+                f"environment.path: {self.path} has no method `{missing[0]}`. Add it to the class."
+            )
+
+    def size(self, split: Split) -> int | None:
+        """Episodes go on without end."""
+        return None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return one episode's name."""
+        return Task(f"{split}-{index}", "")
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
+        """Make the object of one episode."""
+        made = find_class("plain environment", self.path, {})(**self.arguments)
+        return SteppingWorld(_PlainStepper(made, self.path), agents[0], self.max_steps, seed)
+
+
+class _PlainStepper:
+    """An object with `reset` and `step`, its answers checked."""
+
+    def __init__(self, made: Any, path: str) -> None:
+        self._made = made
+        self._path = path
+
+    def reset(self, seed: int) -> str:
+        """Start; a `reset` that takes a seed gets it."""
+        takes_seed = "seed" in inspect.signature(self._made.reset).parameters
+        seen = self._made.reset(seed=seed) if takes_seed else self._made.reset()
+        if not isinstance(seen, str):
+            raise EpisodeError(
+                f"`reset` of {self._path} returned {type(seen).__name__}, not the observation's text."
+            )
+        return seen
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """Act; EpisodeError when the answer is not `observation, reward` or `observation, reward, over`."""
+        said = self._made.step(text)
+        if not isinstance(said, tuple) or len(said) not in {2, 3}:
+            raise EpisodeError(
+                f"`step` of {self._path} returned {said!r:.80}. It returns `observation, reward`, and as a third value "
+                "whether it is over if it likes."
+            )
+        seen, reward = said[0], said[1]
+        if not (seen is None or isinstance(seen, str)) or not isinstance(reward, int | float):
+            raise EpisodeError(
+                f"`step` of {self._path} returned {said!r:.80}: a text (or None) and a number go there."
+            )
+        if not math.isfinite(reward):
+            raise EpisodeError(f"`step` of {self._path} paid {reward}.")
+        return seen or "", float(reward), seen is None or (len(said) == 3 and bool(said[2]))
+
+    def close(self) -> None:
+        """Call the object's own `close` where it has one."""
+        if callable(inspect.getattr_static(self._made, "close", None)):
+            self._made.close()
+
+
+def check_alone(agents: Sequence[str], what: str) -> None:
+    """Raise ConfigError unless there is one agent."""
+    if len(agents) != 1:
+        raise ConfigError(
+            f"{what} is for one agent, and the team has {len(agents)} ({', '.join(agents)}). Set `team.agents: 1`."
+        )

@@ -1,0 +1,175 @@
+"""Reasoning Gym (2505.24760): a hundred kinds of procedural problems, each with its own verifier."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kapelle.environments.question_world import QuestionWorld
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.verdict import Grade
+from kapelle.settings.base import Configured
+from kapelle.types import Json, Message, Split, Task
+
+TEST_SHARE = 5
+"""One question in this many belongs to the test split."""
+
+DRAWS = 64
+"""Problems that are drawn for a task until one belongs to its split."""
+
+
+class ReasoningGym(Configured):
+    """Problems of one kind; an answer earns what the kind's verifier says, 0 to 1."""
+
+    name: Literal["reasoning_gym"] = "reasoning_gym"
+    dataset: str = "leg_counting"
+    arguments: Mapping[str, Json] = Field(default={})
+    """Settings of the kind, such as its difficulty."""
+    seed: int = Field(0, ge=0)
+    """Another seed gives other problems."""
+    extraction: tuple[Policy, ...] = Field(("tag", "whole"), min_length=1)
+    """Where an answer is looked for in an agent's text."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """A verifier says 0 to 1."""
+        return (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """A hash of the question decides its split, so they share none."""
+        kind = f"generated problems of reasoning_gym's {self.dataset}"
+        return {"train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE}", "test": f"{kind}, the other ones"}
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Raise ConfigError for a missing package, an unknown kind or settings that it does not have."""
+        self._problems()
+
+    def _problems(self) -> Any:
+        return _load(self.dataset, json.dumps(dict(self.arguments), sort_keys=True), self.seed)
+
+    def size(self, split: Split) -> int | None:
+        """Problems are generated without end."""
+        return None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the problem at an index; ConfigError for a kind that has too few different questions."""
+        problems = self._problems()
+        for place in range(index * DRAWS, (index + 1) * DRAWS):
+            question = str(problems[place]["question"]).strip()
+            if split_of(question) == split:
+                return Task(f"{split}-{index}", question, {"place": place})
+        raise ConfigError(
+            f"reasoning_gym's {self.dataset} with environment.arguments {dict(self.arguments)} has too few different "
+            f"questions: none of {DRAWS} draws belongs to the {split} split. Make it harder or larger."
+        )
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
+        """Open the world of one problem."""
+        return QuestionWorld(task, agents, lambda text: self._grade(text, task), {})
+
+    def _grade(self, text: str, task: Task) -> Grade:
+        problems = self._problems()
+        answer = self.extract(text)
+        if answer is None:
+            return Grade(0.0, None, "The text holds no answer.", "no_answer")
+        score = float(problems.score_answer(answer, problems[task.data["place"]]))
+        return Grade(min(1.0, max(0.0, score)), answer, f"The verifier says {score:g}.")
+
+    def extract(self, text: str) -> str | None:
+        """Return the answer of a text, None when it has none."""
+        return extract(text, self.extraction).text
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        """Return the problem's own answer; empty where it names none."""
+        answer = self._problems()[task.data["place"]].get("answer")
+        return "" if answer is None else str(answer)
+
+
+def split_of(question: str) -> Split:
+    """Return the split that a question belongs to."""
+    digest = hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
+
+
+EVALUATORS = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
+"""Functions that execute the text they are given; SymPy's readers are among them."""
+
+
+def _scorer(registered: Any) -> type:
+    """Return the class of a registered kind; the package keeps it with its settings' class."""
+    found: type = registered[0] if isinstance(registered, tuple) else registered
+    return found
+
+
+def evaluated_by(kind: type) -> str | None:
+    """Return the function by which a kind's class, where it grades, executes text; None where it does not.
+
+    Its own text is read, and that of its methods and of its package's functions that it calls by name; one of those
+    that bears such a name is none of them.
+    """
+    package = kind.__module__.partition(".")[0]
+    names = vars(inspect.getmodule(kind))
+    own = {
+        name: part
+        for name, part in names.items()
+        if inspect.isfunction(part) and part.__module__.partition(".")[0] == package
+    }
+    waiting: list[Any] = [kind.__dict__["score_answer"]] if "score_answer" in kind.__dict__ else []
+    seen: set[str] = set()
+    while waiting:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(waiting.pop())))
+        for call in (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = (
+                call.id
+                if isinstance(call, ast.Name)
+                else call.attr
+                if isinstance(call, ast.Attribute)
+                else ""
+            )
+            if name in EVALUATORS and not (name in own and isinstance(call, ast.Name)):
+                return name
+            followed = own.get(name) if isinstance(call, ast.Name) else kind.__dict__.get(name)
+            if inspect.isfunction(followed) and name not in seen:
+                seen.add(name)
+                waiting.append(followed)
+    return None
+
+
+@cache
+def _load(dataset: str, arguments: str, seed: int) -> Any:
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise ConfigError(
+            "The environment `reasoning_gym` needs the package reasoning-gym, which is not installed. "
+            "Install it with `pip install reasoning-gym`."
+        ) from error
+    if dataset not in DATASETS:
+        raise ConfigError(
+            f"environment.dataset names the unknown kind '{dataset}'.{did_you_mean(dataset, DATASETS)}"
+        )
+    if dataset == "composite":
+        raise ConfigError(
+            "environment.dataset: composite would hide which verifiers grade. Name one kind, or several environments "
+            "of `reasoning_gym` under the environment `mixture`."
+        )
+    if danger := evaluated_by(_scorer(DATASETS[dataset])):
+        raise ConfigError(
+            f"The verifier of reasoning_gym's '{dataset}' runs what it grades as code (`{danger}`), and an agent may "
+            "write anything. Take another kind, or the environments `math` and `code`, whose graders do not."
+        )
+    try:
+        return reasoning_gym.create_dataset(dataset, size=2**31 - 1, seed=seed, **json.loads(arguments))
+    except (TypeError, AssertionError, ValueError) as error:
+        raise ConfigError(f"reasoning_gym makes no '{dataset}' of {arguments}: {error}") from error

@@ -1,0 +1,205 @@
+"""An environment class written for siiRL, over questions from an environment of kapelle's.
+
+There a class knows no tasks. The data come from elsewhere, and it answers each turn of a whole team:
+
+    class MyEnv:
+        async def step(self, actions, ground_truth):     # texts of the agents in order
+            return next_obs, reward, should_stop         # a text for each of them, a number, a truth value
+
+`questions` gives the tasks and the gold answers, and grades the last answer. The class is code of the user's own, from a
+file of theirs: it runs in this process, in no sandbox.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, Literal, cast
+
+from pydantic import Field, SerializeAsAny, field_validator
+
+from kapelle.environment import Answerable, Environment, Outcome, Scripted, World
+from kapelle.environments.inner_questions import inner_questions
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.settings.base import Configured, find_class
+from kapelle.types import Json, Message, Split, Task
+
+NO_GROUND_TRUTH = -1
+"""What siiRL hands to `step` where `rewards_with_env` is false."""
+
+
+class SiirlEnv(Configured):
+    """Questions whose turns are answered, and as a rule paid, by a class in siiRL's form."""
+
+    name: Literal["siirl_env"] = "siirl_env"
+    env_path: str
+    """The class: `path/file.py:Class` or `module:Class`."""
+    questions: SerializeAsAny[Configured]
+    """Settings of the environment that asks and knows the answers: `{name: math, …}`."""
+    rewards_with_env: bool = True
+    """True: the class pays, turn by turn. False: `questions` pays the last answer, and the class is told no answer."""
+    reward_range: tuple[float, float] = Field((0.0, 1.0))
+    """Least and greatest total that an agent can earn in an episode: of all turns, where the class pays."""
+
+    @field_validator("questions", mode="before")
+    @classmethod
+    def _found(cls, value: object) -> object:
+        return inner_questions(value)
+
+    @property
+    def _asks(self) -> Environment:
+        return cast("Environment", self.questions)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The questions' own."""
+        return self._asks.sources
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Make one object of the class; ConfigError where that fails, `step` has another form, or games are asked."""
+        if not isinstance(self._asks, Answerable):
+            raise ConfigError(
+                f"`siirl_env` takes questions with one answer, and `{self._asks.name}` is a game of moves. Set "
+                "`environment.questions` to math, code or another environment of questions."
+            )
+        self._asks.check(agents)
+        check_step(self._class, self.env_path)
+        try:
+            self._class()
+        except Exception as error:
+            raise ConfigError(
+                f"environment.env_path: {self.env_path} cannot be made: {type(error).__name__}: {error}. siiRL makes it "
+                "without arguments, once for each episode."
+            ) from error
+
+    @property
+    def _class(self) -> type[Any]:
+        return find_class("siiRL environment", self.env_path, {})
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of questions."""
+        return self._asks.size(split)
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the question at an index."""
+        return self._asks.task(split, index)
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> SiirlWorld:
+        """Open the world of one question, with an object of the class for it alone."""
+        gold = task.data.get("answer", dict(task.data)) if self.rewards_with_env else NO_GROUND_TRUTH
+        question = self._asks.start(task, agents, seed)
+        return SiirlWorld(
+            _Stepper(self._class(), self.env_path, gold), question, agents, self.rewards_with_env
+        )
+
+    def extract(self, text: str) -> str | None:
+        """Return the final answer of a text as the questions' environment reads it."""
+        return cast("Answerable", self._asks).extract(text)
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        """Return what the questions' own script says; ConfigError where they have none."""
+        if not isinstance(self._asks, Scripted):
+            raise ConfigError(f"`{self._asks.name}` has no script that could demonstrate anything.")
+        return self._asks.script(agent, task, heard, seed)
+
+
+def check_step(found: type[Any], path: str) -> None:
+    """Raise ConfigError unless `step` can be called as siiRL calls it."""
+    step = getattr(found, "step", None)
+    if not callable(step):
+        raise ConfigError(
+            f"environment.env_path: {path} has no method `step(self, actions, ground_truth)`. Add it to the class."
+        )
+    try:
+        inspect.signature(step).bind(None, actions=[], ground_truth=None)
+    except TypeError as error:
+        raise ConfigError(
+            f"environment.env_path: `step` of {path} cannot be called with `actions` and `ground_truth`: {error}. "
+            "Write `async def step(self, actions, ground_truth)`."
+        ) from None
+
+
+class _Stepper:
+    """An object of the class, its answers checked."""
+
+    def __init__(self, made: Any, path: str, gold: Json) -> None:
+        self._made, self._path, self._gold = made, path, gold
+
+    async def step(self, texts: Sequence[str]) -> tuple[list[str], float, bool]:
+        """Act; EpisodeError when the answer is not `next_obs, reward, should_stop`."""
+        said = self._made.step(actions=list(texts), ground_truth=self._gold)
+        if inspect.isawaitable(said):
+            said = await said
+        if not isinstance(said, tuple) or len(said) != 3:
+            raise EpisodeError(
+                f"`step` of {self._path} returned {said!r:.80}, not `next_obs, reward, should_stop`."
+            )
+        seen, reward, over = said
+        if (
+            not isinstance(seen, list | tuple)
+            or len(seen) != len(texts)
+            or not all(isinstance(one, str) for one in seen)
+        ):
+            raise EpisodeError(
+                f"`step` of {self._path} was handed {len(texts)} texts and showed {seen!r:.80}: a list of as many texts "
+                "goes there."
+            )
+        if not isinstance(reward, Real) or not math.isfinite(reward):
+            raise EpisodeError(f"`step` of {self._path} paid {reward!r}, which is no finite number.")
+        return list(seen), float(reward), bool(over)
+
+
+class SiirlWorld:
+    """One question; what the agents say goes to the object, and what it shows goes to them.
+
+    The last agent to act is paid, as in siiRL, after every turn. `success` is the questions' own verdict on the last
+    answer.
+    """
+
+    def __init__(self, stepper: _Stepper, question: World, agents: Sequence[str], pays: bool) -> None:
+        self._stepper = stepper
+        self._question = question
+        self._agents = tuple(agents)
+        self._pays = pays
+        self._shown: dict[str, str] = {}
+        self._most = 1
+        self._turns = 0
+        self._over = False
+
+    def allow_answers(self, most: int) -> None:
+        """Take so many turns of the team, until the object says that it is over."""
+        self._most = most
+
+    def observe(self, agent: str) -> str:
+        """Return the question, later what the object showed to this agent last."""
+        return self._shown[agent] if agent in self._shown else self._question.observe(agent)
+
+    def movers(self) -> tuple[str, ...]:
+        """Return every agent until it is over."""
+        return () if self._over else self._agents
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Hand over the texts in the order in which they stand there; EpisodeError for one turn too many."""
+        if self._over or not actions:
+            raise EpisodeError("Nobody acted, or the episode is over.")
+        last = list(actions)[-1]
+        shown, reward, stop = await self._stepper.step(list(actions.values()))
+        self._shown |= dict(zip(actions, shown, strict=True))
+        self._turns += 1
+        self._over = stop or self._turns >= self._most
+        if self._over:
+            answer = actions[last] if final is None else final
+            await self._question.step({last: answer}, answer)
+        return {last: reward} if self._pays else {}
+
+    def outcome(self) -> Outcome:
+        """Return how it ended; what the object paid stands on the turns."""
+        ended = self._question.outcome()
+        info: dict[str, Json] = {**ended.info, "turns_answered": self._turns}
+        return Outcome({} if self._pays else ended.rewards, ended.success, info, ended.truncated)
+
+    async def close(self) -> None:
+        """Close the question's world."""
+        await self._question.close()

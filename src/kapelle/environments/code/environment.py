@@ -1,0 +1,150 @@
+"""Programming problems with tests: MBPP, HumanEval, and programs that read and print.
+
+Programs run in the sandbox and nowhere else. With `max_attempts` above 1 an agent reads what the shown tests
+said to its program and tries again, under a workflow in which the environment decides who moves (`parallel`,
+`tool_use`); workflows that end in one answer (`solo`, `chain`) make one attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kapelle.environments.code.problems import FORMATS, MBPP_SPLITS, Format, Problem
+from kapelle.environments.code.world import CodeWorld
+from kapelle.environments.data.row_fields import question_in, text_in
+from kapelle.environments.data.settings import DataSettings
+from kapelle.environments.data.source import Row, Words
+from kapelle.errors import DataError
+from kapelle.grading.code.text import program_of
+from kapelle.sandbox.backends import backend, require
+from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.shared import shared_pool
+from kapelle.settings.base import FREE, FROM_HERE_ON
+from kapelle.types import Message, Split, Task
+
+
+class Code(DataSettings):
+    """Programming problems, graded by running their tests on what an agent wrote."""
+
+    name: Literal["code"] = "code"
+    format: Format = "mbpp"
+    """The form of the rows."""
+    path: str = "google-research-datasets/mbpp"
+    config: str | None = "full"
+    published_split: bool = True
+    """Whether one file of MBPP is split by `task_id` as published: train 601 to 974, test 11 to 510."""
+    question_field: str = "question"
+    """Field of the problem's text in `format: stdio`; dots reach into objects, a conversation is asked without its system
+    messages."""
+    tests_field: str = "input_output"
+    """Field of the private tests in `format: stdio`; verl's rows have them in `reward_model.ground_truth`."""
+    max_attempts: int = Field(1, ge=1)
+    """How many programs an agent may hand in; the last one counts."""
+    partial_credit: bool = False
+    """True: a program earns the share of tests that it passes. False: 1 for all of them, else 0."""
+    sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
+    """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
+    cpu_s: Annotated[float, FREE] = Field(10.0, gt=0.0)
+    """Seconds of CPU that a program may use for all tests together (for each, where it reads and prints)."""
+    wall_s: Annotated[float, FREE] = Field(20.0, gt=0.0)
+    """Seconds on the clock, which pass for a program that waits and on a machine that is crowded."""
+    memory_mb: Annotated[int, FREE] = Field(512, ge=64)
+    """Mebibytes that a program may use."""
+    parallel: Annotated[int, FREE] = Field(2, ge=1)
+    """Programs that are graded at one time; the others wait."""
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The file or hub split of each."""
+        if self._by_id:
+            return {
+                split: f"{self.path}, task_id {ids.start} to {ids.stop - 1}"
+                for split, ids in MBPP_SPLITS.items()
+            }
+        return super().sources
+
+    @property
+    def _by_id(self) -> bool:
+        return self.format == "mbpp" and self.published_split and Path(self.path).expanduser().is_file()
+
+    def _key(self) -> tuple[str, str, Words]:
+        if self.format == "stdio":
+            return self.question_field, "question_field", question_in
+        return "task_id", "format", text_in
+
+    def _read(self, row: Row) -> Problem:
+        try:
+            return FORMATS[self.format](row, self.question_field, self.tests_field)
+        except DataError as fault:
+            placed = str(fault) if str(fault).startswith(row.place) else f"{row.place}: {fault}"
+            raise DataError(f"{placed} Is it a row of `environment.format: {self.format}`?") from None
+
+    @cached_property
+    def _by_split(self) -> Mapping[Split, tuple[Problem, ...]]:
+        chosen: dict[Split, tuple[Row, ...]] = {"train": self.rows.train, "test": self.rows.test}
+        if self._by_id:
+            every = sorted(
+                (*self.rows.train, *self.rows.test), key=lambda row: int(text_in(row, "task_id", "format"))
+            )
+            chosen = {
+                split: tuple(row for row in every if int(text_in(row, "task_id", "format")) in ids)
+                for split, ids in MBPP_SPLITS.items()
+            }
+        if empty := [split for split, kept in chosen.items() if not kept]:
+            raise DataError(
+                f"'{self.path}' has no problem of MBPP's published {empty[0]} split. Set "
+                "`environment.published_split: false`."
+            )
+        return {split: tuple(map(self._read, kept)) for split, kept in chosen.items()}
+
+    def _problems(self, split: Split) -> tuple[Problem, ...]:
+        return self._by_split[split]
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(wall_s=self.wall_s, cpu_s=self.cpu_s, memory_bytes=self.memory_mb * 1024**2)
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read both splits and look for the sandbox.
+
+        Raises DataError for a row of another form, SandboxError when this machine cannot give the sandbox.
+        """
+        for split in ("train", "test"):
+            self._problems(split)
+        require(backend(self.sandbox))
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of problems."""
+        return len(self._problems(split))
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the problem at an index. Its tests are not in it."""
+        return Task(f"{split}-{index}", self._problems(split)[index].prompt)
+
+    def _problem(self, task: Task) -> Problem:
+        split, _, index = task.id.rpartition("-")
+        return self._problems("train" if split == "train" else "test")[int(index)]
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeWorld:
+        """Open the world of one problem. SandboxError for an unknown sandbox."""
+        sandboxes = shared_pool(self.sandbox, self._limits, self.parallel)
+        return CodeWorld(
+            self._problem(task), agents, sandboxes, self._limits, self.max_attempts, self.partial_credit
+        )
+
+    def extract(self, text: str) -> str | None:
+        """Return the program of a text: equal programs are equal votes."""
+        program = program_of(text)
+        return None if program is None else program.strip()
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        """Return the data set's own solution. DataError where it has none."""
+        solution = self._problem(task).solution
+        if solution is None:
+            raise DataError(f"The problem {task.id} of '{self.path}' has no solution to show.")
+        return f"```python\n{solution.rstrip()}\n```"

@@ -1,0 +1,1 @@
+"""Rows of data sets: where they are, how they are read, which are usable."""

@@ -1,0 +1,325 @@
+"""Rows of a data set from a local file, a local folder or the Hugging Face hub, with a train and a test split.
+
+Local forms: JSON lines and JSON arrays, both also gzipped, and parquet. Every fault names the file, the
+line and the way out, and is found by reading alone: before any model is loaded.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, cast
+
+from kapelle.environments.data.usable import Skipped, usable
+from kapelle.errors import DataError, did_you_mean
+from kapelle.runtime.file_contents import hashed
+from kapelle.types import Json, Split
+
+MANIFEST = "manifest.json"
+"""What `kapelle data prepare` says of the files beside it."""
+SUFFIXES = (".jsonl.gz", ".jsonl", ".json.gz", ".json", ".parquet")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row and where it stands."""
+
+    place: str
+    """Such as `train.jsonl.gz, line 17`; for error messages."""
+    fields: Mapping[str, Json]
+
+    def text(self, field: str, setting: str) -> str:
+        """Return a field as text; DataError, naming the setting to change, when it is not there."""
+        if field not in self.fields:
+            raise DataError(
+                f"{self.place} has no field '{field}'.{did_you_mean(field, self.fields)} "
+                f"Set `environment.{setting}` to the field that the data have."
+            )
+        value = self.fields[field]
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise DataError(
+                f"{self.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
+                f"Mend or drop the row, or set `environment.{setting}`."
+            )
+        return str(value)
+
+
+Words = Callable[[Row, str, str], str]
+"""(row, field, setting) → the field as text; DataError where it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """Where rows come from."""
+
+    path: str
+    """A file, a folder, or `owner/name` on the hub."""
+    config: str | None
+    """The hub data set's configuration."""
+    train: str
+    test: str
+    """Names of the splits: files in the folder (suffix optional), or splits on the hub."""
+    test_share: float
+    """Share held out, by a hash of the row's key field, where `path` is one file."""
+
+    def describe(self, split: Split) -> str:
+        """Return where a split comes from, in words."""
+        if Path(self.path).expanduser().is_file():
+            share = self.test_share if split == "test" else 1 - self.test_share
+            return f"{self.path}, {share:.0%} of the rows, by a hash of the question"
+        return f"{self.path}, {self.train if split == 'train' else self.test}"
+
+    def contents(self) -> Mapping[str, str]:
+        """Return every file, or data set and split of the hub, that is read, with a hash of what was in it."""
+        return _raw(self).contents
+
+    def load(
+        self,
+        key: str,
+        setting: str,
+        words: Words = Row.text,
+        read: Callable[[Row], object] | None = None,
+        max_unusable: float = 0.0,
+    ) -> Splits:
+        """Return both splits; they share no value of the field `key` (`setting` names it in messages), spacing and case aside.
+
+        `words` says what a row's value of the field is, as text, and `read` reads whatever else a task needs; a row at
+        which one of them raises DataError is left out, up to the share `max_unusable` of a split. A train row whose key
+        occurs in the test split is left out and counted. DataError for data that are missing, damaged, empty or of
+        another form.
+        """
+
+        def check(row: Row) -> None:
+            words(row, key, setting)
+            if read is not None:
+                read(row)
+
+        first, second = _raw(self).rows
+        found = usable(first, check, max_unusable, self.path if second is None else self.describe("train"))
+        skipped: dict[Split, Skipped] = {"train": found.skipped}
+        if second is None:
+            shares = [held_out(words(row, key, setting), self.test_share) for row in found.rows]
+            test = tuple(row for row, out in zip(found.rows, shares, strict=True) if out)
+            train = tuple(row for row, out in zip(found.rows, shares, strict=True) if not out)
+        else:
+            other = usable(second, check, max_unusable, self.describe("test"))
+            train, test = found.rows, other.rows
+            skipped["test"] = other.skipped
+        for split, rows in (("train", train), ("test", test)):
+            if not rows:
+                raise DataError(
+                    f"The {split} split of '{self.path}' is empty. Name another file, or more rows."
+                )
+        tested = {one_spelling(words(row, key, setting)) for row in test}
+        kept = tuple(row for row in train if one_spelling(words(row, key, setting)) not in tested)
+        if not kept:
+            raise DataError(
+                f"Every train row of '{self.path}' is a test row too. Set `environment.train` and "
+                "`environment.test` to different data."
+            )
+        return Splits(kept, test, len(train) - len(kept), skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """The rows of both splits."""
+
+    train: tuple[Row, ...]
+    test: tuple[Row, ...]
+    left_out: int
+    """Train rows that also stood in the test split."""
+    skipped: Mapping[Split, Skipped] = field(default_factory=dict)
+    """Rows that could not be used; `train` counts those of a file that is both splits."""
+
+    def of(self, split: Split) -> tuple[Row, ...]:
+        """Return the rows of one split."""
+        return self.train if split == "train" else self.test
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """What was read."""
+
+    rows: tuple[tuple[Row, ...], tuple[Row, ...] | None]
+    """To train on and to test on; None for the second where one file is both."""
+    contents: Mapping[str, str]
+    """File, or data set and split of the hub → hash of what was in it."""
+
+
+@lru_cache(maxsize=8)
+def _raw(source: DataSource) -> _Raw:
+    local = Path(source.path).expanduser()
+    contents: dict[str, str] = {}
+    if local.is_file():
+        return _Raw((read_rows(local, contents), None), contents)
+    if local.is_dir():
+        train, test = (_folder(local, split, source, contents) for split in ("train", "test"))
+        return _Raw((train, test), contents)
+    if _HUB_NAME.fullmatch(source.path) and not source.path.endswith(SUFFIXES):
+        train = hub_rows(source.path, source.config, source.train, contents)
+        return _Raw((train, hub_rows(source.path, source.config, source.test, contents)), contents)
+    raise DataError(
+        f"There is no file or folder '{source.path}'. Set `environment.path` to one that exists, "
+        "or to `owner/name` of a data set on the Hugging Face hub."
+    )
+
+
+def one_spelling(question: str) -> str:
+    """Return a question without the spacing and case in which two copies of it may differ."""
+    return " ".join(question.split()).casefold()
+
+
+def held_out(key: str, share: float) -> bool:
+    """Return whether the row with a key belongs to the test split: a hash of the key decides."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < share * 2**64
+
+
+def _folder(
+    folder: Path, split: str, source: DataSource, contents: MutableMapping[str, str]
+) -> tuple[Row, ...]:
+    name = source.train if split == "train" else source.test
+    places = [folder, folder / source.config] if source.config else [folder]
+    for place in places:
+        for candidate in (place / name, *(place / f"{name}{suffix}" for suffix in SUFFIXES)):
+            if candidate.is_file():
+                return read_rows(candidate, contents)
+        if shards := sorted(place.glob(f"{name}-*.parquet")):
+            return tuple(row for shard in shards for row in read_rows(shard, contents))
+    if (folder / MANIFEST).is_file():
+        return read_rows(folder / _prepared(folder, split), contents)
+    there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
+    raise DataError(
+        f"The folder '{folder}' has no file '{name}' with one of the endings {', '.join(SUFFIXES)}. "
+        f"It holds {', '.join(there) or 'no data file'}. Put the file there, or set `environment.train` and "
+        "`environment.test` to names of files that are."
+    )
+
+
+def _prepared(folder: Path, split: str) -> str:
+    """Return the file of a split in a folder that `kapelle data prepare` has written, which says so itself."""
+    try:
+        return str(json.loads((folder / MANIFEST).read_bytes())["splits"][split]["file"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"'{folder / MANIFEST}' does not say which file is the {split} split: {error!r}. Prepare the folder again."
+        ) from error
+
+
+def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> tuple[Row, ...]:
+    """Return the rows of one local file; DataError when it is damaged or of another form.
+
+    A hash of what was in the file goes into `contents`, by its name.
+    """
+    if file.name.endswith(".parquet"):
+        return _parquet(file, contents)
+    compressed = file.name.endswith(".gz")
+    lines = file.name.endswith((".jsonl", ".jsonl.gz"))
+    if not lines and not file.name.endswith((".json", ".json.gz")):
+        raise DataError(
+            f"'{file}' ends in none of {', '.join(SUFFIXES)}, so its form is not known. Rename it."
+        )
+    last = 0
+    try:
+        with hashed(file, contents) as opened:
+            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=opened) if compressed else opened)
+            if not lines:
+                return _array(file, stream)
+            rows = []
+            for row in _lines(file, stream):
+                rows.append(row)
+                last += 1
+            return tuple(rows)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"'{file}' is damaged or cut short after row {last}: {error}. Fetch the file again."
+        ) from error
+    except OSError as error:
+        raise DataError(f"'{file}' cannot be read: {error}. Check the file and its permissions.") from error
+
+
+def _lines(file: Path, stream: IO[bytes]) -> Iterator[Row]:
+    for number, line in enumerate(stream, start=1):
+        if line.strip():
+            place = f"{file}, line {number}"
+            yield Row(place, _object(place, _parsed(place, line)))
+
+
+def _array(file: Path, stream: IO[bytes]) -> tuple[Row, ...]:
+    values = _parsed(str(file), stream.read())
+    if not isinstance(values, list):
+        raise DataError(
+            f"'{file}' holds {type(values).__name__}, not an array of rows. Use JSON lines or an array."
+        )
+    places = (f"{file}, row {number}" for number in range(1, len(values) + 1))
+    return tuple(Row(place, _object(place, value)) for place, value in zip(places, values, strict=True))
+
+
+def _parsed(place: str, text: bytes) -> Json:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{place} is not JSON: {error}. Mend it, or fetch the file again.") from error
+    except RecursionError as error:
+        raise DataError(f"{place} is nested too deeply to be a row. Mend it.") from error
+
+
+def _object(place: str, value: Json) -> Mapping[str, Json]:
+    if not isinstance(value, dict):
+        raise DataError(f"{place} holds {type(value).__name__}, not an object with named fields. Mend it.")
+    return value
+
+
+def _parquet(file: Path, contents: MutableMapping[str, str] | None) -> tuple[Row, ...]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise DataError(f"'{file}' is parquet, which needs an extra: pip install 'kapelle[data]'.") from error
+    try:
+        with hashed(
+            file, contents
+        ):  # parquet is read from its end; beside parsing it the second reading is quick
+            rows = parquet.read_table(file).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise DataError(f"'{file}' cannot be read as parquet: {error}. Fetch the file again.") from error
+    return tuple(Row(f"{file}, row {number}", row) for number, row in enumerate(rows, start=1))
+
+
+def hub_rows(
+    path: str, config: str | None, split: str, contents: MutableMapping[str, str] | None = None
+) -> tuple[Row, ...]:
+    """Return the rows of a split on the Hugging Face hub; DataError when it cannot be had.
+
+    A hash of the rows goes into `contents`.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise DataError(
+            f"'{path}' is no local file or folder; reading it from the hub needs an extra: "
+            "pip install 'kapelle[data]'. Or set `environment.path` to a local copy."
+        ) from error
+    try:
+        rows = load_dataset(path, config, split=split)
+    except Exception as error:
+        # The boundary to the hub: its client raises whatever its own libraries do.
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(
+            f"'{path}' is no local file or folder, and the hub did not give its split '{split}': "
+            f"{reason[0]}. Check the name and the network, or set `environment.path` to a local copy."
+        ) from error
+    found = tuple(Row(f"{path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))
+    if contents is not None:
+        digest = hashlib.sha256()
+        for each in found:
+            digest.update(json.dumps(each.fields, default=str).encode())
+        contents[f"{path} {split}"] = digest.hexdigest()
+    return found

@@ -1,0 +1,1 @@
+"""Games of OpenSpiel (1908.09453)."""

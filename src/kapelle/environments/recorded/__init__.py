@@ -1,0 +1,1 @@
+"""Recorded answers, preferences and trajectories."""

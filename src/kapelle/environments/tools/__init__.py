@@ -1,0 +1,1 @@
+"""Tools that agents call, and the world in which they do."""

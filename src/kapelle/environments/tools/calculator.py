@@ -1,0 +1,53 @@
+"""A calculator: exact arithmetic by a bounded parser, nothing evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from kapelle.environments.expression import MAX_CHARACTERS, decimal, parse_expression, work_out
+from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema
+from kapelle.settings.base import Configured
+from kapelle.types import Json
+
+_SCHEMA = ToolSchema(
+    "calculator",
+    "Works out an expression with + - * / // and brackets, exactly.",
+    {
+        "type": "object",
+        "properties": {"expression": {"type": "string", "description": "such as (2+3)*4"}},
+        "required": ["expression"],
+    },
+)
+
+
+class Calculator(Configured):
+    """One tool, `calculator`."""
+
+    tool: Literal["calculator"] = "calculator"
+
+    def check(self) -> None:
+        """Need nothing."""
+
+    def schemas(self) -> tuple[ToolSchema, ...]:
+        """Return the calculator's."""
+        return (_SCHEMA,)
+
+    def open(self) -> PlainBox:
+        """Return the calculator."""
+        return PlainBox((Tool(_SCHEMA, calculate),))
+
+
+def calculate(arguments: Mapping[str, Json]) -> str:
+    """Return what `expression` is worth, as a decimal where that ends, else as a fraction."""
+    text = arguments["expression"]
+    expression = parse_expression(text)
+    if expression is None:
+        raise ToolFault(
+            f"'{text[:60]}' is not an expression of numbers, + - * / // and brackets of at most {MAX_CHARACTERS} "
+            "characters."
+        )
+    value = work_out(expression)
+    if value is None:
+        raise ToolFault(f"'{text}' divides by zero.")
+    return decimal(value) or str(value)

@@ -1,0 +1,240 @@
+"""A file system beneath one folder: every step of a path is opened from the one before, and no link is followed.
+
+So there is no moment between a check and a use: what is opened stands beneath the root, whatever else changes the
+folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema
+from kapelle.errors import DataError
+from kapelle.runtime.file_contents import folder_content
+from kapelle.settings.base import Configured
+from kapelle.types import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_LISTED = 200
+MAX_READ = 20_000
+"""Characters that one call returns."""
+MAX_WRITTEN = 1 << 20
+"""Bytes of one file."""
+
+_PATH: Mapping[str, Json] = {"type": "string", "description": "relative, such as notes/today.txt"}
+_LIST = ToolSchema(
+    "list_files", "Lists a folder.", {"type": "object", "properties": {"folder": {**_PATH, "default": "."}}}
+)
+_READ = ToolSchema(
+    "read_file",
+    "Returns the text of a file, from a line on.",
+    {
+        "type": "object",
+        "properties": {"path": _PATH, "from_line": {"type": "integer", "default": 1}},
+        "required": ["path"],
+    },
+)
+_WRITE = ToolSchema(
+    "write_file",
+    "Writes a text file, and the folders that it stands in; an old one is replaced.",
+    {
+        "type": "object",
+        "properties": {"path": _PATH, "text": {"type": "string"}},
+        "required": ["path", "text"],
+    },
+)
+
+
+class Files(Configured):
+    """The tools `list_files` and `read_file`, and `write_file` where it is allowed."""
+
+    tool: Literal["files"] = "files"
+    root: str
+    """The folder; nothing outside it can be named."""
+    write: bool = False
+    """True: each agent gets a copy of the folder for the episode, and may write there."""
+    files: int = Field(200, ge=1)
+    """Most files that an agent may write in an episode."""
+
+    def contents(self) -> Mapping[str, str]:
+        """Return the folder with one hash of what is in it."""
+        return {self.root: folder_content(Path(self.root).expanduser())}
+
+    def check(self) -> None:
+        """Raise DataError when the folder is not there."""
+        if not Path(self.root).expanduser().is_dir():
+            raise DataError(
+                f"There is no folder '{self.root}'. Set `root` of the tool `files` to one that exists."
+            )
+
+    def schemas(self) -> tuple[ToolSchema, ...]:
+        """Return those of two tools, or of three."""
+        return (_LIST, _READ, _WRITE) if self.write else (_LIST, _READ)
+
+    def open(self) -> Folder:
+        """Return the folder, or the place of a copy that is made when first used."""
+        return Folder(Path(self.root).expanduser(), self.files if self.write else 0)
+
+
+class Folder:
+    """A folder as an agent may use it."""
+
+    def __init__(self, root: Path, writes: int) -> None:
+        self._root = root
+        self._writes = writes
+        self._copied: tempfile.TemporaryDirectory[str] | None = None
+        listing, reading, writing = (
+            Tool(_LIST, self.list_files),
+            Tool(_READ, self.read_file),
+            Tool(_WRITE, self.write_file),
+        )
+        self._copies = writes > 0
+        self.tools = (listing, reading, writing) if self._copies else (listing, reading)
+
+    def _place(self) -> Path:
+        if not self._copies:
+            return self._root
+        if self._copied is None:
+            # Goes with this object, or with the process, when nobody closes it.
+            self._copied = tempfile.TemporaryDirectory(prefix="kapelle-files-", ignore_cleanup_errors=True)
+            shutil.copytree(self._root, Path(self._copied.name, "files"), symlinks=True, ignore=_special)
+        return Path(self._copied.name, "files")
+
+    def list_files(self, arguments: Mapping[str, Json]) -> str:
+        """Return the names in a folder, folders with a slash."""
+        with self._folder(_parts(arguments.get("folder", "."))) as opened:
+            names = sorted(os.listdir(opened))  # noqa: PTH208 (a descriptor, not a path)
+            shown = [f"{name}/" if _is_folder(name, opened) else name for name in names[:MAX_LISTED]]
+        more = len(names) - len(shown)
+        return "\n".join([*shown, *([f"… and {more} more"] if more else [])]) or "(empty)"
+
+    def read_file(self, arguments: Mapping[str, Json]) -> str:
+        """Return a file's text from a line on, as much as one call may return."""
+        parts = _parts(arguments["path"])
+        if not parts:
+            raise ToolFault("That is a folder. Use `list_files`.")
+        with self._folder(parts[:-1]) as folder, _opened(parts[-1], os.O_RDONLY, folder) as file:
+            data = _contents(file)
+        first = max(int(arguments.get("from_line", 1)), 1)
+        lines = data.decode("utf-8", errors="replace").splitlines(keepends=True)
+        text = "".join(lines[first - 1 :])
+        if len(text) <= MAX_READ:
+            return text or "(nothing)"
+        shown = text[:MAX_READ]
+        shown = shown[: shown.rfind("\n") + 1] or f"{shown}\n"
+        return f"{shown}… go on with from_line {first + shown.count(chr(10))}"
+
+    def write_file(self, arguments: Mapping[str, Json]) -> str:
+        """Replace a file; ToolFault when there were too many, or it is too large."""
+        parts, data = _parts(arguments["path"]), str(arguments["text"]).encode("utf-8", errors="replace")
+        if not parts:
+            raise ToolFault("That is a folder. Name a file in it.")
+        if len(data) > MAX_WRITTEN:
+            raise ToolFault(f"The text has {len(data):,} bytes; a file may have {MAX_WRITTEN:,}.")
+        if self._writes < 1:
+            raise ToolFault("No more files may be written in this episode.")
+        self._writes -= 1
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with (
+            self._folder(parts[:-1], create=True) as folder,
+            _opened(parts[-1], flags, folder) as file,
+            os.fdopen(os.dup(file), "wb") as stream,
+        ):
+            stream.write(data)
+        return f"Wrote {len(data):,} bytes to {'/'.join(parts)}."
+
+    @contextmanager
+    def _folder(self, parts: list[str], *, create: bool = False) -> Iterator[int]:
+        """Open a folder beneath the root, one step at a time."""
+        opened = os.open(self._place(), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for part in parts:
+                if create:
+                    _make_folder(part, opened)
+                with _faults(part):
+                    inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=opened)
+                os.close(opened)
+                opened = inner
+            yield opened
+        finally:
+            os.close(opened)
+
+    def close(self) -> None:
+        """Remove the copy."""
+        if self._copied is not None:
+            self._copied.cleanup()
+            self._copied = None
+
+
+def _special(folder: str, names: Sequence[str]) -> list[str]:
+    """Return the names of pipes, sockets and devices, which are not copied."""
+    kinds = {name: os.lstat(Path(folder, name)).st_mode for name in names}
+    return [
+        name
+        for name, mode in kinds.items()
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    ]
+
+
+def _parts(path: str) -> list[str]:
+    parts = [part for part in path.split("/") if part not in {"", "."}]
+    if path.startswith("/") or ".." in parts or "\0" in path:
+        raise ToolFault(f"'{path[:80]}' is not a path beneath the folder. Give it relative, without '..'.")
+    return parts
+
+
+@contextmanager
+def _opened(name: str, flags: int, folder: int) -> Iterator[int]:
+    with _faults(name):
+        # Not to wait for the other end of a FIFO.
+        file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ToolFault(f"'{name}' is no file.")
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _faults(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise ToolFault(f"There is no '{name}'.") from None
+    except OSError as error:
+        raise ToolFault(f"'{name}' cannot be opened: {error.strerror}.") from None
+    except ValueError:
+        raise ToolFault("That name cannot be that of a file.") from None
+
+
+def _make_folder(name: str, parent: int) -> None:
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        return
+    except (OSError, ValueError):
+        raise ToolFault(f"The folder '{name[:80]}' cannot be made.") from None
+
+
+def _contents(file: int) -> bytes:
+    with os.fdopen(os.dup(file), "rb") as stream:
+        return stream.read(4 * MAX_WRITTEN)
+
+
+def _is_folder(name: str, parent: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,117 @@
+"""Typed Python functions as tools: the schema is the signature, the description the docstring's first paragraph."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.settings.base import Configured
+from kapelle.types import Json
+
+_NAMES: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+class Functions(Configured):
+    """Functions of modules that can be imported; they run in this process, with its rights."""
+
+    tool: Literal["functions"] = "functions"
+    functions: tuple[str, ...] = Field(min_length=1)
+    """Each as `module:function`. They are trusted code: an agent chooses the arguments only."""
+
+    def check(self) -> None:
+        """Import them; ConfigError for one that is not there or has an argument without a known type."""
+        self.schemas()
+
+    def schemas(self) -> tuple[ToolSchema, ...]:
+        """Return one schema for each function."""
+        return tuple(tool.schema for tool in self.open().tools)
+
+    def open(self) -> PlainBox:
+        """Return the functions; what they remember they share between episodes."""
+        return PlainBox(tuple(_tool(target) for target in self.functions))
+
+
+@functools.cache
+def _tool(target: str) -> Tool:
+    module_name, _, name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"The function '{target}' cannot be imported: {error}.") from error
+    found = vars(module).get(name)
+    if not inspect.isfunction(found):
+        raise ConfigError(
+            f"Module '{module_name}' has no function '{name}'.{did_you_mean(name, vars(module))} "
+            "Write `environment.tools` entries as `module:function`."
+        )
+    return function_tool(found)
+
+
+def function_tool(function: Callable[..., Any]) -> Tool:
+    """Return a function as a tool; ConfigError where its signature says too little for a schema."""
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"The tool '{function.__name__}' is a coroutine. Write a plain function: calls run in threads."
+        )
+    hints = typing.get_type_hints(function)
+    properties: dict[str, Json] = {}
+    required = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}:
+            raise ConfigError(
+                f"The tool '{function.__name__}' takes `{name}` by position or in a bundle. Name it."
+            )
+        if name not in hints:
+            raise ConfigError(
+                f"The tool '{function.__name__}' does not say the type of `{name}`. Annotate it."
+            )
+        properties[name] = _schema(hints[name], function.__name__, name)
+        if parameter.default is parameter.empty:
+            required.append(name)
+        elif isinstance(parameter.default, str | int | float | bool | None):
+            properties[name] = {**properties[name], "default": parameter.default}
+    description = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return Tool(
+        ToolSchema(function.__name__, description, parameters), lambda given: _called(function, given)
+    )
+
+
+def _schema(hint: object, function: str, name: str) -> dict[str, Json]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint in _NAMES:
+        return {"type": _NAMES[hint]}
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin is list and arguments:
+        return {"type": "array", "items": _schema(arguments[0], function, name)}
+    if origin is dict and arguments and arguments[0] is str:
+        return {"type": "object", "additionalProperties": _schema(arguments[1], function, name)}
+    if origin in {typing.Union, types.UnionType}:
+        others = [argument for argument in arguments if argument is not type(None)]
+        if len(others) == 1 and len(arguments) == 2 and others[0] in _NAMES:
+            return {"type": [_NAMES[others[0]], "null"]}
+    raise ConfigError(
+        f"The tool '{function}' has an argument `{name}` of type {hint}, which no schema says. Use str, int, "
+        "float, bool, Literal, list, dict with text keys, or one of the first four with None."
+    )
+
+
+def _called(function: Callable[..., Any], given: Mapping[str, Json]) -> str:
+    try:
+        result = function(**given)
+    except ToolFault:
+        raise
+    # The boundary to a tool's own code: whatever it raises is an answer to the agent, never a crash.
+    except Exception as error:
+        raise ToolFault(f"{type(error).__name__}: {error}") from error
+    return result if isinstance(result, str) else repr(result)

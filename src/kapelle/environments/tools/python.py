@@ -1,0 +1,109 @@
+"""A Python interpreter in a sandbox, which keeps its variables through an episode."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from kapelle.environments.tools import python_driver as tool_python_driver
+from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema
+from kapelle.sandbox.backends import backend, require
+from kapelle.sandbox.contract import Backend, Limits, Session, start
+from kapelle.settings.base import FREE, FROM_HERE_ON, Configured
+from kapelle.types import Json
+
+_SCHEMA = ToolSchema(
+    "python",
+    "Runs a Python program and returns what it prints and the value of its last line. Variables stay.",
+    {"type": "object", "properties": {"program": {"type": "string"}}, "required": ["program"]},
+)
+_BEGIN = "import sys; sys.path.insert(0, ''); from interpreter import serve; serve()"
+EPISODE_S = 24 * 3600.0
+"""Seconds on the clock that an interpreter may wait for an agent to think, all calls together."""
+
+
+class Python(Configured):
+    """One tool, `python`."""
+
+    tool: Literal["python"] = "python"
+    descriptors: ClassVar[int] = 6
+    """Of one interpreter: three pipes, and a few by which its sandbox is held."""
+    sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
+    """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
+    call_s: Annotated[float, FREE] = Field(10.0, gt=0.0)
+    """Seconds on the clock that one program may take."""
+    cpu_s: Annotated[float, FREE] = Field(30.0, gt=0.0)
+    """Seconds of CPU for all programs of an interpreter together."""
+    memory_mb: Annotated[int, FREE] = Field(512, ge=64)
+    """Mebibytes that an interpreter may use."""
+
+    def check(self) -> None:
+        """Raise SandboxError when this machine cannot give the sandbox."""
+        require(backend(self.sandbox))
+
+    def schemas(self) -> tuple[ToolSchema, ...]:
+        """Return the interpreter's."""
+        return (_SCHEMA,)
+
+    def open(self) -> Interpreter:
+        """Return an interpreter that starts with its first program."""
+        limits = Limits(wall_s=EPISODE_S, cpu_s=self.cpu_s, memory_bytes=self.memory_mb * 1024**2)
+        return Interpreter(backend(self.sandbox), limits, self.call_s)
+
+
+class Interpreter:
+    """One interpreter in one sandbox; one that is lost is started again, empty."""
+
+    def __init__(self, sandbox: Backend, limits: Limits, call_s: float) -> None:
+        self._sandbox = sandbox
+        self._limits = limits
+        self._call_s = call_s
+        self._session: Session | None = None
+        self.tools = (Tool(_SCHEMA, self.run),)
+
+    def run(self, arguments: Mapping[str, Json]) -> str:
+        """Run `program` and return what it printed; ToolFault when that ended the interpreter."""
+        if self._session is None:
+            command = [self._sandbox.python, "-I", "-B", "-c", _BEGIN]
+            self._session = start(self._sandbox, {"interpreter.py": _driver()}, command, self._limits)
+        self._session.send(json.dumps(arguments["program"]).encode() + b"\n")
+        line = self._session.receive(self._call_s)
+        if line is None:
+            raise ToolFault(f"{self._lost()} Its variables are gone; the next program starts afresh.")
+        try:
+            printed = json.loads(line)
+        except (ValueError, RecursionError):
+            printed = None
+        if not isinstance(printed, str):
+            self.close()
+            raise ToolFault("The program broke the interpreter. The next program starts afresh.")
+        return printed.rstrip() or "(nothing was printed)"
+
+    def _lost(self) -> str:
+        assert self._session is not None, "a program has run"
+        ended = self._session.ended
+        result = self._session.finish(kill=True)
+        self._session = None
+        if result.limit is not None:
+            return f"The interpreter reached its limit of {result.limit}."
+        return (
+            "The program ended the interpreter."
+            if ended
+            else f"The program took longer than {self._call_s:g} s."
+        )
+
+    def close(self) -> None:
+        """End the interpreter."""
+        if self._session is not None:
+            self._session.finish(kill=True)
+            self._session = None
+
+
+@functools.cache
+def _driver() -> bytes:
+    return Path(str(tool_python_driver.__file__)).read_bytes()

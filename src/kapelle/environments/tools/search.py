@@ -1,0 +1,214 @@
+"""Search over texts: a full-text index of a local corpus, or a server on the network."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+from urllib.parse import quote
+
+from pydantic import Field, model_validator
+
+from kapelle.environments.data.source import SUFFIXES, read_rows
+from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema
+from kapelle.environments.tools.web import WebFault, fetch_json
+from kapelle.errors import ConfigError, DataError
+from kapelle.runtime.file_contents import content_or_fault, folder_content
+from kapelle.settings.base import FREE, Configured
+from kapelle.types import Json
+
+MAX_WORDS = 32
+"""Words of a query; more are left out."""
+MAX_PASSAGE = 600
+"""Characters of one result."""
+
+_SCHEMA = ToolSchema(
+    "search",
+    "Searches documents and returns the passages that fit best.",
+    {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "a few words"}},
+        "required": ["query"],
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One result."""
+
+    title: str
+    text: str
+
+
+class Provider(Protocol):
+    """Where results come from."""
+
+    def search(self, query: str, count: int) -> Sequence[Passage]:
+        """Return the best results first; ToolFault for the agent."""
+        ...
+
+
+class Search(Configured):
+    """One tool, `search`."""
+
+    tool: Literal["search"] = "search"
+    corpus: str | None = None
+    """A file of rows with `title` and `text` (JSON lines or an array, also gzipped; parquet), or a folder of .txt and .md files."""
+    url: str | None = None
+    """In place of a corpus: an address with `{query}`, which answers with JSON: a list of `title` and `text`."""
+    local: bool = False
+    """True: `url` may lead to this machine or its network, as a retrieval server of one's own does."""
+    key_env: Annotated[str | None, FREE] = None
+    """Environment variable with a token for `url`, sent as a bearer token to that host alone."""
+    results: int = Field(3, ge=1, le=20)
+    """Passages that one call returns."""
+
+    @model_validator(mode="after")
+    def _one_provider(self) -> Search:
+        if (self.corpus is None) == (self.url is None):
+            raise ValueError("The tool `search` takes a `corpus` or a `url`. Set one of both.")
+        if self.url is not None and "{query}" not in self.url:
+            raise ValueError(
+                "`url` has no `{query}`, so nothing would be searched for. Put it where the query goes."
+            )
+        return self
+
+    def contents(self) -> Mapping[str, str]:
+        """Return the corpus with one hash of what is in it."""
+        place = Path(self.corpus or "").expanduser()
+        if self.corpus is None:
+            return {}
+        return {self.corpus: folder_content(place, _is_text) if place.is_dir() else content_or_fault(place)}
+
+    def check(self) -> None:
+        """Build the index; DataError for a corpus that is not there, ConfigError for a key that is not set."""
+        if self.key_env is not None and self.key_env not in os.environ:
+            raise ConfigError(f"The environment variable {self.key_env} of the tool `search` is not set.")
+        self._provider()
+
+    def _provider(self) -> Provider:
+        if self.url is not None:
+            return Server(self.url, self.local, self.key_env)
+        assert self.corpus is not None, "validated above"
+        return corpus_index(self.corpus)
+
+    def schemas(self) -> tuple[ToolSchema, ...]:
+        """Return the search's."""
+        return (_SCHEMA,)
+
+    def open(self) -> PlainBox:
+        """Return the search; its index is shared by the process."""
+        provider = self._provider()
+        return PlainBox((Tool(_SCHEMA, lambda given: _shown(provider.search(given["query"], self.results))),))
+
+
+def _shown(found: Sequence[Passage]) -> str:
+    if not found:
+        return "Nothing was found."
+    return "\n\n".join(
+        f"[{k}] {each.title}\n{each.text[:MAX_PASSAGE]}" for k, each in enumerate(found, start=1)
+    )
+
+
+class CorpusIndex:
+    """A full-text index in memory (SQLite's FTS5, ranked by BM25); any thread may ask."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._lock = threading.Lock()
+        self._index = sqlite3.connect(":memory:", check_same_thread=False)
+        try:
+            self._index.execute(
+                "CREATE VIRTUAL TABLE texts USING fts5(title, text, tokenize = 'porter unicode61')"
+            )
+        except sqlite3.OperationalError as error:
+            raise ConfigError(
+                f"This Python's SQLite has no full-text search ({error}). Set `url` instead."
+            ) from error
+        with self._index:
+            self._index.executemany("INSERT INTO texts VALUES (?, ?)", ((p.title, p.text) for p in passages))
+
+    def search(self, query: str, count: int) -> Sequence[Passage]:
+        """Return the passages that hold most of the query's rarest words; ToolFault for a query without any."""
+        words = re.findall(r"\w+", query[:1000])[:MAX_WORDS]
+        if not words:
+            raise ToolFault("The query holds no word.")
+        # In quotes a word is a word, whatever the index's query language makes of it.
+        match = " OR ".join(f'"{word}"' for word in words)
+        with self._lock:
+            rows = self._index.execute(
+                "SELECT title, snippet(texts, 1, '', '', '…', 64) FROM texts WHERE texts MATCH ?"
+                " ORDER BY bm25(texts, 4.0, 1.0), rowid LIMIT ?",
+                (match, count),
+            ).fetchall()
+        return [Passage(title, text) for title, text in rows]
+
+
+def _is_text(file: Path) -> bool:
+    return file.suffix in {".txt", ".md"}
+
+
+@functools.lru_cache(maxsize=8)
+def corpus_index(corpus: str) -> CorpusIndex:
+    """Return the index of a corpus, made once; DataError when it cannot be read or is empty."""
+    place = Path(corpus).expanduser()
+    if place.is_dir():
+        files = sorted(file for file in place.rglob("*") if _is_text(file) and file.is_file())
+        passages = [
+            Passage(str(file.relative_to(place)), file.read_text("utf-8", errors="replace")) for file in files
+        ]
+    elif place.is_file():
+        passages = [
+            Passage(row.text("title", "tools"), row.text("text", "tools")) for row in read_rows(place)
+        ]
+    else:
+        raise DataError(
+            f"There is no corpus '{corpus}'. Set `corpus` of the tool `search` to a folder of texts or a file "
+            f"ending in {', '.join(SUFFIXES)}."
+        )
+    if not passages:
+        raise DataError(f"The corpus '{corpus}' holds no text.")
+    return CorpusIndex(passages)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A search server that answers with JSON."""
+
+    url: str
+    local: bool
+    key_env: str | None
+
+    def search(self, query: str, count: int) -> Sequence[Passage]:
+        """Return what the server found; ToolFault when it does not answer as it should."""
+        key = os.environ.get(self.key_env, "") if self.key_env else ""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            value = fetch_json(
+                self.url.replace("{query}", quote(query[:1000], safe="")), headers, local=self.local
+            )
+        except WebFault as fault:
+            raise ToolFault(f"The search failed: {fault}") from None
+        return [_passage(each) for each in _listed(value)[:count]]
+
+
+def _listed(value: Json) -> Sequence[Json]:
+    results = value.get("results") if isinstance(value, Mapping) else value
+    if not isinstance(results, list):
+        raise ToolFault("The search failed: the server did not answer with a list.")
+    return results
+
+
+def _passage(value: Json) -> Passage:
+    if not isinstance(value, Mapping):
+        raise ToolFault("The search failed: a result of the server is no object.")
+    text = next(
+        (value[name] for name in ("text", "snippet", "content") if isinstance(value.get(name), str)), ""
+    )
+    return Passage(str(value.get("title", "")), text)

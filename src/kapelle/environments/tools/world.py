@@ -1,0 +1,198 @@
+"""The world of a question with tools: texts that call are answered with results, one that does not is the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kapelle.environment import Outcome, Retriable, World
+from kapelle.environments.tools.arguments import fit_arguments
+from kapelle.environments.tools.contract import Box, Tool, ToolFault
+from kapelle.errors import EpisodeError, did_you_mean
+from kapelle.grading.text.extraction import defused
+from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls
+from kapelle.runtime.awake import awake_timeout
+from kapelle.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """How calls are made and bounded."""
+
+    form: Form
+    max_turns: int
+    call_s: float
+    max_characters: int
+
+
+@dataclass(slots=True)
+class Desk:
+    """One agent's tools and what it has done with them."""
+
+    boxes: Sequence[Box]
+    heard: str
+    """What it reads next."""
+    turns: int = 0
+    answer: str | None = None
+    calls: list[str] = field(default_factory=list)
+    faults: int = 0
+
+    @property
+    def tools(self) -> dict[str, Tool]:
+        """Its tools by name."""
+        return {tool.schema.name: tool for box in self.boxes for tool in box.tools}
+
+
+class ToolsWorld:
+    """One question; every agent has tools of its own, and the text in which it calls none is its answer.
+
+    Whatever a call does wrong becomes a text that the agent reads. The question's own world grades the
+    answers when all agents have given theirs or used up their turns.
+    """
+
+    def __init__(
+        self, question: World, desks: Mapping[str, Sequence[Box]], prompt: str, rules: CallRules
+    ) -> None:
+        self._question = question
+        self._desks = {
+            agent: Desk(boxes, f"{prompt}\n\n{question.observe(agent)}") for agent, boxes in desks.items()
+        }
+        self._rules = rules
+        self._over = False
+        self._most = 1
+        self._given = 0
+
+    def allow_answers(self, most: int) -> None:
+        """Answer so many texts of the team, one after another: calls with results, a wrong answer by saying so."""
+        self._most = most
+        if isinstance(self._question, Retriable):
+            self._question.allow_answers(most)
+
+    def observe(self, agent: str) -> str:
+        """Return the tools and the question, later the results of the agent's last calls."""
+        return self._desks[agent].heard
+
+    def movers(self) -> tuple[str, ...]:
+        """Return the agents that have not answered and have turns left."""
+        return (
+            () if self._over else tuple(agent for agent, desk in self._desks.items() if self._at_work(desk))
+        )
+
+    def _at_work(self, desk: Desk) -> bool:
+        if self._most > 1:
+            return True
+        return desk.answer is None and desk.turns < self._rules.max_turns
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Carry out the calls of these texts; EpisodeError for a stranger or an agent that is done.
+
+        With a `final` text the texts are answers, calls or not, and the episode ends. Where more than one is
+        allowed, a `final` text that calls is answered with results like any other, as long as another may follow.
+        """
+        if not actions:
+            raise EpisodeError("Nobody acted. Hand the world the text of one agent at least.")
+        for agent in actions:
+            if agent not in self._desks:
+                raise EpisodeError(f"'{agent}' acted and has no seat.{did_you_mean(agent, self._desks)}")
+            if agent not in self.movers():
+                raise EpisodeError(f"'{agent}' has answered, or has no turn left of {self._rules.max_turns}.")
+        self._given += 1
+        if final is not None and self._given < self._most and self._calls(final):
+            await asyncio.gather(*(self._act(self._desks[agent], text) for agent, text in actions.items()))
+            self._tell_others(actions)
+            return {}
+        if final is not None:
+            for agent, text in actions.items():
+                self._desks[agent].answer = text
+        else:
+            await asyncio.gather(*(self._act(self._desks[agent], text) for agent, text in actions.items()))
+        if final is not None or not self.movers():
+            answers = {name: desk.answer for name, desk in self._desks.items() if desk.answer is not None}
+            paid = await self._question.step(answers, final) if answers else {}
+            self._over = self._given >= self._most or not self._question.movers()
+            if not self._over:
+                for agent, desk in self._desks.items():
+                    desk.answer, desk.heard = None, self._question.observe(agent)
+            return paid
+        return {}
+
+    def _calls(self, text: str) -> bool:
+        try:
+            return bool(parse_calls(text, (self._rules.form,)))
+        except NotCalls:
+            return True
+
+    def _tell_others(self, acted: Collection[str]) -> None:
+        """Show what came of the calls to those too who made none: one of them may speak next."""
+        told = "\n\n".join(self._desks[agent].heard for agent in acted)
+        for agent, desk in self._desks.items():
+            if agent not in acted:
+                desk.heard = told
+
+    async def _act(self, desk: Desk, text: str) -> None:
+        desk.turns += 1
+        try:
+            calls = parse_calls(text, (self._rules.form,))
+        except NotCalls as fault:
+            desk.faults += 1
+            desk.heard = defused(f"Error: {fault}")
+            return
+        if not calls:
+            desk.answer = text
+            return
+        # One after another: a later call may build on what an earlier one has done.
+        results = [await self._result(desk, call) for call in calls]
+        named = [f"{call.name}: {result}" for call, result in zip(calls, results, strict=True)]
+        desk.heard = results[0] if len(results) == 1 else "\n\n".join(named)
+
+    async def _result(self, desk: Desk, call: Call) -> str:
+        desk.calls.append(call.name)
+        try:
+            said = await self._called(desk.tools, call)
+        except ToolFault as fault:
+            desk.faults += 1
+            said = f"Error: {fault}"
+        except TimeoutError:
+            desk.faults += 1
+            said = f"Error: `{call.name}` did not answer within {self._rules.call_s:g} s."
+        said, most = defused(said), self._rules.max_characters
+        return said if len(said) <= most else f"{said[:most]}\n… ({len(said) - most:,} more characters)"
+
+    async def _called(self, tools: Mapping[str, Tool], call: Call) -> str:
+        tool = tools.get(call.name)
+        if tool is None:
+            raise ToolFault(f"There is no tool '{call.name[:80]}'.{did_you_mean(call.name, tools)}")
+        arguments = fit_arguments(call.arguments, tool.schema.parameters)
+        async with awake_timeout(self._rules.call_s):
+            return await asyncio.to_thread(tool.call, arguments)
+
+    def outcome(self) -> Outcome:
+        """Return the question's outcome; an agent that acted and never answered earns nothing."""
+        ended = self._question.outcome()
+        acted = {agent: desk for agent, desk in self._desks.items() if desk.turns or desk.answer is not None}
+        silent = {agent: 0.0 for agent, desk in acted.items() if desk.answer is None}
+        success = ended.success
+        if silent and success is not None and ended.rewards:
+            success *= (len(acted) - len(silent)) / len(acted)
+        info: dict[str, Json] = {
+            **ended.info,
+            "calls": {agent: list(desk.calls) for agent, desk in acted.items()},
+            "call_faults": {agent: desk.faults for agent, desk in acted.items()},
+        }
+        return replace(
+            ended,
+            rewards={**silent, **ended.rewards},
+            success=success,
+            info=info,
+            truncated=bool(silent) or not acted,
+        )
+
+    async def close(self) -> None:
+        """Free the tools and the question's world."""
+        try:
+            for desk in self._desks.values():
+                for box in desk.boxes:
+                    await asyncio.to_thread(box.close)
+        finally:
+            await self._question.close()

@@ -1,0 +1,1 @@
+"""How good a team is, and against what."""

@@ -1,0 +1,249 @@
+"""How good is the team: accuracy with an interval, per agent, and against the same tokens spent otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kapelle.algorithm import TurnKey, label_of, turns_of
+from kapelle.environment import Environment
+from kapelle.metrics.definitions import by_part, own_returns, rollout_metrics
+from kapelle.metrics.statistics import Rate, area_under_curve, rate_of
+from kapelle.rollout.bounded_worlds import task_of
+from kapelle.rollout.play import Play, rollout
+from kapelle.runtime.seeds import derive_seed
+from kapelle.types import Episode, Group, Sampling, Split, Task
+
+Returns = Callable[[Episode], Mapping[str, float]]
+"""What each agent earned in an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Results on problems that nothing was trained on; `print` shows the rate with what it is the mean of."""
+
+    problems: int
+    """Episodes played, one for each problem."""
+    success: float | None
+    """Mean team score over the `scored` problems; the share of solved ones where a problem is solved or not (pass@1)."""
+    interval: tuple[float, float] | None
+    """95 %: Wilson's for shares, Student's t for graded scores."""
+    reward: Mapping[str, float]
+    """Mean undiscounted return of each agent over the episodes that paid something; absent where none did."""
+    tokens: float
+    """Mean completion tokens of the whole team per problem."""
+    failed: int
+    """Episodes that ended in an error; they are in no mean."""
+    scored: int = 0
+    """Episodes with a team score: those that `success` is the mean of."""
+    reason: str = ""
+    """Why episodes failed or were not scored, the most frequent reason."""
+    parts: Mapping[str, Rate] = field(default_factory=dict)
+    """`seen` and `not seen` → its rate, for every yes or no that the environment says in `info`."""
+    part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
+    games: bool = False
+    """True where no task asks a question: the score is then what was earned of the most, and no answer was right."""
+    groups: tuple[Group, ...] = field(default=(), repr=False)
+    """The episodes themselves."""
+    verifier: Mapping[str, Any] | None = None
+    """For a run that trains a verifier: how well it judges (`judging.Judgement.row`); the team learns nothing then."""
+
+    @property
+    def rate(self) -> Rate:
+        """The team's success with what it is the mean of."""
+        return Rate(self.success, self.interval, self.scored, self.problems, self.failed, self.reason)
+
+    def __str__(self) -> str:
+        """Return the rate; for games, which are not solved or not, each agent's mean return."""
+        if self.success is not None or not self.reward:
+            return str(self.rate)
+        paid = ", ".join(f"{agent} {value:.3f}" for agent, value in self.reward.items())
+        failed = f", {self.failed} failed: {self.reason}" if self.failed else ""
+        return f"return {paid}, played {self.problems - self.failed} of {self.problems}{failed}"
+
+    def row(self) -> dict[str, Any]:
+        """Return the numbers as plain JSON."""
+        row: dict[str, Any] = {
+            "problems": self.problems,
+            "success": self.success,
+            "interval": None if self.interval is None else list(self.interval),
+            "reward": dict(self.reward),
+            "tokens": self.tokens,
+            "scored": self.scored,
+            "failed": self.failed,
+            "reason": self.reason,
+            "parts": {
+                name: {"success": part.value, "scored": part.scored, "problems": part.played}
+                for name, part in self.parts.items()
+            },
+            **({} if self.verifier is None else {"verifier": dict(self.verifier)}),
+        }
+        if self.games:
+            row["games"] = True
+        if self.part_reward:
+            row["part_reward"] = {part: dict(earned) for part, earned in self.part_reward.items()}
+        return row
+
+    def scalars(self) -> dict[str, float]:
+        """Return every number under a name of its own, as trackers take them."""
+        row = {"problems": self.problems, "scored": self.scored, "failed": self.failed, "tokens": self.tokens}
+        found = {name: float(value) for name, value in row.items()}
+        if self.success is not None:
+            found["success"] = self.success
+        if self.interval is not None:
+            found |= {"success_low": self.interval[0], "success_high": self.interval[1]}
+        found |= {f"reward/{agent}": value for agent, value in self.reward.items()}
+        for name, part in self.parts.items():
+            found |= {f"scored/{name}": float(part.scored)}
+            if part.value is not None:
+                found |= {f"success/{name}": part.value}
+        return found
+
+
+def choose_tasks(environment: Environment, split: Split, count: int, seed: int = 0) -> list[Task]:
+    """Return the same `count` tasks of a split every time: a seeded draw, without repetition where it ends."""
+    import random
+
+    size = environment.size(split)
+    if size is None:
+        return _distinct(environment, split, count)
+    order = random.Random(derive_seed(seed, split)).sample(range(size), min(count, size))
+    return [task_of(environment, split, index) for index in order]
+
+
+def _distinct(environment: Environment, split: Split, count: int) -> list[Task]:
+    """Return generated tasks with different questions, as far as 20 draws for each find them."""
+    chosen: dict[str, Task] = {}
+    for index in range(20 * count):
+        task = task_of(environment, split, index)
+        chosen.setdefault(task.question or task.id, task)
+        if len(chosen) == count:
+            break
+    return list(chosen.values())
+
+
+def greedy(sampling: Sampling) -> Sampling:
+    """Return the same limits with the likeliest token at every place."""
+    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
+
+
+async def evaluate_tasks(
+    play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
+) -> Evaluation:
+    """Play every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
+    groups = await rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
+    play.engine.rest()
+    return summarise(groups, returns)
+
+
+def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evaluation:
+    """Return the summary of groups of one episode per task; failed and unscored episodes are in no mean."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    scores = [
+        episode.success for episode in episodes if episode.error is None and episode.success is not None
+    ]
+    failed = sum(episode.error is not None for episode in episodes)
+    rate = rate_of(scores, len(episodes), failed, _why_not(episodes))
+    paid = _paid(groups)
+    metrics = rollout_metrics(paid, returns)
+    agents = episodes[0].agents if episodes else ()
+    earned = {agent: metrics.get(f"return/{agent}") for agent in agents}
+    return Evaluation(
+        problems=len(episodes),
+        success=rate.value,
+        interval=rate.interval,
+        reward={agent: value for agent, value in earned.items() if value is not None},
+        tokens=sum(len(t.completion_ids) for e in episodes for t in e.turns) / max(1, len(episodes)),
+        failed=failed,
+        scored=rate.scored,
+        reason=rate.reason,
+        parts=_parts(episodes),
+        part_reward={
+            part: {agent: metrics[f"return/{part}/{agent}"] for agent in agents}
+            for part in by_part([episode for episode in episodes if episode.error is None])
+        },
+        games=bool(episodes) and not any(episode.task.question for episode in episodes),
+        groups=tuple(groups),
+    )
+
+
+def own_scores(groups: Sequence[Group]) -> dict[str, Rate]:
+    """Return the rate of what each agent itself was paid at the end, nothing shared.
+
+    Agents that were never paid have no score of their own and are absent.
+    """
+    return _own(groups, lambda episode, agent: episode.rewards[agent])
+
+
+def own_totals(groups: Sequence[Group]) -> dict[str, Rate]:
+    """Return the same of all that an episode paid, which is what counts in games that pay during play."""
+    return _own(groups, lambda episode, agent: episode.total(agent))
+
+
+def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> dict[str, Rate]:
+    episodes = [episode for group in groups for episode in group.episodes]
+    whole = [episode for episode in episodes if episode.error is None]
+    failed = len(episodes) - len(whole)
+    paid = dict.fromkeys(agent for episode in whole for agent in episode.rewards)
+    return {
+        agent: rate_of([earned(e, agent) for e in whole if agent in e.rewards], len(episodes), failed)
+        for agent in paid
+    }
+
+
+UNSCORED = "unscored"
+"""Where `Outcome.info` may say why an episode has no score."""
+
+
+def _why_not(episodes: Sequence[Episode]) -> str:
+    """Return the most frequent reason why episodes failed, or else why they have no score."""
+    errors = Counter(" ".join(episode.error.split()) for episode in episodes if episode.error is not None)
+    said = errors or Counter(
+        str(e.info[UNSCORED]) for e in episodes if e.success is None and UNSCORED in e.info
+    )
+    return said.most_common(1)[0][0] if said else ""
+
+
+def _paid(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with the episodes that paid or scored anything: nothing is known of the others' returns.
+
+    Where the environment pays by the turn, an episode that paid nothing has earned 0.
+    """
+    valid = [episode for group in groups for episode in group.valid]
+    by_turn = any(turn.reward for episode in valid for turn in episode.turns)
+    return [
+        Group(g.task, tuple(e for e in g.valid if by_turn or e.rewards or e.success is not None))
+        for g in groups
+    ]
+
+
+def _parts(episodes: Sequence[Episode]) -> dict[str, Rate]:
+    members: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        for name, said in episode.info.items():
+            if isinstance(said, bool) and episode.error is None:
+                members.setdefault(name if said else f"not {name}", []).append(episode)
+    return {
+        name: rate_of([e.success for e in part if e.success is not None], len(part), 0)
+        for name, part in sorted(members.items())
+    }
+
+
+def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) -> dict[str, float]:
+    """Return what a verifier thinks of each agent's turns, and how well it tells right ones from wrong ones.
+
+    `verifier_score/<agent>` is the mean of σ; `verifier_auc` compares with the environment where that graded turns.
+    """
+    by_agent: dict[str, list[float]] = {}
+    judged: list[tuple[float, bool]] = []
+    for key, turn in turns_of(groups, trained_only=False):
+        by_agent.setdefault(turn.agent, []).append(score[key])
+        label = label_of(groups[key.group].episodes[key.episode], turn)
+        if label is not None:
+            judged.append((score[key], label > 0.5))
+    row = {f"verifier_score/{agent}": sum(values) / len(values) for agent, values in by_agent.items()}
+    area = area_under_curve([value for value, _ in judged], [right for _, right in judged])
+    return row if area is None else {**row, "verifier_auc": area}

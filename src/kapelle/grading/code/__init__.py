@@ -1,0 +1,1 @@
+"""Programs, graded without letting a candidate near an expected value."""

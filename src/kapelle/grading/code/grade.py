@@ -1,0 +1,110 @@
+"""Grades programs by test programs, without ever letting a candidate near an expected value.
+
+    candidate's sandbox ⇄ referee (this process, trusted) ⇄ tests' sandbox
+
+The candidate gets one input at a time and answers in a typed encoding; the tests get values of built-in types
+and hold the expected ones; the referee passes messages, checks each, and counts what the tests say. Exit
+codes and printed claims decide nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kapelle.grading.code import test_driver as code_tests
+from kapelle.grading.code import values as code_values
+from kapelle.grading.code.candidates import Candidate, CandidateGone, driver_command, source_of
+from kapelle.grading.code.values import Plain, ValueFault, decode, encode
+from kapelle.grading.code.verdict import TEST_STATUSES, CodeGrade, TestOutcome
+from kapelle.sandbox.contract import Backend, Limits, Session
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTests:
+    """Tests that are programs of their own: asserts, or a `check` function with its call."""
+
+    programs: tuple[str, ...]
+    """Each is one test: it passes when it runs to its end."""
+    setup: str = ""
+    """Runs once before the tests; what it defines is theirs."""
+    candidate: tuple[str, ...] = ()
+    """Names that are the candidate's even where Python or the setup define them too. Other names that the
+    tests use and nobody defines are the candidate's as well."""
+
+
+def grade_program(
+    solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits | None = None
+) -> CodeGrade:
+    """Run test programs against a solution, in two sandboxes that meet only in this process.
+
+    `limits` hold for each start of the candidate, and but for wall time, which covers the candidate's, for
+    the tests. Raises SandboxError when the machine cannot give a sandbox.
+    """
+    limits = limits or Limits()
+    count = len(tests.programs)
+    candidate = Candidate(solution, sandbox, limits)
+    ready = sandbox.prepare(replace(limits, wall_s=limits.wall_s * (count + 1)))
+    session: Session | None = None
+    try:
+        candidate.start()
+        command = driver_command(sandbox, "code_tests", str(count), *tests.candidate)
+        session = ready.start(_test_files(tests), command)
+        return _carry(candidate, session, count, limits.wall_s * (count + 1))
+    finally:
+        candidate.close()
+        if session is not None:
+            session.finish(kill=True)
+        ready.discard()
+
+
+def _test_files(tests: ProgramTests) -> dict[str, bytes]:
+    programs = {f"test_{index}.py": text.encode() for index, text in enumerate(tests.programs)}
+    return {
+        **programs,
+        "setup.py": tests.setup.encode(),
+        "kapelle/grading/code/test_driver.py": source_of(code_tests),
+        "kapelle/grading/code/values.py": source_of(code_values),
+    }
+
+
+def _carry(candidate: Candidate, tests: Session, count: int, within_s: float) -> CodeGrade:
+    """Carry messages until the tests are done, and return what they said."""
+    outcomes = [TestOutcome("not_run", "an earlier test ended the run")] * count
+    while True:
+        line = tests.receive(within_s)
+        if line is None:
+            result = tests.finish(kill=True)
+            said = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            why = (
+                f"the tests reached their limit of {result.limit}"
+                if result.limit
+                else "the tests ended early"
+            )
+            return CodeGrade(tuple(outcomes), explanation=": ".join([why, *said]))
+        try:
+            message = decode(line)
+        except ValueFault as fault:
+            return CodeGrade(tuple(outcomes), "ungraded", f"the tests sent {fault}")
+        kind, *rest = message
+        if kind == "done":
+            return CodeGrade(tuple(outcomes))
+        if kind == "broken":
+            return CodeGrade(tuple(outcomes), "ungraded", rest[0])
+        if kind == "result":
+            index, status, explanation = rest
+            assert status in TEST_STATUSES, "written by our own driver"
+            outcomes[index] = TestOutcome(status, explanation)
+            candidate.renew()
+        else:
+            tests.send(_reply(candidate, message).encode() + b"\n")
+
+
+def _reply(candidate: Candidate, question: tuple[Plain, ...]) -> str:
+    """Return the text of the candidate's reply, or of an error in its place."""
+    try:
+        return encode(candidate.ask(*question))
+    except CandidateGone as gone:
+        return encode(("error", "CandidateGone", f"{gone}"))
+    except ValueFault as fault:
+        # Values grow when they are written again: the tests may pass on what is as large as may be.
+        return encode(("error", "ValueError", f"a value that cannot be passed on: {fault}"))

@@ -1,0 +1,79 @@
+"""Grades programs by what they print for an input; the comparison happens here, after the program is gone."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from kapelle.grading.code.verdict import CodeGrade, TestOutcome
+from kapelle.sandbox.contract import Backend, Limits, run
+
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.[0-9]{0,40}|\.[0-9]{1,40}|[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?")
+_REAL = re.compile(r".*[.eE].*")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTest:
+    """One input and what must be printed for it."""
+
+    stdin: str
+    stdout: str
+    """Never enters the sandbox."""
+    tolerance: float = 1e-6
+    """Most by which a printed number may differ, absolutely or relatively, where this one has a point or an
+    exponent; whole numbers must match digit by digit."""
+
+
+def grade_output(
+    solution: str, tests: tuple[OutputTest, ...], sandbox: Backend, limits: Limits | None = None
+) -> CodeGrade:
+    """Run a program once for each test and compare its standard output.
+
+    Raises SandboxError when the machine cannot give a sandbox.
+    """
+    return CodeGrade(tuple(_outcome(solution, test, sandbox, limits) for test in tests))
+
+
+def _outcome(solution: str, test: OutputTest, sandbox: Backend, limits: Limits | None) -> TestOutcome:
+    files = {"solution.py": solution.encode("utf-8", "surrogatepass")}
+    result = run(sandbox, files, [sandbox.python, "-I", "-B", "solution.py"], test.stdin.encode(), limits)
+    if result.limit is not None:
+        return TestOutcome("error", f"the program reached its limit of {result.limit}")
+    try:
+        printed = result.stdout.decode("utf-8")
+    except UnicodeDecodeError:
+        return TestOutcome("failed", "the output is not text in UTF-8")
+    if same_output(printed, test.stdout, test.tolerance):
+        return TestOutcome("passed")
+    said = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    shown = repr(printed.strip()[:200]) if printed.strip() else "nothing"
+    return TestOutcome("failed", "; ".join([f"the program printed {shown}", *said])[:500])
+
+
+def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:
+    """Return whether two outputs say the same: the same lines of the same words.
+
+    Spaces between words, at line ends and empty lines at the end do not count; line breaks do.
+    """
+    ours, theirs = _lines(printed), _lines(expected)
+    return len(ours) == len(theirs) and all(
+        len(a) == len(b) and all(_same_word(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _lines(text: str) -> list[list[str]]:
+    lines = [line.split() for line in text.replace("\r\n", "\n").split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _same_word(printed: str, expected: str, tolerance: float) -> bool:
+    if printed == expected:
+        return True
+    if not (_REAL.fullmatch(expected) and _DECIMAL.fullmatch(expected) and _DECIMAL.fullmatch(printed)):
+        return False
+    a, b = float(printed), float(expected)
+    return math.isfinite(a) and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)

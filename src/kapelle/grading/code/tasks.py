@@ -1,0 +1,109 @@
+"""Problems with their tests, and what a grader of theirs must say about honest and cheating solutions.
+
+MBPP (arXiv 2108.07732) and HumanEval (arXiv 2107.03374) in the form of their published rows. The tests of a
+row are trusted, the reference solution only tells which names are the candidate's: a solution that defines
+`set` or `abs` does not get to redefine what the tests mean by it, unless that is what the problem asks for.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kapelle.errors import DataError
+from kapelle.grading.code.grade import ProgramTests
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTask:
+    """One problem: what a solver reads, how its answer is tested, and a solution that is right."""
+
+    id: str
+    prompt: str
+    tests: ProgramTests
+    hidden: ProgramTests | None
+    """Tests that the prompt does not show; None where there are none."""
+    solution: str
+
+
+def mbpp_task(row: Mapping[str, Any]) -> CodeTask:
+    """Return the problem of one row of MBPP, sanitized or not. Its first assert is shown, all are graded.
+
+    Raises DataError for a row of another form.
+    """
+    try:
+        programs, extra = tuple(row["test_list"]), tuple(row.get("challenge_test_list", ()))
+        sanitized = "test_imports" in row
+        setup, solution = "\n".join(row["test_imports"]) if sanitized else row["test_setup_code"], row["code"]
+        names = _shared_names(solution, (setup, *programs, *extra))
+        text = row["prompt" if sanitized else "text"]
+        shown = f"{text}\n\nYour code must pass this test:\n{programs[0].strip()}"
+        return CodeTask(
+            id=f"mbpp-{row['task_id']}",
+            prompt=shown,
+            tests=ProgramTests(programs + extra, setup, names),
+            hidden=ProgramTests(programs[1:] + extra, setup, names),
+            solution=solution,
+        )
+    except (KeyError, TypeError, IndexError, SyntaxError) as error:
+        raise DataError(f"A row of MBPP has another form than expected: {error!r}.") from None
+
+
+def humaneval_task(row: Mapping[str, Any]) -> CodeTask:
+    """Return the problem of one row of HumanEval. Its prompt's helpers are the tests' own, not the candidate's.
+
+    Raises DataError for a row of another form.
+    """
+    try:
+        entry = row["entry_point"]
+        return CodeTask(
+            id=row["task_id"],
+            prompt=row["prompt"],
+            tests=ProgramTests((f"{row['test']}\n\ncheck({entry})\n",), row["prompt"], (entry,)),
+            hidden=None,
+            solution=row["prompt"] + row["canonical_solution"],
+        )
+    except (KeyError, TypeError) as error:
+        raise DataError(f"A row of HumanEval has another form than expected: {error!r}.") from None
+
+
+def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that a solution defines at its top and that programs use."""
+    body = ast.parse(solution).body
+    defined = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    nodes = [node for program in programs for node in ast.walk(ast.parse(program))]
+    return tuple(sorted(defined & {node.id for node in nodes if isinstance(node, ast.Name)}))
+
+
+CHEATS: Mapping[str, str] = {
+    "nothing": "",
+    "exit with success": "import sys\nsys.exit(0)",
+    "exit at once": "import os\nos._exit(0)",
+    "claim": "print('ALL TESTS PASSED')\nprint('1.0')",
+    "always equal": (
+        "class Yes:\n"
+        "    __hash__ = None\n"
+        "    def __eq__(self, other): return True\n"
+        "    def __ne__(self, other): return False\n"
+        "    def __bool__(self): return True\n"
+        "    def __abs__(self): return 0\n"
+        "    def __sub__(self, other): return 0\n"
+        "    def __lt__(self, other): return True\n"
+        "def {name}(*args, **kwargs): return Yes()"
+    ),
+    "patched builtins": (
+        "import builtins, math\n"
+        "builtins.set = builtins.abs = builtins.sorted = builtins.len = lambda *a, **k: 0\n"
+        "math.isclose = lambda *a, **k: True\n"
+        "def {name}(*args, **kwargs): raise AssertionError('passed')"
+    ),
+}
+"""Programs that solve no problem whatever, by what they try; `{name}` is the function that is asked for."""
+
+
+def cheating_solutions(task: CodeTask) -> dict[str, str]:
+    """Return programs that must score 0 on a problem, by what they try."""
+    name = task.tests.candidate[0] if task.tests.candidate else "solution"
+    return {what: text.replace("{name}", name) for what, text in CHEATS.items()}

@@ -1,0 +1,322 @@
+r"""Reads one mathematical expression, LaTeX or plain, into exact algebra; evaluates nothing else.
+
+    sum     := ['+' | '-'] product (('+' | '-' | '\pm') product)*
+    product := factor (['*' | '/'] factor)*
+    factor  := base ['^' exponent] ['!']
+    base    := number | letter ['_' index] | '(' sum ')' | '{' sum '}' | \frac a b | \sqrt a | \pi | …
+
+What can be read in two ways (`1/2x`, `\frac123`, `2 3`) is refused, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+
+from kapelle.grading.math import algebra
+from kapelle.grading.math.algebra import Quotient, TooLarge, Undefined
+
+MAX_TOKENS = 300
+MAX_DEPTH = 24
+MAX_FACTORIAL = 20
+MAX_BINOMIAL = 200
+
+
+class Refused(Exception):
+    """Nothing that any grader may read as an answer: ambiguous, oversized or undefined."""
+
+
+class Unfamiliar(Exception):
+    """Outside this grammar; another reader may know it."""
+
+
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau"
+    " upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"
+)
+GREEK = frozenset(_GREEK.split())
+_NOT_A_PRODUCT = frozenset(
+    {"oo", "nan", "inf", "zoo", "or", "if", "no", "is", "sin", "cos", "tan", "log", "ln", "exp"}
+)
+_TOKEN = re.compile(
+    r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|(?P<command>\\(?:[A-Za-z]+|[^A-Za-z]))|(?P<run>[A-Za-z]+)"
+    r"|(?P<sign>\*\*|[-+*/^_(){}\[\]!|])|(?P<space>\s+)|(?P<other>.)",
+    re.DOTALL,
+)
+_SAME = {
+    "**": "^",
+    "\\cdot": "*",
+    "\\times": "*",
+    "\\div": "/",
+    "\\dfrac": "\\frac",
+    "\\tfrac": "\\frac",
+    "\\cfrac": "\\frac",
+}
+_STARTS = frozenset({"(", "{", "\\frac", "\\binom", "\\sqrt", "\\pi"})
+
+
+def tokens(text: str) -> list[str]:
+    """Return the tokens of an expression; Refused for too many, Unfamiliar for strange ones."""
+    found: list[str] = []
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if match["space"]:
+            continue
+        if match["other"]:
+            raise Unfamiliar
+        if match["run"]:
+            found.extend(_run(token))
+        else:
+            found.append(_SAME.get(token, token))
+        if len(found) > MAX_TOKENS:
+            raise Refused(f"It has more than {MAX_TOKENS} parts.")
+    return found
+
+
+def _run(letters: str) -> Sequence[str]:
+    if letters == "pi":
+        return ("\\pi",)
+    if letters == "sqrt":
+        return ("\\sqrt",)
+    # Two or three letters side by side are a product; more are a word.
+    if len(letters) > 3 or letters.lower() in _NOT_A_PRODUCT:
+        raise Unfamiliar
+    return tuple(letters)
+
+
+def read_expression(text: str, letters: set[str]) -> list[Quotient]:
+    r"""Return the value of an expression: one, or two where it holds one `\pm`. Adds its letters.
+
+    Raises Refused and Unfamiliar.
+    """
+    parts = tokens(text)
+    if parts.count("\\pm") > 1:
+        raise Refused("It holds several ±.")
+    signs = ("+", "-") if "\\pm" in parts else ("+",)
+    try:
+        return [
+            _Reader([sign if part == "\\pm" else part for part in parts], letters).whole() for sign in signs
+        ]
+    except TooLarge:
+        raise Refused("It is larger than any answer that is considered.") from None
+    except Undefined:
+        raise Refused("It divides by zero.") from None
+
+
+class _Reader:
+    """Recursive descent over tokens, bounded in depth."""
+
+    def __init__(self, parts: Sequence[str], letters: set[str]) -> None:
+        self._parts = parts
+        self._letters = letters
+        self._place = 0
+        self._depth = 0
+        self._commands: Mapping[str, Callable[[], Quotient]] = {
+            "\\frac": self._fraction,
+            "\\binom": self._binomial,
+            "\\sqrt": self._root,
+            "\\pi": self._pi,
+        }
+
+    def whole(self) -> Quotient:
+        value = self._sum()
+        if self._place < len(self._parts):
+            raise Unfamiliar
+        return value
+
+    def _next(self) -> str:
+        return self._parts[self._place] if self._place < len(self._parts) else ""
+
+    def _take(self) -> str:
+        part = self._next()
+        self._place += 1
+        return part
+
+    def _expect(self, part: str) -> None:
+        found = self._take()
+        if found != part:
+            raise Refused(f"'{part}' is missing.") if found in _INCOMPLETE else Unfamiliar
+
+    def _sum(self) -> Quotient:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Refused(f"It nests deeper than {MAX_DEPTH} levels.")
+        negative = self._next() == "-"
+        if self._next() in {"+", "-"}:
+            self._take()
+        value = self._product()
+        if negative:
+            value = algebra.negate(value)
+        while self._next() in {"+", "-"}:
+            negative = self._take() == "-"
+            term = self._product()
+            value = algebra.add(value, algebra.negate(term) if negative else term)
+        self._depth -= 1
+        return value
+
+    def _product(self) -> Quotient:
+        mixed = self._mixed()
+        value = self._factor() if mixed is None else mixed
+        divided = False
+        while True:
+            part = self._next()
+            if part in {"*", "/"}:
+                self._take()
+                divided = part == "/"
+                factor = self._factor()
+                value = algebra.divide(value, factor) if divided else algebra.multiply(value, factor)
+            elif part in _STARTS or part.isalpha() or part[1:] in GREEK:
+                if divided or mixed is not None:
+                    raise Refused("It can be read in two ways.")
+                value = algebra.multiply(value, self._factor())
+            elif part[:1].isdigit() or part[:1] == ".":
+                raise Refused("Two numbers stand side by side.")
+            else:
+                return value
+
+    def _mixed(self) -> Quotient | None:
+        r"""Return the mixed number `2\frac{1}{3}`; Refused for what only looks like one."""
+        if not (self._next().isdigit() and self._parts[self._place + 1 : self._place + 2] == ["\\frac"]):
+            return None
+        whole = self._number(self._take())
+        part = self._factor()
+        if part.rational is None or not 0 < part.rational < 1:
+            raise Refused("It can be read as a mixed number and as a product.")
+        return algebra.add(whole, part)
+
+    def _factor(self) -> Quotient:
+        value = self._base()
+        if self._next() == "!":
+            self._take()
+            value = _factorial(value)
+            if self._next() == "!":
+                raise Refused("It can be read as a double factorial and as one of a factorial.")
+        if self._next() == "^":
+            self._take()
+            value = _raised(value, self._exponent())
+            if self._next() == "^":
+                raise Refused("It raises a power to a power without brackets.")
+        return value
+
+    def _exponent(self) -> Quotient:
+        if self._next() == "{":
+            return self._enclosed("{", "}")
+        negative = self._next() == "-"
+        if negative:
+            self._take()
+        value = self._base()
+        return algebra.negate(value) if negative else value
+
+    def _enclosed(self, opening: str, closing: str) -> Quotient:
+        self._expect(opening)
+        value = self._sum()
+        self._expect(closing)
+        return value
+
+    def _base(self) -> Quotient:
+        part = self._next()
+        if part in {"(", "{"}:
+            return self._enclosed(part, ")" if part == "(" else "}")
+        self._take()
+        if part[:1].isdigit() or part[:1] == ".":
+            return self._number(part)
+        if part.isalpha() or part[1:] in GREEK:
+            return self._letter(part)
+        if part not in self._commands:
+            raise Refused("It is incomplete.") if part in _INCOMPLETE else Unfamiliar
+        return self._commands[part]()
+
+    def _fraction(self) -> Quotient:
+        top = self._argument()
+        return algebra.divide(top, self._argument())
+
+    def _binomial(self) -> Quotient:
+        above, below = (self._argument().rational for _ in range(2))
+        if above is None or below is None or above.denominator != 1 or below.denominator != 1 or below < 0:
+            raise Unfamiliar
+        if not 0 <= above <= MAX_BINOMIAL:
+            raise TooLarge
+        return algebra.number(Fraction(math.comb(above.numerator, below.numerator)))
+
+    def _pi(self) -> Quotient:
+        return algebra.letter("\\pi")
+
+    def _argument(self) -> Quotient:
+        part = self._next()
+        if part == "{":
+            return self._enclosed("{", "}")
+        if part.isdigit() and len(part) == 2 and self._parts[self._place - 1] == "\\frac":
+            # \frac12 takes one digit each; the second is left for the next argument.
+            self._parts = [*self._parts[: self._place], part[0], part[1], *self._parts[self._place + 1 :]]
+            part = part[0]
+        if (part.isdigit() and len(part) == 1) or (part.isalpha() and len(part) == 1) or part == "\\pi":
+            return self._base()
+        raise Refused("Its fraction or root can be read in two ways.")
+
+    def _root(self) -> Quotient:
+        if self._next() == "[":
+            raise Unfamiliar
+        value = self._base() if self._next() == "(" else self._argument()
+        plain = value.rational
+        if plain is None:
+            raise Unfamiliar
+        try:
+            return algebra.square_root(plain)
+        except TooLarge:
+            raise Unfamiliar from None
+
+    def _number(self, part: str) -> Quotient:
+        if len(part) > algebra.MAX_BITS // 4:
+            raise TooLarge
+        if self._next() == "_":
+            raise Unfamiliar
+        return algebra.number(Fraction(part))
+
+    def _letter(self, part: str) -> Quotient:
+        if self._next() == "_":
+            self._take()
+            index = self._take()
+            if index == "{":
+                index = self._take()
+                self._expect("}")
+            if not index.isalnum():
+                raise Unfamiliar
+            part = f"{part}_{index}"
+        elif self._next() == "(" and part in {"f", "g", "h"}:
+            # A function's value, not a product.
+            raise Unfamiliar
+        if part != "i":
+            # The imaginary unit is a number: √-4 is 2i.
+            self._letters.add(part)
+        return algebra.letter(part)
+
+
+_INCOMPLETE = frozenset({"", ")", "}", "]", "*", "/", "^", "_", "+", "-"})
+
+
+def _factorial(value: Quotient) -> Quotient:
+    plain = value.rational
+    if plain is None or plain.denominator != 1 or plain < 0:
+        raise Unfamiliar
+    if plain > MAX_FACTORIAL:
+        raise TooLarge
+    return algebra.number(Fraction(math.factorial(plain.numerator)))
+
+
+_ROOTS: dict[Fraction, Callable[[Fraction], Quotient]] = {Fraction(1, 2): algebra.square_root}
+
+
+def _raised(value: Quotient, exponent: Quotient) -> Quotient:
+    plain = exponent.rational
+    if plain is None:
+        raise Unfamiliar
+    if plain.denominator == 1:
+        if abs(plain) > algebra.MAX_BITS and value.rational not in {Fraction(-1), Fraction(0), Fraction(1)}:
+            raise TooLarge
+        return algebra.power(value, plain.numerator)
+    base = value.rational
+    if base is None or base < 0 or plain not in _ROOTS:
+        raise Unfamiliar
+    return _ROOTS[plain](base)

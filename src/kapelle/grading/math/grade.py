@@ -1,0 +1,195 @@
+r"""Mathematical answers: an own exact reader first, math-verify in a process that can be killed after it.
+
+What both read is decided by exact algebra (`math_answers`): numbers, polynomials and their quotients,
+square roots, lists, sets, intervals, points, matrices, equations, words. Only what that reader does not
+know (`\sin x`, inequalities, cube roots) goes to math-verify, and only when the answer could be the gold
+one at all: no letter, decimal point or command that would let a loose comparison be talked round.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kapelle.grading.math.algebra import TooLarge
+from kapelle.grading.math.answers import Answer, Percent, read_answer, same_answer
+from kapelle.grading.math.expression import GREEK, Refused, Unfamiliar
+from kapelle.grading.math.numeric import parse_number, same_figure, same_value
+from kapelle.grading.math.text import MAX_CHARACTERS, split_top, tidy
+from kapelle.grading.processes import Answering, GaveUp, KillableProcesses, Limits
+from kapelle.grading.text.exact import plain_text
+from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
+
+COMPARISON = Limits(cpu_s=0.8, wall_s=0.9)
+"""What one comparison by math-verify may cost, so that no answer holds a grader for a second."""
+
+
+def math_processes(size: int = 2, limits: Limits = COMPARISON) -> KillableProcesses:
+    """Return a pool that runs math-verify; at most `size` comparisons at a time, others wait."""
+    return KillableProcesses("kapelle.grading.math.worker", size, limits)
+
+
+def shared_math_processes() -> KillableProcesses:
+    """Return the pool that everything in this process shares.
+
+    It starts with the first comparison that needs it and ends with the process.
+    """
+    # A fork must not talk over the pipes of its parent's servers.
+    return _pool_of(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _pool_of(_process: int) -> KillableProcesses:
+    return math_processes()
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """An answer that the own reader does not decide: math-verify is to compare it."""
+
+    answer: str
+    gold: str
+
+
+def grade_math(
+    text: str,
+    gold: str,
+    policies: Sequence[Policy],
+    processes: Answering,
+    percent: Percent = "figure",
+) -> Grade:
+    """Return whether the final answer of a text means the same as the gold one.
+
+    `ungraded` when math-verify needs more time or memory than `processes` gives it; an answer that is
+    itself oversized, ambiguous or undefined is `no_answer`.
+    """
+    read = read_math(text, gold, policies, percent)
+    return compare_math(read, processes) if isinstance(read, Undecided) else read
+
+
+def read_math(
+    text: str, gold: str, policies: Sequence[Policy], percent: Percent = "figure"
+) -> Grade | Undecided:
+    """Return the verdict of the own reader, or what it leaves open; never blocks."""
+    found = extract(text, policies)
+    if found.text is None:
+        return no_answer(found.problem)
+    answer = found.text
+    if len(answer) > MAX_CHARACTERS:
+        return no_answer(f"The answer has {len(answer):,} characters; at most {MAX_CHARACTERS} are read.")
+    try:
+        same = _same(answer, gold, percent)
+    except Refused as problem:
+        return _unreadable(answer, str(problem))
+    if same is None:
+        return Undecided(answer, gold)
+    return right(answer) if same else wrong(answer, gold)
+
+
+def compare_math(left: Undecided, processes: Answering) -> Grade:
+    """Return math-verify's verdict; blocks for as long as `processes` allows, so call it in a thread."""
+    answer, gold = left.answer, left.gold
+    try:
+        same = processes.ask({"gold": f"${tidy(gold)}$", "answer": f"${tidy(answer)}$"})
+    except GaveUp as problem:
+        return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
+    if same is None:
+        return _unreadable(answer, "It cannot be read.")
+    return right(answer) if same else wrong(answer, gold)
+
+
+def _unreadable(answer: str, problem: str) -> Grade:
+    return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
+
+
+def _same(answer: str, gold: str, percent: Percent) -> bool | None:
+    if plain_text(tidy(answer)) == plain_text(tidy(gold)):
+        return True
+    one, other = parse_number(answer), parse_number(gold)
+    if one is not None and other is not None:
+        return (same_figure if percent == "figure" else same_value)(one, other)
+    by_reading = _same_by_reading(answer, gold, percent)
+    if by_reading is not None:
+        return by_reading
+    why = why_not_comparable(answer, gold)
+    if why:
+        raise Refused(why)
+    return None
+
+
+def _same_by_reading(answer: str, gold: str, percent: Percent) -> bool | None:
+    """Return the own reader's verdict, None when it does not know one of both; Refused for the answer's."""
+    read = _known(answer)
+    try:
+        truth = _known(gold)
+    except Refused:
+        # A gold answer may be larger than what an answer is allowed to surprise with.
+        return None
+    if read is None or truth is None:
+        return None
+    try:
+        return same_answer(read, truth, percent)
+    except TooLarge:
+        return None
+
+
+def _known(text: str) -> Answer | None:
+    try:
+        return read_answer(text)
+    except Unfamiliar:
+        return None
+
+
+_COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
+_LETTER = re.compile(r"[A-Za-z]+")
+_KNOWN = (
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt frac dfrac tfrac cdot times"
+    " div pi infty cup cap in le leq ge geq lt gt ne neq binom pmatrix text mathrm mathbb emptyset setminus"
+    " lfloor rfloor lceil rceil pm circ degree left right max min gcd mod"
+)
+_FUNCTIONS = frozenset(_KNOWN.split())
+_PLAIN_FUNCTIONS = frozenset({"sin", "cos", "tan", "log", "ln", "exp", "sqrt", "pi"})
+_HARMLESS = frozenset({"\\{", "\\}", "\\\\", "\\,", "\\;", "\\!", "\\ ", "\\|", "\\$", "\\%"})
+
+
+def why_not_comparable(answer: str, gold: str) -> str:
+    """Return why an answer is not handed to a library that compares loosely; empty when it may be.
+
+    The rules keep a guess from being accepted by approximation or by more than one reading.
+    """
+    ours, theirs = tidy(answer), tidy(gold)
+    if not ours.isascii():
+        return "It holds characters that no answer is written with."
+    strange = {
+        command
+        for command in set(_COMMAND.findall(ours)) - set(_COMMAND.findall(theirs)) - _HARMLESS
+        if command[1:] not in _FUNCTIONS | GREEK
+    }
+    if strange:
+        return f"It uses {', '.join(sorted(strange)[:3])}."
+    try:
+        alone = len(split_top(ours, ",")) == len(split_top(theirs, ","))
+    except Refused as problem:
+        return str(problem)
+    faults = {
+        "It is written with a decimal point and the answer is exact.": "." in ours and "." not in theirs,
+        "It is written with letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
+        "Two numbers stand side by side.": bool(re.search(r"(?<!\^)[0-9]\s+[0-9]", ours)),
+        "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
+        "It gives another number of values.": not alone,
+    }
+    return next((fault for fault, found in faults.items() if found), "")
+
+
+_HEDGES = re.compile(r"[?~'\";]|\\approx")
+
+
+def _letters(text: str) -> set[str]:
+    plain = _COMMAND.sub(" ", text)
+    # The letter before a lone `=` names the answer.
+    plain = re.sub(r"^\s*[A-Za-z]\s*=(?!.*=)", " ", plain)
+    return {letter for run in _LETTER.findall(plain) if run not in _PLAIN_FUNCTIONS for letter in run}

@@ -1,0 +1,1 @@
+"""Answers compared as text: letters, words, JSON, patterns, calls of tools."""

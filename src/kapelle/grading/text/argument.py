@@ -1,0 +1,157 @@
+"""How well an argument is made, by rules: evidence, structure and consistency, each in quarters, each explained.
+
+The rules see form, not truth: they can be satisfied by a false argument in good order, and a model that
+trains on them alone will learn their form. They pay no keyword twice: a sentence counts for one kind of
+evidence, a repeated sentence for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from kapelle.grading.text.extraction import said
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentScore:
+    """The verdict on one side's texts."""
+
+    evidence: float
+    """All three in [0, 1], in steps of a quarter."""
+    structure: float
+    consistency: float
+    explanations: Mapping[str, str]
+    """What was found and what was missed, by score."""
+
+    @property
+    def total(self) -> float:
+        """The mean of the three."""
+        return fmean((self.evidence, self.structure, self.consistency))
+
+
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
+_WORD = re.compile(r"[a-z][a-z'-]+")
+_PLAIN_WORDS = (
+    "the and are but for from has have that this with will would should could their them they there what when "
+    "which who whom whose why how not can may more most much many than then its into our your you was were been "
+    "being also because while does did about over under such very only one two"
+)
+_PLAIN = frozenset(_PLAIN_WORDS.split())
+_SHORTEST = 6
+"""Words that a sentence has at least to count as evidence."""
+
+EVIDENCE: Mapping[str, re.Pattern[str]] = {
+    "a figure": re.compile(
+        r"\b\d+(?:[.,]\d+)?\s*(?:%|percent|per cent|years?|people|million|billion|of \d)|\b(?:19|20)\d\d\b"
+    ),
+    "a source": re.compile(
+        r"\b(?:according to|stud(?:y|ies)|survey|report(?:s|ed)?|research(?:ers)?|data (?:from|of))\b"
+    ),
+    "an example": re.compile(r"\b(?:for example|for instance|such as|consider the case|as in)\b"),
+    "a cause": re.compile(r"\b(?:because|therefore|as a result|leads? to|causes?|hence|consequently)\b"),
+}
+_ORDER = re.compile(r"\b(?:first(?:ly)?|second(?:ly)?|third(?:ly)?|next|moreover|furthermore|finally)\b")
+_CLOSE = re.compile(r"\b(?:in conclusion|to conclude|in sum(?:mary)?|overall|for these reasons|therefore)\b")
+_CONCEDES = re.compile(
+    r"\b(?:my opponents? (?:is|are) right|i (?:fully )?agree with (?:my|the) opponents?|i was wrong|i concede"
+    r"|i change my mind|i have no argument)\b"
+)
+
+
+def score_argument(
+    texts: Sequence[str], topic: str, side: str, rivals: Sequence[str], others: Sequence[str]
+) -> ArgumentScore:
+    """Return how well the texts of one side argue; `rivals` are the other sides' texts, `others` their names."""
+    own = [(spoken.text or "").strip() for spoken in map(said, texts)]
+    sentences = _sentences(own)
+    distinct = list(dict.fromkeys(_plain(sentence) for sentence in sentences))
+    if not distinct:
+        nothing = "The side said nothing."
+        return ArgumentScore(0.0, 0.0, 0.0, dict.fromkeys(("evidence", "structure", "consistency"), nothing))
+    evidence = _evidence(distinct)
+    structure = _structure(own, distinct, topic, side)
+    consistency = _consistency(sentences, distinct, topic, rivals, others)
+    return ArgumentScore(
+        _quarters(evidence),
+        _quarters(structure),
+        _quarters(consistency),
+        {"evidence": _told(evidence), "structure": _told(structure), "consistency": _told(consistency)},
+    )
+
+
+def _quarters(found: Mapping[str, bool]) -> float:
+    return sum(found.values()) / 4
+
+
+def _evidence(sentences: Sequence[str]) -> Mapping[str, bool]:
+    """Give each sentence to the first kind that it shows and that no other sentence has shown yet."""
+    found = dict.fromkeys(EVIDENCE, False)
+    for sentence in sentences:
+        if len(sentence.split()) < _SHORTEST:
+            continue
+        kind = next((k for k, pattern in EVIDENCE.items() if not found[k] and pattern.search(sentence)), None)
+        if kind is not None:
+            found[kind] = True
+    return found
+
+
+def _structure(own: Sequence[str], sentences: Sequence[str], topic: str, side: str) -> Mapping[str, bool]:
+    words = [len(sentence.split()) for sentence in sentences]
+    claim = content_words(sentences[0])
+    last = _sentences([own[-1]])
+    return {
+        "opens with the topic or the side": bool(claim & content_words(topic))
+        or side.casefold() in sentences[0].split(),
+        "3 to 40 sentences of 4 to 40 words on average": 3 <= len(sentences) <= 40
+        and 4 <= fmean(words) <= 40,
+        "orders its points": len({match for sentence in sentences for match in _ORDER.findall(sentence)})
+        >= 2,
+        "closes": bool(last) and _CLOSE.search(_plain(last[-1])) is not None,
+    }
+
+
+def _consistency(
+    sentences: Sequence[str],
+    distinct: Sequence[str],
+    topic: str,
+    rivals: Sequence[str],
+    others: Sequence[str],
+) -> Mapping[str, bool]:
+    about = content_words(topic) | content_words(distinct[0])
+    close = [bool(content_words(sentence) & about) for sentence in distinct]
+    turned = re.compile(
+        rf"\b(?:i|we) (?:argue|speak|stand|am|are) (?:for |on )?(?:the )?(?:side of )?(?:{'|'.join(map(_escaped, others))})\b"
+    )
+    heard = content_words(" ".join(rivals)) - about
+    return {
+        "stays with the topic": fmean(close) >= 1 / 3,
+        "repeats no sentence": len(distinct) == len(sentences),
+        "keeps its side": not any(_CONCEDES.search(s) or (others and turned.search(s)) for s in distinct),
+        "answers the other side": not heard or len(heard & content_words(" ".join(distinct))) >= 2,
+    }
+
+
+def content_words(text: str) -> frozenset[str]:
+    """Return the words of a text that carry meaning, in lower case."""
+    return frozenset(w for w in _WORD.findall(text.casefold()) if len(w) > 2 and w not in _PLAIN)
+
+
+def _sentences(texts: Sequence[str]) -> list[str]:
+    return [s.strip() for text in texts for s in _SENTENCE.findall(text) if _WORD.search(s.casefold())]
+
+
+def _plain(sentence: str) -> str:
+    return " ".join(re.sub(r"[^\w%'\s.,-]", " ", sentence.casefold()).strip(" .!?").split())
+
+
+def _escaped(name: str) -> str:
+    return re.escape(name.casefold())
+
+
+def _told(found: Mapping[str, bool]) -> str:
+    has = [name for name, there in found.items() if there]
+    lacks = [name for name, there in found.items() if not there]
+    return f"has: {', '.join(has) or 'nothing'}; lacks: {', '.join(lacks) or 'nothing'}"

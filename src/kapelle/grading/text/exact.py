@@ -1,0 +1,26 @@
+"""Answers that are compared as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.verdict import Grade, no_answer, right, wrong
+
+# Between two letters or digits space separates: `1 2` is not 12.
+_EMPTY_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
+
+
+def plain_text(answer: str) -> str:
+    """Return an answer without the space that means nothing in it: one is kept between words."""
+    return _EMPTY_SPACE.sub("", " ".join(answer.split()))
+
+
+def grade_exact(text: str, gold: str, policies: Sequence[Policy]) -> Grade:
+    """Return whether the final answer of a text is the gold one, letter by letter, space aside."""
+    found = extract(text, policies)
+    if found.text is None:
+        return no_answer(found.problem)
+    answer = plain_text(found.text)
+    return right(answer) if answer == plain_text(gold) else wrong(answer, plain_text(gold))

@@ -1,0 +1,1 @@
+"""Numbers about a step: what is counted, how sure it is, where the time went."""

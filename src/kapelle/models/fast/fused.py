@@ -1,0 +1,235 @@
+"""A small model's pass for sampling: few, ready matrices and few, in-place steps.
+
+Sampling reads the same weights once per token and trains none of them. So each adapter's update is added to its
+own copy of the weights, queries, keys and values become one matrix, gate and up projection another, the scale of
+the norms before them is part of them, and half precision is rounded once, not in every step; the output head is
+held alike. Pairs that rotary attention turns lie side by side, so that a turn is one complex product: queries and
+keys are permuted alike, which their products do not see. The copies cost memory and a pass over the weights:
+`fused_of` makes them only where they are small.
+
+Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size, Q chosen tokens, V vocabulary, I and O
+features in and out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from kapelle.models.fast.lean import Attend, LeanModel
+from kapelle.models.lora_bank import BankedLinear, Route, route_at
+
+LARGEST = 1 << 26
+"""Most weights, all copies together."""
+
+LARGE = 1 << 17
+"""Weights of a float32 matrix from which the packed product is faster for any number of rows."""
+
+MANY = 256
+"""Rows from which it is for every matrix."""
+
+
+class _Matrix:
+    """A weight and its bias, ready to be multiplied with many or few rows."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._bias_O = bias_O
+        self._large = weight_OI.numel() >= LARGE or weight_OI.dtype != torch.float32
+        packs = weight_OI.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None) if packs else None  # noqa: SLF001
+        self._weight_IO = None if packs and self._large else weight_OI.t().contiguous()
+
+    def times(self, x_NI: Tensor) -> Tensor:
+        """Return rows times the weight, plus the bias."""
+        if self._weight_IO is None or (self._packed is not None and len(x_NI) >= MANY):
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001
+                x_NI, self._packed, self._bias_O, "none", [], ""
+            )
+            return product
+        if self._bias_O is None:
+            return torch.mm(x_NI, self._weight_IO)
+        return torch.addmm(self._bias_O, x_NI, self._weight_IO)
+
+    def add_times(self, x_NI: Tensor, y_NO: Tensor) -> None:
+        """Add rows times the weight, plus the bias, to `y_NO`."""
+        if self._weight_IO is None or len(x_NI) >= MANY or self._weight_IO.dtype != y_NO.dtype:
+            y_NO += self.times(x_NI)
+            return
+        y_NO.addmm_(x_NI, self._weight_IO)
+        if self._bias_O is not None:
+            y_NO += self._bias_O
+
+
+class _Layer(NamedTuple):
+    projections: _Matrix
+    """Queries, keys and values side by side."""
+    output: _Matrix
+    gates: _Matrix
+    """Gate and up projection side by side."""
+    down: _Matrix
+    scale_HE: Tensor | None
+    """Scale of normed queries and keys; None where they are not normed."""
+
+
+class FusedPass:
+    """The forward pass of a lean model for rows of a few adapters; copies are made when a row needs them."""
+
+    def __init__(self, lean: LeanModel, dtype: torch.dtype) -> None:
+        """Compute in `dtype`."""
+        self._lean = lean
+        self._dtype = dtype
+        self._layers: dict[str | None, list[_Layer]] = {}
+        self._head: _Matrix | None = None
+        width = lean.layers[0].input_layernorm.weight.shape[0]
+        self._least = {
+            size: torch.tensor((size * lean.eps) ** 0.5, device=lean.device)
+            for size in (width, lean.head_size)
+        }
+
+    def forget(self, adapter: str | None) -> None:
+        """Drop the copies of an adapter whose weights are new; all of them for the bare base."""
+        if adapter is None:
+            self._layers.clear()
+            self._head = None
+        self._layers.pop(adapter, None)
+
+    def logits(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        route: Route,
+        attend: Attend,
+        last_Q: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits `_NV` in float32, or those of the tokens at `last_Q` alone.
+
+        `attend` mixes tokens; queries come scaled. In the last layer it gets queries of chosen tokens only.
+        """
+        lean = self._lean
+        x_ND = lean.embed(tokens_N).float()
+        turn_N1e = lean.turns(x_ND, positions_N)
+        turned = lean.heads + lean.key_heads
+        for number in range(lean.depth):
+            layers = self._spans(number, route)
+            h_ND = self._normed(x_ND)
+            all_NO = _product([(layer.projections, a, b) for layer, a, b in layers], h_ND)
+            all_NHE = all_NO.view(len(h_ND), -1, lean.head_size)
+            qk_NHE = self._turned(layers[0][0].scale_HE, all_NHE[:, :turned], turn_N1e)
+            q_NHE, k_NJE = qk_NHE[:, : lean.heads], qk_NHE[:, lean.heads :]
+            if last_Q is not None and number == lean.depth - 1:
+                x_ND, q_NHE = x_ND[last_Q], q_NHE[last_Q]
+                layers = self._spans(number, route_at(route, last_Q))
+            gathered_NHE = attend(number, q_NHE, k_NJE, all_NHE[:, turned:])
+            _add_product([(layer.output, a, b) for layer, a, b in layers], gathered_NHE.flatten(1), x_ND)
+            gates_NO = _product([(layer.gates, a, b) for layer, a, b in layers], self._normed(x_ND))
+            gate, up = gates_NO.chunk(2, dim=-1)
+            _add_product(
+                [(layer.down, a, b) for layer, a, b in layers], silu(gate, inplace=True).mul_(up), x_ND
+            )
+        if self._head is None:  # no adapter lies over it
+            self._head = self._joined([_linear(lean.head, None)], _scale(lean.last_norm))
+        return self._head.times(self._normed(x_ND)).float()
+
+    def _spans(self, number: int, route: Route) -> list[tuple[_Layer, int, int]]:
+        for adapter, _, _ in route:
+            if adapter not in self._layers:
+                self._layers[adapter] = [self._layer(layer, adapter) for layer in self._lean.layers]
+        return [(self._layers[adapter][number], first, last) for adapter, first, last in route]
+
+    def _normed(self, x_ND: Tensor) -> Tensor:
+        """Return the direction of each token; its length and the norm's scale are part of the next matrix."""
+        return torch.div(x_ND, self._length(x_ND), out=torch.empty_like(x_ND, dtype=self._dtype))
+
+    def _length(self, x: Tensor) -> Tensor:
+        """Return √(|x|² + eps · D): RMSNorm is x over this, times √D."""
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return length.hypot_(self._least[x.shape[-1]])
+
+    def _turned(self, scale_HE: Tensor | None, qk_NHE: Tensor, turn_N1e: Tensor) -> Tensor:
+        """Norm queries and keys where the model does, and turn each pair by its position's angle; may overwrite them."""
+        qk_NHE = qk_NHE.float()
+        if scale_HE is not None:
+            qk_NHE = qk_NHE.div_(self._length(qk_NHE)).mul_(scale_HE)
+        torch.view_as_complex(qk_NHE.unflatten(-1, (-1, 2))).mul_(turn_N1e)
+        return qk_NHE.to(self._dtype)
+
+    def _layer(self, layer: Any, adapter: str | None) -> _Layer:
+        a, mlp = layer.self_attn, layer.mlp
+        q, k, v = (_linear(part, adapter) for part in (a.q_proj, a.k_proj, a.v_proj))
+        # With normed heads the scale of attention is part of the norm's.
+        scale = 1.0 if self._lean.normed_heads else self._lean.scale
+        q, k = self._paired(q, scale), self._paired(k, 1.0)
+        norm_D, after_D = _scale(layer.input_layernorm), _scale(layer.post_attention_layernorm)
+        gates = [_linear(part, adapter) for part in (mlp.gate_proj, mlp.up_proj)]
+        return _Layer(
+            self._joined([q, k, v], norm_D),
+            self._joined([_linear(a.o_proj, adapter)], None),
+            self._joined(gates, after_D),
+            self._joined([_linear(mlp.down_proj, adapter)], None),
+            self._head_scale(layer) if self._lean.normed_heads else None,
+        )
+
+    def _paired(self, linear: tuple[Tensor, Tensor | None], scale: float) -> tuple[Tensor, Tensor | None]:
+        weight_OI, bias_O = linear
+        return self._pairs(weight_OI) * scale, None if bias_O is None else self._pairs(bias_O) * scale
+
+    def _pairs(self, x: Tensor) -> Tensor:
+        """Put the two halves of each head's features side by side, pair by pair."""
+        half = self._lean.head_size // 2
+        return x.view(-1, 2, half, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+
+    def _head_scale(self, layer: Any) -> Tensor:
+        """Return the norms' weights of query and key heads, one row per head, with the scale of attention."""
+        a = layer.self_attn
+        q_E, k_E = self._pairs(a.q_norm.weight) * self._lean.scale, self._pairs(a.k_norm.weight)
+        heads = [q_E] * self._lean.heads + [k_E] * self._lean.key_heads
+        return torch.stack(heads).float() * math.sqrt(self._lean.head_size)
+
+    def _joined(self, linears: Sequence[tuple[Tensor, Tensor | None]], norm_I: Tensor | None) -> _Matrix:
+        weight_OI = torch.cat([weight_OI for weight_OI, _ in linears])
+        weight_OI = weight_OI if norm_I is None else weight_OI * norm_I
+        biases = [
+            weight_OI.new_zeros(len(weight_OI)) if bias_O is None else bias_O for weight_OI, bias_O in linears
+        ]
+        biased = any(bias_O is not None for _, bias_O in linears)
+        return _Matrix(weight_OI.to(self._dtype), torch.cat(biases).to(self._dtype) if biased else None)
+
+
+def fused_of(lean: LeanModel, adapters: int, dtype: torch.dtype) -> FusedPass | None:
+    """Return the fused pass, or None where copies for so many adapters would be large."""
+    layers = sum(parameter.numel() for layer in lean.layers for parameter in layer.parameters())
+    head = sum(parameter.numel() for parameter in lean.head.parameters())
+    return FusedPass(lean, dtype) if layers * max(adapters, 1) + head <= LARGEST else None
+
+
+def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
+    if isinstance(layer, BankedLinear):
+        return layer.merged(adapter), layer.base.bias
+    return layer.weight, layer.bias
+
+
+def _scale(norm: Any) -> Tensor:
+    """Return what a norm multiplies a token's direction by, `_D`."""
+    scale: Tensor = norm.weight * math.sqrt(len(norm.weight))
+    return scale
+
+
+def _product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor) -> Tensor:
+    """Return each span of rows times its own matrix."""
+    if len(spans) == 1:
+        return spans[0][0].times(x_NI)
+    return torch.cat([matrix.times(x_NI[first:last]) for matrix, first, last in spans])
+
+
+def _add_product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor, y_NO: Tensor) -> None:
+    """Add each span of rows times its own matrix to `y_NO`, in place."""
+    if len(spans) == 1:
+        spans[0][0].add_times(x_NI, y_NO)
+        return
+    for matrix, first, last in spans:
+        matrix.add_times(x_NI[first:last], y_NO[first:last])

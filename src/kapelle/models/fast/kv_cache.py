@@ -1,0 +1,331 @@
+"""Keys and values of rows that began to speak together, and attention of one new token per row over them.
+
+The cache is made of contiguous blocks that are read as a whole: batched products read them about twice as fast
+as the filled part of a larger tensor. The first block holds the prompts. Where rows are samples of one prompt, it
+is there once and all its rows look at it in one product; else each row has its own copy. The blocks behind it
+hold what the rows said; the last one is filled step by step, and what of it is still empty is masked.
+
+Between two new blocks no shape changes. Where steps are recorded (engines/step_graphs.py), which place is next stands in
+tensors that a step changes in place, so that the same step runs again for the next place; elsewhere it is a plain number,
+which costs less on a CPU.
+
+Shapes: R rows, Q prompts, G most rows of a prompt, P longest prompt, T places of a block, H query heads, J key
+heads, E head size, U = H / J query heads per key head, L layers, n tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kapelle.models.fast.attention import attention, fused_attention
+from kapelle.models.fast.lean import Attend, LeanModel
+
+TAIL = 16
+"""Places added at a time: little idle work, and little memory that no token lives in."""
+
+BLOCK = 64
+"""Places up to which full blocks are joined: few products."""
+
+SHARED = 2
+"""Rows per prompt, on average, from which one copy of the prompt beats one in each row."""
+
+
+class KVCache:
+    """The cache of rows whose prompts were read together."""
+
+    def __init__(
+        self,
+        prompts: PromptBlock,
+        prompt_R: Tensor,
+        said: Sequence[Tensor] = (),
+        length: int = 0,
+        *,
+        recorded: bool = False,
+    ) -> None:
+        """Seat rows on prompts that were read (`prompt_R`, which prompt is whose, ascends); see `seated`."""
+        self._recorded = recorded
+        self._prompts = prompts
+        self._prompt_R = prompt_R
+        self._seats = _Seats(prompts, prompt_R)
+        self._blocks = [_Block(kv) for kv in said]
+        self.length = length
+        """Tokens that every row has said and read."""
+        self._position_R = prompts.length_Q[prompt_R] + (length - 1)
+        self._place_1 = prompt_R.new_full((1,), (length - 1) % TAIL)
+        """Of the last token in the last block."""
+        self._empty_T = self._emptied()
+
+    @classmethod
+    def seated(cls, prompts: PromptBlock, prompt_R: Tensor, *, recorded: bool = False) -> KVCache:
+        """Return a cache in which nothing was said yet; prompts are copied where few rows share them."""
+        if len(prompt_R) >= SHARED * prompts.count:
+            return cls(prompts, prompt_R, recorded=recorded)
+        every_R = torch.arange(len(prompt_R), device=prompt_R.device)
+        return cls(prompts.chosen(prompt_R), every_R, recorded=recorded)
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return len(self._prompt_R)
+
+    @property
+    def places(self) -> int:
+        """Token places that take memory."""
+        said = sum(block.places for block in self._blocks)
+        return self._prompts.count * self._prompts.longest + self.rows * said
+
+    @property
+    def places_of_a_row(self) -> int:
+        """Most token places of a row that looks at its prompt alone."""
+        return self._prompts.longest + sum(block.places for block in self._blocks)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self._prompt_R.device
+
+    @property
+    def left(self) -> int:
+        """Tokens per row for which the blocks have room."""
+        return -self.length % TAIL
+
+    def open(self) -> bool:
+        """Count one more token, and make room for it where there is none; True when the blocks are new."""
+        fresh = not self.left
+        if fresh:
+            if len(self._blocks) > 1 and self._blocks[-2].places < BLOCK:
+                self._blocks[-2:] = [_Block(torch.cat([block.kv for block in self._blocks[-2:]], dim=4))]
+            shape = self._prompts.kv.shape
+            kv = self._prompts.kv.new_zeros(*shape[:2], self.rows, shape[3], TAIL, shape[5])
+            self._blocks.append(_Block(kv))
+            self._place_1.fill_(-1)
+            self._empty_T.fill_(-torch.inf)
+        self.length += 1
+        return fresh
+
+    def advance(self) -> Tensor:
+        """Go to the place that `open` made, in tensors alone; return the position `_R` of its token, good until the next."""
+        if self._recorded:
+            self._place_1.add_(1)
+            self._empty_T.index_fill_(0, self._place_1, 0)
+        return self._position_R.add_(1)
+
+    def _emptied(self) -> Tensor:
+        """Return −∞ for the places of the last block that are still empty, `_T`."""
+        empty_T = self._prompts.kv.new_full((TAIL,), -torch.inf)
+        return empty_T.masked_fill_(torch.arange(TAIL, device=self.device) <= self._place_1, 0)
+
+    def attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
+        """Store one new token per row at the last place and let it look at its row; `Attend` of lean.py."""
+        kv = self._blocks[-1].kv[layer]
+        place = (self.length - 1) % TAIL
+        if self._recorded:
+            kv[0].index_copy_(2, self._place_1, k_RJE[:, :, None])
+            kv[1].index_copy_(2, self._place_1, v_RJE[:, :, None])
+        else:
+            kv[0, :, :, place] = k_RJE
+            kv[1, :, :, place] = v_RJE
+        rows, heads, size = q_RHE.shape
+        groups = rows * k_RJE.shape[1]
+        q_gUE = q_RHE.reshape(groups, -1, size)
+        scores = [self._seats.scores(layer, q_RHE).view(groups, q_gUE.shape[1], -1)]
+        scores += [torch.bmm(q_gUE, block.keys[layer]) for block in self._blocks]
+        if self._recorded:
+            scores[-1].add_(self._empty_T)
+        else:
+            scores[-1][:, :, place + 1 :] = -torch.inf
+        weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
+        first = self._prompts.longest
+        told_gUE = self._seats.told(layer, weight[..., :first])
+        for block in self._blocks:
+            told_gUE.baddbmm_(weight[..., first : first + block.places], block.values[layer])
+            first += block.places
+        return told_gUE.view(rows, heads, size)
+
+    def kept(self, rows: Tensor) -> KVCache:
+        """Return a cache with copies of these rows, ascending, and of the prompts that they look at."""
+        left_Q, prompt_R = self._prompt_R[rows].unique_consecutive(return_inverse=True)
+        said = [block.kv if len(rows) == self.rows else block.kv[:, :, rows] for block in self._blocks]
+        return KVCache(self._prompts.chosen(left_Q), prompt_R, said, self.length, recorded=self._recorded)
+
+    def row(self, row: int, tokens: int) -> Tensor:
+        """Return keys and values `(L, 2, J, n, E)` of the first tokens of a row."""
+        prompt = int(self._prompt_R[row])
+        parts = [self._prompts.of(prompt)]
+        parts += [block.kv[:, :, row] for block in self._blocks]
+        return torch.cat(parts, dim=3)[:, :, :, :tokens]
+
+
+class PromptBlock:
+    """Keys and values `(L, 2, Q, J, P, E)` of prompts, each right-aligned in a row of its own."""
+
+    def __init__(self, kv: Tensor, length_Q: Tensor) -> None:
+        """Hold prompts of these lengths (tokens)."""
+        self.kv = kv
+        self.length_Q = length_Q
+        self.longest = kv.shape[4]
+        place_P = torch.arange(self.longest, device=kv.device)
+        hidden_QP = place_P < self.longest - length_Q[:, None]
+        self.hidden_QP = hidden_QP if bool(hidden_QP.any()) else None
+        """Places that hold no token; None where all do."""
+
+    @classmethod
+    def empty(
+        cls, lean: LeanModel, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
+    ) -> PromptBlock:
+        """Return room for prompts of these lengths (tokens)."""
+        shape = (lean.depth, 2, len(lengths), lean.key_heads, max(lengths), lean.head_size)
+        block = cls(torch.empty(shape, device=device, dtype=dtype), torch.tensor(lengths, device=device))
+        if block.hidden_QP is not None:  # what is masked has weight 0, and 0 times anything has to be 0
+            block.kv.masked_fill_(block.hidden_QP[None, None, :, None, :, None], 0)
+        return block
+
+    @property
+    def count(self) -> int:
+        """Q."""
+        return len(self.length_Q)
+
+    def put(self, prompt: int, kv: Tensor) -> int:
+        """Store keys and values `(L, 2, J, n, E)` of a prompt's first tokens, which need not be read again.
+
+        Returns their number.
+        """
+        first = self.longest - int(self.length_Q[prompt])
+        self.kv[:, :, prompt, :, first : first + kv.shape[3]] = kv
+        return kv.shape[3]
+
+    def of(self, prompt: int) -> Tensor:
+        """Return keys and values `(L, 2, J, n, E)` of a prompt that was read."""
+        return self.kv[:, :, prompt, :, self.longest - int(self.length_Q[prompt]) :]
+
+    def attention(self, spans: Sequence[tuple[int, int, int]]) -> Attend:
+        """Return attention that stores the last tokens of prompts and lets them look at their prompts.
+
+        A span is first prompt, prompt after the last, and how many tokens of each are new, all the same. Where
+        one query per prompt is given, it is that of its last token.
+        """
+        masks = [self._mask(*span) for span in spans]
+
+        def attend(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
+            told, key, query = [], 0, 0
+            for (first, last, new), mask in zip(spans, masks, strict=True):
+                asked = new if len(q_NHE) == len(k_NJE) else 1
+                count = last - first
+                k = _by_prompt(k_NJE[key : key + count * new], count)
+                v = _by_prompt(v_NJE[key : key + count * new], count)
+                q = _by_prompt(q_NHE[query : query + count * asked], count)
+                key, query = key + count * new, query + count * asked
+                self.kv[layer, 0, first:last, :, self.longest - new :] = k.transpose(1, 2)
+                self.kv[layer, 1, first:last, :, self.longest - new :] = v.transpose(1, 2)
+                if mask is None and asked == new:
+                    out = attention(q, k, v, None, 1.0)
+                else:
+                    out = self._looked_back(layer, range(first, last), q, k, v, mask)
+                told.append(out.flatten(0, 1))
+            return told[0] if len(told) == 1 else torch.cat(told)
+
+        return attend
+
+    def _looked_back(
+        self, layer: int, prompts: range, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Return what the last queries of prompts gathered from all that was read of them, prompts × tokens × H × E."""
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        looks = None if mask is None else mask[:, None, -q.shape[2] :]
+        if looks is not None:
+            read = self.kv[layer, :, prompts.start : prompts.stop, :, self.longest - looks.shape[3] :]
+            k, v = read
+        return fused_attention(q, k, v, looks, causal=False, scale=1.0).transpose(1, 2)
+
+    def _mask(self, first: int, last: int, new: int) -> Tensor | None:
+        """Return what each new token of prompts may look at; None where that is causal and nothing else."""
+        lengths = self.length_Q[first:last]
+        length = int(lengths.max())
+        if int(lengths.min()) == new == length:
+            return None
+        place_P = torch.arange(self.longest - length, self.longest, device=self.kv.device)
+        before = place_P[-new:, None] >= place_P
+        there = place_P >= self.longest - lengths[:, None]
+        return before & there[:, None]
+
+    def chosen(self, prompt_R: Tensor) -> PromptBlock:
+        """Return the block of these prompts, in this order, without places that none of them needs."""
+        if len(prompt_R) == self.count and bool((prompt_R.diff() == 1).all()):
+            return self
+        length_R = self.length_Q[prompt_R]
+        return PromptBlock(self.kv[:, :, prompt_R, :, self.longest - int(length_R.max()) :], length_R)
+
+
+def _by_prompt(x_NHE: Tensor, prompts: int) -> Tensor:
+    """From flat tokens to prompts × tokens × heads × E."""
+    return x_NHE.view(prompts, -1, *x_NHE.shape[1:])
+
+
+class _Block:
+    """Keys and values `(L, 2, R, J, T, E)` of tokens that were said, as batched products want them."""
+
+    def __init__(self, kv: Tensor) -> None:
+        self.kv = kv
+        self.places = kv.shape[4]
+        self.keys, self.values = _sides(kv)
+
+
+def _sides(kv: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return views of each layer's keys, transposed, and values; groups are rows × key heads."""
+    return [k.flatten(0, 1).transpose(1, 2) for k in kv[:, 0]], [v.flatten(0, 1) for v in kv[:, 1]]
+
+
+class _Seats:
+    """Which rows look at which prompts, and their attention over them."""
+
+    def __init__(self, prompts: PromptBlock, prompt_R: Tensor) -> None:
+        """Seat the rows of each prompt side by side: Q × G seats, some of them empty."""
+        count_Q = prompt_R.bincount(minlength=prompts.count)
+        self._most = int(count_Q.max())
+        first_Q = count_Q.cumsum(0) - count_Q
+        number_R = torch.arange(len(prompt_R), device=count_Q.device) - first_Q[prompt_R]
+        self._seat_R: Tensor | None = prompt_R * self._most + number_R
+        self._row_S = torch.zeros(len(count_Q) * self._most, dtype=torch.long, device=count_Q.device)
+        self._row_S[self._seat_R] = torch.arange(len(prompt_R), device=count_Q.device)
+        if len(self._row_S) == len(prompt_R):
+            self._seat_R = None  # every seat is taken: rows are seats
+        self._heads = prompts.kv.shape[3]
+        self._keys, self._values = _sides(prompts.kv)
+        hidden_QP = prompts.hidden_QP
+        self._hidden = None if hidden_QP is None else hidden_QP[:, None].repeat_interleave(self._heads, 0)
+
+    def scores(self, layer: int, q_RHE: Tensor) -> Tensor:
+        """Return how much each row's query minds each place of its prompt, `_RHP`."""
+        rows, heads, size = q_RHE.shape
+        q = self._gathered(q_RHE.reshape(rows, self._heads, -1, size))
+        score = torch.bmm(q, self._keys[layer])
+        if self._hidden is not None:
+            score.masked_fill_(self._hidden, -torch.inf)
+        return self._scattered(score, heads // self._heads)
+
+    def told(self, layer: int, weight_gUP: Tensor) -> Tensor:
+        """Return the weighted values of each row's prompt, rows × key heads × U × E."""
+        per_key, width = weight_gUP.shape[1:]
+        weight = self._gathered(weight_gUP.reshape(-1, self._heads, per_key, width))
+        return self._scattered(torch.bmm(weight, self._values[layer]), per_key)
+
+    def _gathered(self, x_RJUX: Tensor) -> Tensor:
+        """From rows to prompts: `_RJUX` to Q·J × G·U × X."""
+        if self._most == 1:
+            return x_RJUX.reshape(-1, *x_RJUX.shape[2:])
+        x_SJUX = x_RJUX if self._seat_R is None else x_RJUX[self._row_S]
+        _, heads, per_key, width = x_SJUX.shape
+        x_QGJUX = x_SJUX.view(-1, self._most, heads, per_key, width)
+        return x_QGJUX.transpose(1, 2).reshape(-1, self._most * per_key, width)
+
+    def _scattered(self, x: Tensor, per_key: int) -> Tensor:
+        """From prompts to rows: Q·J × G·U × X to R·J × U × X."""
+        if self._most == 1:
+            return x
+        x_QJGUX = x.view(-1, self._heads, self._most, per_key, x.shape[-1])
+        x_SJUX = x_QJGUX.transpose(1, 2).reshape(-1, self._heads, per_key, x.shape[-1])
+        x_RJUX = x_SJUX if self._seat_R is None else x_SJUX[self._seat_R]
+        return x_RJUX.reshape(-1, per_key, x.shape[-1])

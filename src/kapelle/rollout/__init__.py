@@ -1,0 +1,1 @@
+"""Playing episodes: tasks in, groups of episodes out."""

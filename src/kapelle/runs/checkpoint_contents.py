@@ -1,0 +1,317 @@
+"""What a run's checkpoints hold, and how they come back.
+
+The state of the train engine, the step, the positions of the run's files, the random generators, and the
+hash of every base model, so that adapters never wake up on another one. Beside it lie the trained policies as
+other programs load them, and a verifier that was trained:
+
+    verifier/
+      adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder, sealed (`models.sealed`)
+      value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
+      verifier.json                                     `base`: hash of the base that it stands on; `held_out`: how
+                                                        well it judges (`judging.Judgement.row`), null if not measured
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.errors import CheckpointError, ConfigError, DataError, ModelError, NumericsError, did_you_mean
+from kapelle.models.finite import learned, poisoned
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.outline import check_same, check_saved
+from kapelle.models.sealed import base_of, seal, verify_folder
+from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
+from kapelle.runs import checkpoint
+from kapelle.runs.checkpoint_folder import step_of
+from kapelle.runs.writer import RunDirectory
+from kapelle.runtime.randomness import capture_random, restore_random
+from kapelle.runtime.tensor_files import load_tensors
+from kapelle.team import VERIFIER, Critic, Team
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def write_checkpoint(
+    run: RunDirectory,
+    step: int,
+    engine: TorchTrainEngine,
+    team: Team,
+    bases: Mapping[str, str],
+    policies: Callable[[Path], None],
+    credit: Mapping[str, object],
+) -> Path:
+    """Save everything that an exact resume after `step` needs and let `latest` name it.
+
+    `credit` is what the algorithm remembers from step to step. Raises NumericsError, and writes nothing, when a
+    weight, moment or anything else that is learned is not finite.
+    """
+    state: dict[str, object] = {
+        "train": engine.state(),
+        "credit": dict(credit),
+        "loop": {
+            "step": step,
+            "bases": dict(bases),
+            "adapters": _adapters(team),
+            "positions": run.positions(),
+            "random": capture_random(),
+        },
+    }
+    wrong = poisoned(learned(state))
+    if wrong is not None:
+        raise NumericsError(
+            f"The checkpoint of step {step} is not written: {wrong}. Go on from the last one, with a lower "
+            "`optimizer.lr`."
+        )
+    folder = checkpoint.save(run.checkpoints, step, state, policies, run.recheck)
+    run.point_latest(folder)
+    return folder
+
+
+def _adapters(team: Team) -> dict[str, dict[str, object]]:
+    """Return what an adapter's tensors do not say and yet decides what they compute, by learner."""
+    held = {name: policy.lora for name, policy in team.policies.items() if policy.lora is not None}
+    held |= {name: critic.lora for name, critic in team.critics.items()}
+    return {
+        name: {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
+        for name, lora in held.items()
+    }
+
+
+def read_checkpoint(
+    folder: Path,
+    engine: TorchTrainEngine,
+    team: Team,
+    bases: Mapping[str, str],
+    say: Callable[[str], None],
+    take_credit: Callable[[Mapping[str, object]], None],
+) -> Mapping[str, Any]:
+    """Load the newest whole checkpoint into the engine, the credit's memory and the generators; return its loop part.
+
+    With it comes the `folder` that it was read from.
+    `say` hears which newer ones were damaged, or hold numbers that are not finite. Raises CheckpointError when there
+    is none, or when it stands on other base weights, or its adapters were other ones than this team's.
+    """
+    newest = checkpoint.newest_valid(folder, _refuse_poison)
+    for rejected in newest.rejected:
+        back = "" if newest.folder is None else _way_back(newest.folder)
+        say(f"passed over: {rejected.reason}{back}")
+    if newest.folder is None:
+        why = "".join(f" {rejected.reason}" for rejected in newest.rejected)
+        raise CheckpointError(
+            f"There is no whole checkpoint in {folder}.{why} Put one back from a copy, or start the run anew in another "
+            f"--run-dir. `kapelle runs show {shlex.quote(str(folder.parent))}` tells what is there."
+        )
+    state = checkpoint.read(newest.folder)
+    loop: Mapping[str, Any] = state["loop"]
+    if loop["bases"] != bases:
+        raise CheckpointError(
+            f"The checkpoint {newest.folder} stands on other base weights than `model.path` names now. Name the "
+            "model that it was trained with. A warm-up that was made anew with another number of threads, version of torch or "
+            "processor is another model too."
+        )
+    saved, now = loop.get("adapters", {}), _adapters(team)
+    for name in sorted(saved.keys() & now.keys()):
+        if saved[name] != now[name]:
+            raise CheckpointError(
+                f"The checkpoint {newest.folder} has an adapter '{name}' of {saved[name]}, and this team one of "
+                f"{now[name]}. Leave `lora` and `critic_lora` as they were."
+            )
+    engine.load_state(state["train"])
+    take_credit(state["credit"])
+    restore_random(loop["random"])
+    return {**loop, "folder": newest.folder}
+
+
+def _way_back(whole: Path) -> str:
+    run = shlex.quote(str(whole.parent.parent))
+    return (
+        f" `kapelle runs rollback {run} --to {step_of(whole)}` moves it aside, with the rows that came after."
+    )
+
+
+def _refuse_poison(folder: Path) -> None:
+    wrong = poisoned(learned(checkpoint.read(folder)))
+    if wrong is not None:
+        raise CheckpointError(f"Checkpoint {folder} is damaged: {wrong}.")
+
+
+def write_policies(
+    folder: Path,
+    team: Team,
+    models: Mapping[str, LanguageModel],
+    engine: TorchTrainEngine,
+    bases: Mapping[str, str],
+    held_out: Mapping[str, Any] | None = None,
+) -> None:
+    """Write every trained policy under `policies/`: adapters as PEFT folders, models by `save_pretrained`.
+
+    A verifier that was trained becomes the folder `verifier`, with how well it judges (`held_out`). `bases` holds the
+    hash of each base's weights.
+    """
+    if VERIFIER in team.critics and team.critics[VERIFIER].trained:
+        _write_verifier(folder / "verifier", team.critics[VERIFIER], models, engine, held_out)
+    for name in team.trained:
+        policy = team.policies[name]
+        place = policy_folder(folder, name)
+        if policy.lora is not None:
+            save_adapter(
+                place, engine.weights(name), policy.lora, models[policy.base].name, bases[policy.base]
+            )
+        else:
+            save_model(place, models[policy.base])
+
+
+def policy_folder(checkpoint: Path, policy: str) -> Path:
+    """Return where a checkpoint keeps a trained policy as other programs load it."""
+    return checkpoint / "policies" / policy.replace(":", "_").replace("/", "_")
+
+
+def load_policies(
+    folders: Mapping[str, Path], team: Team, engine: TorchTrainEngine, bases: Mapping[str, str]
+) -> None:
+    """Give policies (by name) the weights of folders; `models.outline.check_saved` has looked at them before.
+
+    Raises ModelError when a folder is not what kapelle wrote, or when an adapter was trained on other base weights than
+    those under it here (`bases`: base → hash).
+    """
+    for name, folder in folders.items():
+        policy = team.policies[name]
+        made_on = None if policy.lora is None else base_of(folder)
+        if made_on not in (None, bases[policy.base]):
+            raise ModelError(
+                f"The adapter '{folder}' was trained on other base weights than '{name}' stands on here. Take the same "
+                "`model` and `warmup` as then."
+            )
+        found = read_adapter(folder)[0] if policy.lora is not None else _read_model(folder)
+        wrong = poisoned(found)
+        if wrong is not None:
+            raise ModelError(f"The weights in '{folder}' cannot be learned on from: {wrong}.")
+        with torch.no_grad():
+            for key, tensor in engine.weights(name).items():
+                tensor.copy_(found[key])
+
+
+def check_start(
+    folders: Mapping[str, Path], team: Team, models: Mapping[str, PreTrainedModel], verifier: str | None
+) -> None:
+    """Raise the first error of folders that policies start from, and of a verifier's, before a model is loaded.
+
+    `models` are the outlines of the team's bases.
+    """
+    for name, folder in folders.items():
+        if name not in team.trained:
+            raise ConfigError(
+                f"`start_from` names the policy '{name}', which this team does not train."
+                f"{did_you_mean(name, team.trained)}"
+            )
+        policy = team.policies[name]
+        check_saved(f"Policy '{name}'", folder, policy.lora, models[policy.base])
+    if verifier is not None:
+        critic = team.critics[VERIFIER]
+        check_saved("`algorithm.verifier`", Path(verifier), critic.lora, models[critic.base])
+
+
+def _read_model(folder: Path) -> dict[str, torch.Tensor]:
+    verify_folder(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        return {key: tensor for file in files for key, tensor in load_tensors(file).items()}
+    except DataError as error:
+        raise ModelError(f"The weights in '{folder}' cannot be read: {error}") from error
+
+
+def _write_verifier(
+    folder: Path,
+    critic: Critic,
+    models: Mapping[str, LanguageModel],
+    engine: TorchTrainEngine,
+    held_out: Mapping[str, Any] | None,
+) -> None:
+    from safetensors.torch import save_file
+
+    model = models[critic.base]
+    save_adapter(folder, model.bank.parameters(critic.name), critic.lora, model.name)
+    head = model.value_heads[critic.name].state_dict()
+    save_file(
+        {key: tensor.cpu().contiguous() for key, tensor in head.items()}, folder / "value_head.safetensors"
+    )
+    made_of = {"base": weights_hash(model.base_parameters()), "held_out": held_out}
+    (folder / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
+    seal(folder)
+
+
+def check_verifier(folder: Path, least_auc: float) -> None:
+    """Raise ConfigError unless a verifier's folder says that it judges held-out answers this well.
+
+    Asked is an AUC of `least_auc` among answers to one question whose 95 % interval lies above ½; see `judging.py` for
+    how it is measured, and why not over all answers.
+    """
+    try:
+        found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if found is None:
+        raise ConfigError(
+            f"Nothing says how well the verifier '{folder}' judges, and `algorithm.least_auc` asks for {least_auc:g}. Name "
+            "the folder `verifier` in a checkpoint of a run, which measures it, or set `algorithm.least_auc: null`."
+        )
+    about = (
+        f"{found['answers']} answers to {found['questions']} held-out questions, {found['right']:.1%} of them right and "
+        f"{found['both']} questions with both kinds; `algorithm.least_auc` asks for {least_auc:g} and an interval above 0.5"
+    )
+    mend = (
+        "Train it for more steps or on more questions, start from a team that is right more often (`warmup.steps`, "
+        "another `model.path`), or let the environment pay (`algorithm.verifier: null`, `workflow.score_rounds: true`). "
+        "`algorithm.least_auc: null` starts all the same."
+    )
+    if found["interval_within"] is None:
+        raise ConfigError(
+            f"The verifier '{folder}' is to pay this team, and too few questions have right and wrong answers to say how "
+            f"well it judges: {about}. {mend}"
+        )
+    low, high = found["interval_within"]
+    if found["auc_within"] < least_auc or low <= 0.5:
+        raise ConfigError(
+            f"The verifier '{folder}' is to pay this team, and tells right from wrong answers to one question with an AUC of "
+            f"{found['auc_within']:.3f} [{low:.3f}, {high:.3f}] (95 %; {found['auc']:.3f} over all answers), measured on "
+            f"{about}. {mend}"
+        )
+
+
+def load_verifier(folder: Path, critic: Critic, models: Mapping[str, LanguageModel]) -> None:
+    """Give the critic that holds a verifier the weights of its folder.
+
+    Raises ModelError when the folder is no verifier or damaged, or when it stands on another base than this team's.
+    """
+    model = models[critic.base]
+    tensors, lora = read_adapter(folder)
+    check_same("The verifier", folder, lora, critic.lora)
+    try:
+        head = load_tensors(folder / "value_head.safetensors")
+        base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]
+    except (DataError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(
+            f"'{folder}' is no verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint that "
+            "`algorithm.name: verifier` wrote."
+        ) from error
+    if base != weights_hash(model.base_parameters()):
+        raise ModelError(
+            f"The verifier '{folder}' stands on another base model than this team's '{model.name}'. Train it with the "
+            "same `model` and `warmup`, or run both as `stages` of one recipe."
+        )
+    model.bank.fill(critic.name, tensors)
+    shapes = {key: tuple(tensor.shape) for key, tensor in head.items()}
+    if shapes != {"weight": (1, model.hidden_size), "bias": (1,)}:
+        raise ModelError(
+            f"The value head in '{folder}' is {shapes}, for a hidden size of {model.hidden_size}."
+        )
+    with torch.no_grad():
+        model.value_heads[critic.name].load_state_dict(head)

@@ -1,0 +1,214 @@
+"""Which checkpoints of a run are whole, and which may be deleted; `checkpoint` writes and reads what is in them.
+
+A checkpoint is whole when its manifest has the form that `checkpoint.save` gives it and names its own step, and every
+file that it lists has the size and the SHA-256 that it says. Any change of a single bit, in the manifest too, is seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kapelle.errors import CheckpointError
+from kapelle.runtime.atomic_files import PARTIAL, explain
+
+FORMAT = 1
+_FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A checkpoint that was passed over, and why."""
+
+    folder: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest checkpoint that is whole, and the newer ones that are not."""
+
+    folder: Path | None
+    """None when there is no whole checkpoint."""
+    rejected: tuple[Rejected, ...]
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step that a checkpoint's name says, None for another name."""
+    match = _FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def list_checkpoints(checkpoints: Path) -> list[Path]:
+    """Return the folders of checkpoints, oldest first; whether they are whole is not asked."""
+    if not checkpoints.is_dir():
+        return []
+    found = [(match, path) for path in checkpoints.iterdir() if (match := _FOLDER.fullmatch(path.name))]
+    return [path for match, path in sorted(found, key=lambda item: (int(item[0][1]), int(item[0][2] or 1)))]
+
+
+def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None) -> Newest:
+    """Find the newest checkpoint that is whole; newer ones that are damaged are named with the reason.
+
+    `check` raises CheckpointError for one whose files are whole and whose content still cannot be used.
+    """
+    rejected: list[Rejected] = []
+    for folder in reversed(list_checkpoints(checkpoints)):
+        try:
+            verify(folder)
+            if check is not None:
+                check(folder)
+        except CheckpointError as error:
+            rejected.append(Rejected(folder, str(error)))
+        else:
+            return Newest(folder, tuple(rejected))
+    return Newest(None, tuple(rejected))
+
+
+def newest_listed(checkpoints: Path) -> Path | None:
+    """Return the newest checkpoint whose manifest and sizes are right; quick, because no content is read."""
+    for folder in reversed(list_checkpoints(checkpoints)):
+        try:
+            read_manifest(folder)
+        except CheckpointError:
+            continue
+        return folder
+    return None
+
+
+def verify(folder: Path) -> int:
+    """Check every file against the manifest and return the step; raises CheckpointError."""
+    manifest = read_manifest(folder)
+    for name, expected in manifest["files"].items():
+        try:
+            found = sha256(folder / name)
+        except OSError as error:
+            raise CheckpointError(f"Checkpoint {folder} cannot be read: {name}: {error.strerror}.") from error
+        if found != expected["sha256"]:
+            raise CheckpointError(f"Checkpoint {folder} is damaged: the content of {name} has changed.")
+    return int(manifest["step"])
+
+
+def prune(checkpoints: Path, keep: int, newest: Path | None = None) -> list[Path]:
+    """Delete all checkpoints older than the newest `keep` that are whole and return what was deleted.
+
+    Only what `verify` passes counts among those kept, so a whole one is never deleted for the sake of a damaged one.
+    Every content is read again for that, and only where there is something to delete. None counts, and none is
+    deleted, that stands behind `newest`, which the run has just saved: the run passed over it.
+    """
+    assert keep >= 1, "at least the newest checkpoint is kept"
+    folders = list_checkpoints(checkpoints)
+    if len(folders) <= keep:
+        return []
+    kept = 0
+    deleted: list[Path] = []
+    with explained(f"delete old checkpoints in {checkpoints}"):
+        passed_over = newest is not None
+        for folder in reversed(folders):
+            passed_over = passed_over and folder != newest
+            if passed_over:
+                continue
+            if kept < keep:
+                kept += _is_whole(folder)
+                continue
+            # A hidden name first, so that a half deleted checkpoint is never found.
+            hidden = folder.rename(folder.with_name(f".{folder.name}{PARTIAL}"))
+            shutil.rmtree(hidden)
+            deleted.append(folder)
+    return deleted
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest; CheckpointError when it is broken or the sizes that it lists are wrong."""
+    if not folder.is_dir():
+        raise CheckpointError(f"There is no checkpoint at {folder}.")
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes(), object_pairs_hook=unique_keys)
+        form = manifest["format"]
+        if type(form) is int and form != FORMAT:
+            raise CheckpointError(
+                f"Checkpoint {folder} has format {form}; this kapelle reads {FORMAT}. Use the other one."
+            )
+        _check_form(manifest, step_of(folder))
+        for name, expected in manifest["files"].items():
+            path = folder / name
+            if not path.is_file():
+                raise CheckpointError(f"Checkpoint {folder} is damaged: {name} is missing.")
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                raise CheckpointError(
+                    f"Checkpoint {folder} is damaged: {name} has {size} bytes instead of {expected['bytes']}."
+                )
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"Checkpoint {folder} is damaged: manifest.json is missing or broken."
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"Checkpoint {folder} cannot be read: manifest.json: {error.strerror}."
+        ) from error
+    return dict(manifest)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal digits; lets OSError through."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn what the disk or safetensors refuses inside into a CheckpointError that says what was being done."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        # safetensors tells why the disk refused only in its text: "... (os error 28)".
+        number = re.search(r"os error (\d+)", str(error))
+        reason = explain(OSError(int(number[1]), str(error))) if number else str(error)
+        raise CheckpointError(f"Cannot {doing}: {reason}") from error
+    except OSError as error:
+        raise CheckpointError(f"Cannot {doing}: {explain(error)}") from error
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        verify(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON as a dictionary; ValueError when a key stands twice."""
+    # A name that has turned into another's would else take its place, and one file would no longer be looked at.
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key stands twice")
+    return dict(pairs)
+
+
+def _check_form(manifest: dict[str, Any], step: int | None) -> None:
+    """Raise ValueError or TypeError unless this is what `checkpoint.save` writes for the step."""
+    files = manifest["files"]
+    known = manifest.keys() == {"format", "step", "files"} and type(manifest["step"]) is int
+    if not known or step not in (None, manifest["step"]) or "state.json" not in files:
+        raise ValueError("another form, or another step than the folder's name")
+    check_listed(files)
+
+
+def check_listed(files: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError unless every file is listed by its size and SHA-256."""
+    for expected in files.values():
+        if expected.keys() != {"bytes", "sha256"} or type(expected["bytes"]) is not int:
+            raise ValueError("another form of a file's entry")
+        if not _SHA256.fullmatch(expected["sha256"]):
+            raise ValueError("no SHA-256")

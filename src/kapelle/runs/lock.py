@@ -1,0 +1,232 @@
+"""One trainer per run directory: locks of the operating system that die with their process.
+
+Two things are locked: the directory itself, and the file `lock` in it, which says who has it. The directory is what
+counts: a file can be removed or replaced by another, and whoever then locks the new one has locked something else. The
+file serves people, older versions, and disks that lock no directories (NFS), where it is all there is.
+
+Before each write of state the holder looks whether the path still leads to what it has locked (`RunLock.recheck`): a
+directory that was moved, deleted or replaced is written no more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import stat
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kapelle.errors import RunDirectoryError
+from kapelle.runtime.atomic_files import PARTIAL, explain, replace_file, write_all
+
+_ATTEMPTS = 100
+
+
+class RunLock:
+    """Exclusive use of a directory by this process, until `release` or its death.
+
+    `path` is the file `lock` in the directory; it stays behind, only the locks of the operating system count. Forked
+    children do not keep them: a grader that outlives its killed trainer does not block the next one.
+
+    Raises RunDirectoryError when another process holds one of them, when `lock` is no plain file, or when the disk knows
+    no locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folder: int | None = None
+        self._file: int | None = None
+        self._folder_locked = False
+        try:
+            self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _HELD.add(self)
+            self._folder_locked = self._lock_folder(self._folder)
+            self._file = self._take_file()
+        except OSError as error:
+            self._close()
+            raise RunDirectoryError(f"Cannot lock {path}: {explain(error)}") from error
+        except BaseException:
+            self._close()
+            raise
+
+    def recheck(self) -> None:
+        """Make sure, before a write, that this process still has the directory at this path alone.
+
+        A file `lock` that was removed is made again where the directory is locked, because nobody can have come in.
+        Raises RunDirectoryError when the directory was moved, deleted or replaced, and when another process may have it.
+        """
+        if self._folder is None or self._file is None:
+            raise RunDirectoryError(
+                f"{self._path.parent} is no longer held by this process, so nothing is written there."
+            )
+        if not _is_same(self._path.parent.stat, self._folder):
+            raise RunDirectoryError(
+                f"{self._path.parent} was moved, deleted or replaced while this process was writing it, so it stops here. "
+                "What was recorded is where the directory is now; put it back, or go on from there with --resume."
+            )
+        if _is_same(self._path.lstat, self._file):
+            return
+        if not self._folder_locked:
+            raise RunDirectoryError(
+                f"The file {self._path} was removed or replaced, so that another trainer may have this run now; this one "
+                "stops and writes nothing more. End all other ones, then go on with --resume."
+            )
+        try:
+            file = self._take_file()
+        except OSError as error:
+            raise RunDirectoryError(f"Cannot lock {self._path} again: {explain(error)}") from error
+        os.close(self._file)
+        self._file = file
+
+    def release(self) -> None:
+        """Give the directory back; a second call does nothing."""
+        for descriptor in (self._file, self._folder):
+            if descriptor is not None:
+                # Said outright, because a process that was forked past Python may still have the descriptor.
+                with suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+        self._close()
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in (self._file, self._folder):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._file = self._folder = None
+
+    def _lock_folder(self, folder: int) -> bool:
+        """Lock the directory; False where the disk locks no directories."""
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise self._in_use(_text_of(self._path)) from error
+        except OSError:
+            return False
+        return True
+
+    def _take_file(self) -> int:
+        """Open `lock`, lock it and write into it who has it; lets OSError through."""
+        for _ in range(_ATTEMPTS):
+            descriptor = self._open_file()
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_same(self._path.lstat, descriptor):  # else it was replaced between the two calls
+                    os.ftruncate(descriptor, 0)
+                    write_all(descriptor, _owner())
+                    return descriptor
+            except BlockingIOError as error:
+                text = os.pread(descriptor, 4096, 0)
+                os.close(descriptor)
+                raise self._in_use(text) from error
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+        raise RunDirectoryError(f"Cannot lock {self._path}: something replaces it all the time. End that.")
+
+    def _open_file(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        if self._path.is_symlink() or (self._path.exists() and not self._path.is_file()):
+            raise RunDirectoryError(
+                f"{self._path} is no plain file but a link or folder, which locks nothing. Remove it."
+            )
+        descriptor = os.open(self._path, flags, 0o644)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(descriptor)
+            raise RunDirectoryError(f"{self._path} is no plain file, so it locks nothing. Remove it.")
+        if found.st_nlink > 1 and self._folder_locked:
+            # A copy by hard links: the same file is the lock of another run too.
+            os.close(descriptor)
+            replace_file(self._path, b"", sync=False)
+            descriptor = os.open(self._path, flags, 0o644)
+        return descriptor
+
+    def _in_use(self, text: bytes) -> RunDirectoryError:
+        return RunDirectoryError(
+            f"{self._path.parent} is in use by {_told(text)}. Wait for it, end it, or choose another --run-dir."
+        )
+
+
+LEFT_BEHIND = frozenset({"lock", f".lock{PARTIAL}"})
+"""Names that a lock leaves in its directory."""
+
+_HELD: weakref.WeakSet[RunLock] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A forked child shares the open files, and the locks would live as long as the child does.
+    for lock in list(_HELD):
+        lock._close()  # noqa: SLF001 - its own module
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def now() -> str:
+    """Return the time as ISO 8601 in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def is_another_process(lock: Path, pid: int) -> bool:
+    """Return whether a living process of this machine only has the number of the one that last held a lock.
+
+    Numbers are given again. False where it cannot be told.
+    """
+    try:
+        owner = json.loads(_text_of(lock))
+        then = owner["born"] if owner["pid"] == pid else None
+    except (ValueError, KeyError, TypeError):
+        return False
+    born = _born(pid)
+    return None not in (then, born) and then != born
+
+
+def _born(pid: int) -> str | None:
+    """Return what tells a process from all others that have or had its number; None where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        # The name of the program stands in parentheses and may hold anything; field 22 is the start in clock ticks.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return f"{boot}/{int(fields[19])}"
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _owner() -> bytes:
+    pid = os.getpid()
+    owner = {"pid": pid, "host": socket.gethostname(), "since": now(), "born": _born(pid)}
+    return json.dumps(owner).encode()
+
+
+def _is_same(look: Callable[[], os.stat_result], descriptor: int) -> bool:
+    try:
+        found = look()
+    except OSError:
+        return False
+    return os.path.samestat(found, os.fstat(descriptor))
+
+
+def _text_of(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    try:
+        with path.open("rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
+
+
+def _told(text: bytes) -> str:
+    try:
+        owner = json.loads(text)
+        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,233 @@
+"""Going back to an earlier checkpoint of a run: what came later is moved aside, never deleted.
+
+    <run>/rolled-back/20261122-015208-to-12/
+      checkpoints/00000015/      the checkpoints that came after
+      episodes/train/…           the episodes, likewise
+      metrics.jsonl              the rows that were cut off, as those of evaluations
+      stages/02-ppo/             stages that had gone on from this one
+      rollback.json              written last: when, to which step, what was moved
+
+A run that was rolled back equals one that was stopped right after that checkpoint was saved. Everything is copied
+aside before anything is taken away, the newest checkpoint goes first, and rows are cut last: killed at any instant, the
+run can be resumed from a checkpoint that it holds, and the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from kapelle.errors import CheckpointError, RunDirectoryError
+from kapelle.models.finite import learned, poisoned
+from kapelle.runs import checkpoint
+from kapelle.runs.checkpoint_folder import list_checkpoints, step_of, verify
+from kapelle.runs.lock import RunLock
+from kapelle.runs.reader import episode_file
+from kapelle.runs.writer import RunDirectory, episode_steps, is_run
+from kapelle.runtime.atomic_files import explain, flush, replace_file
+from kapelle.types import Split
+
+ASIDE = "rolled-back"
+"""Folder in a run that holds what rollbacks have moved."""
+DONE = "rollback.json"
+_TABLES = ("metrics.jsonl", "evaluations.jsonl")
+_SPLITS: tuple[Split, ...] = ("train", "test")
+_STAGE = re.compile(r"(\d\d+)-\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a rollback moves."""
+
+    run: Path
+    step: int
+    to: Path
+    """The checkpoint that becomes the newest."""
+    aside: Path
+    """The folder that takes what came later."""
+    positions: Mapping[str, int]
+    checkpoints: tuple[Path, ...]
+    rows: Mapping[str, int]
+    """Table → rows after the checkpoint's."""
+    episodes: tuple[Path, ...]
+    stages: tuple[Path, ...]
+    """Later stages of the same whole."""
+    unfinished: bool
+    """Whether a killed rollback to this step left something to do."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the run stands there already."""
+        moved = self.checkpoints or self.episodes or self.stages or any(self.rows.values())
+        return not moved and not self.unfinished
+
+    def row(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "run": str(self.run),
+            "step": self.step,
+            "checkpoint": self.to.name,
+            "aside": None if self.nothing else str(self.aside.relative_to(self.run)),
+            "checkpoints": [folder.name for folder in self.checkpoints],
+            "rows": dict(self.rows),
+            "episodes": [file.relative_to(self.run).as_posix() for file in self.episodes],
+            "stages": [folder.name for folder in self.stages],
+        }
+
+
+def plan_rollback(run: Path, step: int) -> Plan:
+    """Return what going back to the checkpoint of `step` moves; changes nothing.
+
+    Raises CheckpointError when there is no sound one, naming those that are, and RunDirectoryError for what is no run.
+    """
+    _refuse_no_run(run)
+    folders = list_checkpoints(run / "checkpoints")
+    to = _sound(run, folders, step)
+    positions = cast("Mapping[str, int]", checkpoint.read(to)["loop"]["positions"])
+    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-to-{step}"
+    left = [place for place in (run / ASIDE).glob(f"*-to-{step}") if not (place / DONE).is_file()]
+    return Plan(
+        run,
+        step,
+        to,
+        left[0] if left else run / ASIDE / stamp,
+        positions,
+        tuple(folders[folders.index(to) + 1 :]),
+        {table: _after(run / table, positions.get(table, 0)).count(b"\n") for table in _TABLES},
+        tuple(
+            episode_file(run, number, split)
+            for split in _SPLITS
+            for number in episode_steps(run, split)
+            if number > positions.get(f"episodes/{split}", -1)
+        ),
+        _later_stages(run),
+        bool(left),
+    )
+
+
+def roll_back(run: Path, step: int) -> Plan:
+    """Go back to the checkpoint of `step` and return what was moved; does nothing where the run stands there.
+
+    Raises the errors of `plan_rollback`, and RunDirectoryError while a trainer holds the run or one of its later stages.
+    """
+    _refuse_no_run(run)
+    with ExitStack() as held:
+        whole = run.resolve().parent
+        if (whole / "stages.yaml").is_file():  # whoever trains them has this lock from the first to the last
+            held.callback(RunLock(whole / "lock").release)
+        lock = RunLock(run / "lock")
+        held.callback(lock.release)
+        plan = plan_rollback(run, step)
+        for stage in plan.stages:
+            held.callback(RunLock(stage / "lock").release)
+        if plan.nothing:
+            return plan
+        try:
+            _copy_aside(plan)
+            for folder in reversed(plan.stages):
+                _move(folder, plan.aside / "stages" / folder.name)
+            for folder in reversed(plan.checkpoints):
+                _move(folder, plan.aside / "checkpoints" / folder.name)
+            at = RunDirectory(run, lock, resumed=True)
+            at.rewind(plan.positions)
+            at.point_latest(plan.to)
+            at.report("rolled back", plan.step, "interrupted")
+            done = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **plan.row()}
+            replace_file(plan.aside / DONE, (json.dumps(done, indent=1) + "\n").encode())
+        except OSError as error:
+            raise RunDirectoryError(f"Cannot write {error.filename or run}: {explain(error)}") from error
+    return plan
+
+
+def fault_of(folder: Path) -> str | None:
+    """Return why a checkpoint cannot be gone on from, None when it can; every content is read."""
+    try:
+        verify(folder)
+        wrong = poisoned(learned(checkpoint.read(folder)))
+    except CheckpointError as error:
+        return str(error)
+    return None if wrong is None else f"Checkpoint {folder} is damaged: {wrong}."
+
+
+def _refuse_no_run(run: Path) -> None:
+    if not is_run(run):
+        inner = sorted(folder.name for folder in run.glob("[0-9]*-*") if is_run(folder))
+        stages = (
+            f" It holds stages; name one of them: {', '.join(str(run / name) for name in inner)}."
+            if inner
+            else ""
+        )
+        raise RunDirectoryError(f"There is no run of kapelle at {run}.{stages}")
+
+
+def _sound(run: Path, folders: Sequence[Path], step: int) -> Path:
+    """Return the newest sound checkpoint of a step."""
+    faults = {folder: fault_of(folder) for folder in folders if step_of(folder) == step}
+    sound = [folder for folder, fault in faults.items() if fault is None]
+    if sound:
+        return sound[-1]
+    others = sorted({step_of(f) or 0 for f in folders if f not in faults and fault_of(f) is None})
+    why = " ".join(fault for fault in faults.values() if fault) or f"{run} has no checkpoint of step {step}."
+    whole = ", ".join(map(str, others)) or "none"
+    raise CheckpointError(f"{why} Whole are those of steps: {whole}. Name one of them with --to.")
+
+
+def _after(table: Path, position: int) -> bytes:
+    content = table.read_bytes()
+    if len(content) < position:
+        raise RunDirectoryError(
+            f"{table} has lost rows that its checkpoint counts ({position} bytes). Restore the file, or go back further."
+        )
+    return content[position:]
+
+
+def _later_stages(run: Path) -> tuple[Path, ...]:
+    own = _STAGE.fullmatch(run.resolve().name)
+    if own is None or not (run.resolve().parent / "stages.yaml").is_file():
+        return ()
+    found = [
+        (int(match[1]), folder)
+        for folder in run.resolve().parent.iterdir()
+        if (match := _STAGE.fullmatch(folder.name)) and folder.is_dir() and int(match[1]) > int(own[1])
+    ]
+    return tuple(folder for _, folder in sorted(found) if is_run(folder))
+
+
+def _copy_aside(plan: Plan) -> None:
+    """Put all rows and episodes that will go into the folder aside, where they are not from a killed attempt."""
+    for place in ("checkpoints", "stages", *(f"episodes/{split}" for split in _SPLITS)):
+        (plan.aside / place).mkdir(parents=True, exist_ok=True)
+    for table in _TABLES:
+        rows = _after(plan.run / table, plan.positions.get(table, 0))
+        if rows:
+            replace_file(plan.aside / table, rows)
+    for file in plan.episodes:
+        kept = plan.aside / file.relative_to(plan.run)
+        if not kept.exists():
+            _link(file, kept)
+    for split in _SPLITS:
+        flush(plan.aside / "episodes" / split)
+
+
+def _link(file: Path, kept: Path) -> None:
+    try:
+        os.link(file, kept)
+    except OSError:  # a file system without hard links
+        beside = kept.with_name(f".{kept.name}.partial")
+        shutil.copyfile(file, beside)
+        flush(beside)
+        beside.replace(kept)
+
+
+def _move(folder: Path, kept: Path) -> None:
+    folder.rename(kept)
+    flush(kept.parent)
+    flush(folder.parent)

@@ -1,0 +1,184 @@
+"""A run in short, from its folder alone: what it is, how far it came, what went wrong; stands without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kapelle.errors import CheckpointError, KapelleError
+from kapelle.runs.checkpoint_folder import list_checkpoints, step_of, verify
+from kapelle.runs.reader import (
+    is_run,
+    read_config,
+    read_evaluations,
+    read_metrics,
+    read_provenance,
+    read_status,
+)
+from kapelle.settings.overlays import parse_yaml
+
+SHOWN = ("success", "reward", "loss", "mixer_loss", "entropy", "parity/max")
+"""Metrics that say most, by their name or what stands before the slash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One line about a run."""
+
+    path: Path
+    state: str
+    """`running`, `finished`, `interrupted`, `failed`, or `damaged` where the folder cannot be read."""
+    recipe: str
+    algorithm: str
+    step: int
+    steps: int
+    metrics: Mapping[str, float]
+    """Some of the last row."""
+    size: int
+    """Bytes of all files."""
+    wrong: str | None = None
+    """Why it cannot be read."""
+
+    def row(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        fields = ("state", "recipe", "algorithm", "step", "steps", "metrics", "size", "wrong")
+        return {"path": str(self.path), **{name: getattr(self, name) for name in fields}}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One checkpoint."""
+
+    folder: Path
+    step: int
+    size: int
+    wrong: str | None
+    """Why it is damaged, None when every file is as it was written."""
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yield every run at or under a folder, by name; what lies inside a run is not looked at."""
+    for place, inner, _ in os.walk(folder):
+        if is_run(Path(place)):
+            inner.clear()
+            yield Path(place)
+        inner.sort()
+
+
+def summarise(run: Path) -> Summary:
+    """Return a run in short; one that cannot be read says why, so that it hides no other."""
+    size = size_of(run)
+    try:
+        config, status = settings_of(run), read_status(run)
+        rows = read_metrics(run)
+        return Summary(
+            run,
+            status.state,
+            str(config["name"]),
+            str(config["algorithm"]["name"]),
+            status.step,
+            int(config["training"]["steps"]),
+            {} if not rows else telling(rows[-1]),
+            size,
+        )
+    except (KapelleError, OSError, ValueError, TypeError, KeyError) as error:
+        wrong = str(error) if isinstance(error, KapelleError) else f"{type(error).__name__}: {error}"
+        return Summary(run, "damaged", "?", "?", 0, 0, {}, size, " ".join(wrong.split()))
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """Return a run's settings as nested values."""
+    config = parse_yaml(read_config(run))
+    if not isinstance(config, dict):
+        raise TypeError("config.yaml holds no settings")
+    return config
+
+
+def telling(row: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a row that say most, in the order of `SHOWN`."""
+    return {
+        name: value
+        for shown in SHOWN
+        for name, value in row.items()
+        if name == shown or (name.startswith(f"{shown}/") and shown != "parity/max")
+    }
+
+
+def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
+    """Return every setting that is no default with where it came from; nothing where the run does not say it."""
+    values = _flat(settings_of(run))
+    origin = read_provenance(run)
+    return {
+        key: (values.get(key), str(source)) for key, source in sorted(origin.items()) if source != "default"
+    }
+
+
+def kept_checkpoints(run: Path) -> list[Kept]:
+    """Return a run's checkpoints, oldest first; every content is read."""
+    found = []
+    for folder in list_checkpoints(run / "checkpoints"):
+        wrong = None
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            wrong = str(error)
+        found.append(Kept(folder, step_of(folder) or 0, size_of(folder), wrong))
+    return found
+
+
+def failures(run: Path) -> list[str]:
+    """Return what went wrong while a run trained, in words."""
+    status, rows = read_status(run), read_metrics(run)
+    said = (
+        [f"{status.state} in phase '{status.phase}' at step {status.step}"]
+        if status.state != "finished"
+        else []
+    )
+    told = (
+        ("failed_episodes", "steps had failed episodes"),
+        ("skipped/", "steps had an update that was left out"),
+        ("undone/", "steps had an update that was undone"),
+        ("mixer_undone", "steps had a fit of the mixer that was undone"),
+        ("parity/rounded", "steps had tokens on which rounding set trainer and sampler apart"),
+    )
+    for name, words in told:
+        bad = [int(row["step"]) for row in rows if _any(row, name)]
+        said += [f"{len(bad)} of {len(rows)} {words}, the last at step {bad[-1]}"] if bad else []
+    return said
+
+
+def last_evaluation(run: Path) -> dict[str, Any] | None:
+    """Return the last evaluation's row without its parts."""
+    rows = read_evaluations(run)
+    return {k: v for k, v in rows[-1].items() if not isinstance(v, dict)} if rows else None
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files below a folder; a file that vanishes meanwhile counts nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += (Path(place) / name).lstat().st_size
+            except OSError:
+                continue
+    return total
+
+
+def _any(row: Mapping[str, float], name: str) -> bool:
+    return any(
+        value > 0 for key, value in row.items() if key == name or (name[-1] == "/" and key.startswith(name))
+    )
+
+
+def _flat(value: Any, at: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        pairs: Sequence[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list) and value:
+        pairs = list(enumerate(value))
+    else:
+        return {at: value}
+    return {k: v for key, item in pairs for k, v in _flat(item, f"{at}.{key}" if at else str(key)).items()}

@@ -1,0 +1,188 @@
+"""Graded answers as data for a verifier: written from episodes, balanced question by question, and looked through.
+
+One line is one answer, and environment `labelled` reads such a file as it is:
+
+    {"question": "48/2", "solution": "24", "is_correct": 1.0, "agent": "ada", "round": 1,
+     "task": "train-17", "policy": "ada", "version": 0, "weights_hash": "3f…"}
+
+`round` is the number, from 1, of the agent's own turn in its episode. An answer is right when `is_correct` is above ½.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kapelle.algorithm import label_of
+from kapelle.environments.data.source import held_out, read_rows
+from kapelle.errors import DataError
+from kapelle.runtime.seeds import derive_seed
+from kapelle.types import Group
+
+HELD_OUT = 0.2
+"""Share of the questions that the recipe `verifier_file` holds out."""
+
+
+def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return a row for every graded turn of every episode that did not fail; see the module's text for the form."""
+    rows = []
+    for episode in (episode for group in groups for episode in group.valid):
+        taken: dict[str, int] = {}
+        for turn in episode.turns:
+            taken[turn.agent] = taken.get(turn.agent, 0) + 1
+            label = label_of(episode, turn)
+            if label is not None:
+                rows.append(
+                    {
+                        "question": episode.task.question,
+                        "solution": turn.text,
+                        "is_correct": label,
+                        "agent": turn.agent,
+                        "round": taken[turn.agent],
+                        "task": episode.task.id,
+                        "policy": turn.policy,
+                        "version": turn.version,
+                        "weights_hash": turn.weights_hash,
+                    }
+                )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What became of graded answers when right and wrong ones were made as many for each question."""
+
+    rows: tuple[Mapping[str, Any], ...]
+    """What is left: different texts, and for each question as many right as wrong ones."""
+    graded: int
+    repeated: int
+    """Answers that say word for word what another one to their question says."""
+    one_kind: int
+    """Different answers to questions that were answered rightly alone or wrongly alone; all are dropped."""
+    one_kind_questions: int
+    surplus: int
+    """Different answers without a counterpart of the other kind."""
+
+
+def balance(rows: Sequence[Mapping[str, Any]], seed: int, *, equal: bool = True) -> Balance:
+    """Return as many right as wrong answers to each question, drawn by a seed; `equal` False keeps all of them.
+
+    The draw is over answers as they were given, so that what is said often stays likely; then texts are kept once.
+    """
+    by_question: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_question.setdefault(row["question"], []).append(row)
+    kept: list[Mapping[str, Any]] = []
+    different = one_kind = questions = 0
+    for question, given in by_question.items():
+        drawn = random.Random(derive_seed(seed, question)).sample(given, len(given))
+        texts: dict[str, Mapping[str, Any]] = {}
+        for row in drawn:
+            texts.setdefault(row["solution"], row)
+        right = [row for row in texts.values() if row["is_correct"] > 0.5]
+        wrong = [row for row in texts.values() if row["is_correct"] <= 0.5]
+        different += len(texts)
+        if equal and not (right and wrong):
+            one_kind, questions = one_kind + len(texts), questions + 1
+            continue
+        most = min(len(right), len(wrong)) if equal else len(texts)
+        kept += [*right[:most], *wrong[:most]]
+    return Balance(
+        tuple(kept), len(rows), len(rows) - different, one_kind, questions, different - one_kind - len(kept)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Answers of one kind: how many, and the share that is right."""
+
+    answers: int
+    right: float
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What stands in a file of graded answers."""
+
+    answers: int
+    right: int
+    questions: int
+    both: int
+    """Questions with right and wrong answers; others teach nothing with `balance: question`."""
+    only_right: int
+    only_wrong: int
+    per_question: tuple[int, float, int]
+    """Fewest, median and most answers to one question."""
+    held_out: int
+    """Questions that `labelled` would test on, by its own `test_share`; no answer to them is trained on."""
+    by_agent: Mapping[str, Part]
+    by_round: Mapping[str, Part]
+    examples: tuple[Mapping[str, Any], ...]
+    """Right and wrong answers to the first questions that have both."""
+
+    def row(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return asdict(self)
+
+
+def survey(file: Path, shown: int = 3) -> Survey:
+    """Look through a file of graded answers; DataError names the first row that is of another form."""
+    rows = [_answer(row.place, row.fields) for row in read_rows(file)]
+    if not rows:
+        raise DataError(f"{file} holds no answers. Write some with `kapelle collect … --for verifier`.")
+    by_question: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_question.setdefault(row["question"], []).append(row)
+    kinds = [{row["is_correct"] > 0.5 for row in given} for given in by_question.values()]
+    share = HELD_OUT
+    counts = [len(given) for given in by_question.values()]
+    return Survey(
+        answers=len(rows),
+        right=sum(row["is_correct"] > 0.5 for row in rows),
+        questions=len(by_question),
+        both=sum(kind == {True, False} for kind in kinds),
+        only_right=sum(kind == {True} for kind in kinds),
+        only_wrong=sum(kind == {False} for kind in kinds),
+        per_question=(min(counts), median(counts), max(counts)),
+        held_out=sum(held_out(question, share) for question in by_question),
+        by_agent=_parts(rows, "agent"),
+        by_round=_parts(rows, "round"),
+        examples=tuple(_examples(by_question, shown)),
+    )
+
+
+def _answer(place: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    label = fields.get("is_correct")
+    if (
+        isinstance(fields.get("question"), str)
+        and isinstance(fields.get("solution"), str)
+        and isinstance(label, bool | int | float)
+        and 0 <= label <= 1
+    ):
+        return fields
+    raise DataError(
+        f"{place} is no graded answer: it needs text in `question` and `solution`, and true, false or a number from 0 "
+        "to 1 in `is_correct`. Mend or drop the row."
+    )
+
+
+def _parts(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, Part]:
+    labels: dict[str, list[bool]] = {}
+    for row in rows:
+        if field in row:
+            labels.setdefault(str(row[field]), []).append(row["is_correct"] > 0.5)
+    return {name: Part(len(known), sum(known) / len(known)) for name, known in sorted(labels.items())}
+
+
+def _examples(by_question: Mapping[str, Sequence[Mapping[str, Any]]], shown: int) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    for question, given in by_question.items():
+        right = next((row["solution"] for row in given if row["is_correct"] > 0.5), None)
+        wrong = next((row["solution"] for row in given if row["is_correct"] <= 0.5), None)
+        if right is not None and wrong is not None and len(found) < shown:
+            found.append({"question": question, "right": right, "wrong": wrong})
+    return found

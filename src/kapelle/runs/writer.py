@@ -1,0 +1,406 @@
+"""The run directory: everything that a run leaves behind, in open formats, and the way to read it.
+
+    <run>/
+      config.yaml          the resolved config; running it again repeats the run
+      provenance.json      where each value of it came from; `starts`: what it ran with, see `circumstances`
+      status.json          state, phase, step, pid, host, times; see `Status`
+      metrics.jsonl        one row a step: `step` and finite numbers under flat names
+      evaluations.jsonl    one row an evaluation: `step` and what it measured
+      episodes/train/00000012.jsonl    the episodes of step 12, one a line; see `episode_json`
+      episodes/test/00000012.jsonl     those of the evaluation after step 12
+      checkpoints/00000012/            see `checkpoint`
+      latest               text: relative path of the newest checkpoint, for people; `read_latest` looks itself
+      lock                 says who has the run; it and the directory are locked, see `run_lock`
+      rolled-back/         what `kapelle runs rollback` has moved, see `rollback`
+
+Rows of metrics and evaluations are appended with one write each; every other file is replaced in one
+step. A killed process therefore leaves at worst half a last line, which readers leave out and a
+resumed run cuts off: it first rewinds to the positions that its checkpoint holds, so that no row is
+lost or written twice. A trainer saves its start before the first row, so that there is always one to rewind to. A number that is not finite is refused (NumericsError): it must have been
+handled before it is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kapelle.errors import NumericsError, RunDirectoryError
+from kapelle.runs.checkpoint_folder import prune
+from kapelle.runs.episode_json import dump_groups
+from kapelle.runs.lock import RunLock, now
+from kapelle.runs.reader import (
+    STARTS,
+    State,
+    Status,
+    episode_file,
+    episode_folder,
+    episode_steps,
+    is_run,
+    read_config,
+    read_episodes,
+    read_evaluations,
+    read_groups,
+    read_latest,
+    read_metrics,
+    read_provenance,
+    read_starts,
+    read_status,
+    saved_steps,
+)
+from kapelle.runtime.atomic_files import PARTIAL, explain, flush, own_file, replace_file, write_all
+from kapelle.types import Group, Json, Split
+
+__all__ = [
+    "RunDirectory",
+    "State",
+    "Status",
+    "changed_lines",
+    "default_path",
+    "episode_steps",
+    "is_run",
+    "new_path",
+    "read_config",
+    "read_episodes",
+    "read_evaluations",
+    "read_groups",
+    "read_latest",
+    "read_metrics",
+    "read_provenance",
+    "read_starts",
+    "read_status",
+    "saved_steps",
+]
+
+_SPLITS: tuple[Split, ...] = ("train", "test")
+_TABLES = ("metrics.jsonl", "evaluations.jsonl")
+_NAMES = {
+    "config.yaml",
+    "provenance.json",
+    "status.json",
+    *_TABLES,
+    "episodes",
+    "checkpoints",
+    "latest",
+    "lock",
+    "rolled-back",
+}
+
+
+def new_path(recipe: str) -> Path:
+    """Return a new folder name for a run of a recipe that starts now."""
+    return default_path(recipe, datetime.now().astimezone())
+
+
+def default_path(recipe: str, started: datetime, root: Path = Path("runs")) -> Path:
+    """Return `runs/<recipe>-<yyyymmdd-hhmmss>`, with `-2`, `-3` … after it where that exists."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(recipe).stem).strip("-.") or "run"
+    path = root / f"{name}-{started:%Y%m%d-%H%M%S}"
+    candidates = (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 10_000)))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def changed_lines(old: str, new: str) -> list[str]:
+    """Return what differs between two config texts, line by line, in words."""
+    before, after = old.splitlines(), new.splitlines()
+    gone = [f"no longer '{line.strip()}'" for line in before if line not in after]
+    return gone + [f"now '{line.strip()}'" for line in after if line not in before]
+
+
+class RunDirectory:
+    """A run directory that this process alone writes.
+
+    Use it as a context manager: it marks the run as failed or interrupted when an exception leaves
+    the block, and gives the lock back. Every write raises RunDirectoryError when the disk refuses.
+    """
+
+    def __init__(self, path: Path, lock: RunLock, *, resumed: bool) -> None:
+        self.path = path
+        self.resumed = resumed
+        """True when the directory held this run already: `rewind` must come before any record."""
+        self._lock = lock
+        self._rewound = not resumed
+        self._unflushed: set[Path] = set()
+        self._status = Status("running", "start", 0, os.getpid(), socket.gethostname(), now(), now())
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        config: str,
+        provenance: Mapping[str, Json],
+        resume: bool,
+        differences: Callable[[str, str], Sequence[str]] = changed_lines,
+    ) -> RunDirectory:
+        """Take a new run directory, or with `resume` the one of an earlier run, and lock it.
+
+        `differences(old, new)` names what in the config forbids resuming; a run whose config may
+        change (more steps) passes one that allows it, and the file then holds the new config.
+
+        Raises RunDirectoryError for a directory that is in use, foreign, of another config, already
+        a run without `resume`, or no run with it.
+        """
+        with _writing(path):
+            if resume and not (path.is_dir() and any(path.iterdir())):
+                raise RunDirectoryError(
+                    f"There is no run at {path} to resume. Leave out --resume to start it."
+                )
+            path.mkdir(parents=True, exist_ok=True)
+            strangers = sorted({entry.name for entry in path.iterdir()} - _NAMES - _partials())
+        if strangers and not is_run(path):
+            raise RunDirectoryError(
+                f"{path} is not empty and no run of kapelle: it holds '{strangers[0]}'. Choose another --run-dir."
+            )
+        lock = RunLock(path / "lock")
+        try:
+            run = cls(path, lock, resumed=is_run(path))
+            if run.resumed:
+                _refuse_other_run(path, config, differences, resume=resume)
+            run._lay_out(config, provenance)
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @contextmanager
+    def _write(self, path: Path) -> Iterator[None]:
+        """Make sure that this process has the run alone, and turn what the disk refuses inside into words."""
+        self._lock.recheck()
+        with _writing(path):
+            try:
+                yield
+            except OSError:
+                self._lock.recheck()  # which then says why
+                raise
+
+    def recheck(self) -> None:
+        """Raise RunDirectoryError unless this process still has the run alone; to be called before its files change."""
+        self._lock.recheck()
+
+    def _lay_out(self, config: str, provenance: Mapping[str, Json]) -> None:
+        with self._write(self.path):
+            for folder in (self.checkpoints, *(episode_folder(self.path, split) for split in _SPLITS)):
+                folder.mkdir(parents=True, exist_ok=True)
+            for table in _TABLES:
+                own_file(self.path / table)
+            starts = {STARTS: self.starts} if self.starts else {}
+            replace_file(self.path / "provenance.json", _pretty({**provenance, **starts}))
+            self.report("start", self._status.step)
+            # Last, because a directory is a run from the moment it has a config.
+            replace_file(self.path / "config.yaml", config.encode())
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """With what the run was started and resumed up to now."""
+        return read_starts(self.path)
+
+    def record_start(self, start: Mapping[str, Json]) -> None:
+        """Record with what this process takes up the run."""
+        file = self.path / "provenance.json"
+        with self._write(file):
+            replace_file(file, _pretty({**read_provenance(self.path), STARTS: [*self.starts, dict(start)]}))
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    def record_metrics(self, step: int, row: Mapping[str, float]) -> None:
+        """Append the metrics of a step; raises NumericsError naming a value that is not finite."""
+        wrong = [name for name, value in row.items() if not math.isfinite(value)]
+        if wrong:
+            raise NumericsError(
+                f"Metric '{wrong[0]}' of step {step} is {row[wrong[0]]}; it must be a finite number."
+            )
+        self._append("metrics.jsonl", step, row)
+
+    def record_evaluation(self, step: int, row: Mapping[str, Json]) -> None:
+        """Append one evaluation after `step` updates: any JSON whose numbers are finite."""
+        self._append("evaluations.jsonl", step, row)
+
+    def _append(self, table: str, step: int, row: Mapping[str, Json]) -> None:
+        assert self._rewound, "a resumed run rewinds before it records"
+        assert "step" not in row, "the step is an argument of its own"
+        try:
+            line = json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
+        except ValueError as error:
+            raise NumericsError(
+                f"A row of {table} for step {step} holds a number that is not finite."
+            ) from error
+        path = self.path / table
+        with self._write(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                size = os.fstat(descriptor).st_size
+                try:
+                    write_all(descriptor, line)
+                except OSError:
+                    # A full disk may have taken half a row; the next one must not continue it.
+                    with suppress(OSError):
+                        os.ftruncate(descriptor, size)
+                    raise
+            finally:
+                os.close(descriptor)
+        self._unflushed.add(path)
+
+    def record_episodes(self, step: int, groups: Sequence[Group], split: Split = "train") -> None:
+        """Write all episodes of a step, or (`test`) of the evaluation after it; once for each step."""
+        assert self._rewound, "a resumed run rewinds before it records"
+        path = episode_file(self.path, step, split)
+        assert not path.exists(), f"the episodes of step {step} are recorded once"
+        with self._write(path):
+            replace_file(path, dump_groups(step, groups), sync=False)
+        self._unflushed |= {path, path.parent}
+
+    def positions(self) -> dict[str, int]:
+        """Flush all rows to the disk and return where they end; a checkpoint holds this."""
+        with _writing(self.path):
+            for path in sorted(self._unflushed):
+                flush(path)
+            self._unflushed.clear()
+            ends = {table: (self.path / table).stat().st_size for table in _TABLES}
+        return ends | {
+            f"episodes/{split}": max(episode_steps(self.path, split), default=-1) for split in _SPLITS
+        }
+
+    def start_anew(self) -> None:
+        """Let a resumed run that was stopped before its first checkpoint begin again.
+
+        Raises RunDirectoryError when it holds rows or episodes: no checkpoint could bring them back.
+        """
+        rows = any(b"\n" in (self.path / table).read_bytes() for table in _TABLES)
+        if rows or any(episode_steps(self.path, split) for split in _SPLITS):
+            raise RunDirectoryError(
+                f"{self.path} holds rows or episodes and no checkpoint to go on from, and to resume would delete them. Put "
+                f"its checkpoints back, or start it anew beside: kapelle train {self.path / 'config.yaml'} --run-dir OTHER."
+            )
+        self.rewind(dict.fromkeys(_TABLES, 0))
+
+    def rewind(self, positions: Mapping[str, int], measured: int | None = None) -> None:
+        """Cut off all rows and episodes after these positions, which are those of a checkpoint.
+
+        Evaluations after up to `measured` steps stay: a run that had ended there and goes on further measures the
+        weights of the checkpoint no second time. Raises RunDirectoryError when a file is shorter than its position or
+        broken there.
+        """
+        with self._write(self.path):
+            ends = {table: positions.get(table, 0) for table in _TABLES}
+            last = {split: positions.get(f"episodes/{split}", -1) for split in _SPLITS}
+            if measured is not None:
+                rows = self.path / "evaluations.jsonl"
+                ends[rows.name] = _end_of_step(rows, ends[rows.name], measured)
+                last["test"] = max(last["test"], measured)
+            for table, end in ends.items():
+                _cut(self.path / table, end)
+            for split in _SPLITS:
+                for step in episode_steps(self.path, split):
+                    if step > last[split]:
+                        episode_file(self.path, step, split).unlink()
+        self._rewound = True
+
+    def report(self, phase: str, step: int, state: State = "running") -> None:
+        """Say what the run is doing, or how it ended."""
+        self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
+        with self._write(self.path / "status.json"):
+            replace_file(self.path / "status.json", _lines(asdict(self._status)), sync=False)
+
+    def point_latest(self, checkpoint: Path) -> None:
+        """Let `latest` name this checkpoint, relative to the run."""
+        with self._write(self.path / "latest"):
+            replace_file(self.path / "latest", f"{checkpoint.relative_to(self.path).as_posix()}\n".encode())
+
+    def prune(self, keep: int, newest: Path) -> list[Path]:
+        """Delete checkpoints as `checkpoint.prune` does and return what was deleted."""
+        self._lock.recheck()
+        return prune(self.checkpoints, keep, newest)
+
+    def close(self) -> None:
+        """Give the lock back; what was recorded stays."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._status.state == "running":
+            failed = kind is not None and issubclass(kind, Exception)
+            # The disk may be why the block was left; that error must not be replaced by this one.
+            with suppress(RunDirectoryError):
+                self.report(self._status.phase, self._status.step, "failed" if failed else "interrupted")
+        self.close()
+
+
+def _partials() -> set[str]:
+    return {f".{name}{PARTIAL}" for name in _NAMES}
+
+
+def _pretty(value: Mapping[str, Json]) -> bytes:
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _lines(value: Mapping[str, str | int]) -> bytes:
+    """Return what `_pretty` returns of plain values, without the cycles that indenting leaves to the collector."""
+    rows = [f" {json.dumps(key)}: {json.dumps(entry, allow_nan=False)}" for key, entry in value.items()]
+    return ("{\n" + ",\n".join(rows) + "\n}\n").encode()
+
+
+def _refuse_other_run(
+    path: Path, config: str, differences: Callable[[str, str], Sequence[str]], *, resume: bool
+) -> None:
+    if not resume:
+        raise RunDirectoryError(
+            f"{path} already holds a run. Continue it with --resume, or choose another --run-dir."
+        )
+    changed = differences(read_config(path), config)
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise RunDirectoryError(
+            f"The run at {path} has another config: {changed[0]}{more}. "
+            f"Resume it with {path / 'config.yaml'}, or choose another --run-dir."
+        )
+
+
+def _end_of_step(table: Path, position: int, step: int) -> int:
+    """Return where the whole rows that follow a position end, as far as they are of a step up to this one."""
+    for line in table.read_bytes()[position:].splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError):
+            break
+        position += len(line)
+    return position
+
+
+def _cut(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                raise RunDirectoryError(
+                    f"{path} has lost rows that its checkpoint counts ({size} bytes). Restore the file, "
+                    "or start again in another --run-dir."
+                )
+        file.truncate(size)
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"Cannot write {error.filename or path}: {explain(error)}") from error

@@ -1,0 +1,69 @@
+"""What a wrong setting is told: its key, who set it, and the closest thing that would have been right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import pydantic
+
+from kapelle.errors import did_you_mean
+from kapelle.settings.base import Configured
+
+
+def explain(
+    model: type[Configured],
+    values: Mapping[str, Any],
+    error: pydantic.ValidationError,
+    origin: Mapping[str, str],
+    at: str = "",
+) -> str:
+    """Return one sentence on the fault that was meant: a setting of several kinds has faults as each of them.
+
+    The kind that fits best is the one whose faults lie deepest in `values`, then the one with the fewest; of
+    its faults a wrong key comes first.
+    """
+    found = error.errors(include_url=False)
+    beside = Counter(problem["loc"][:-1] for problem in found)
+    ranked = [
+        (_keys(p["loc"], values, missing=p["type"] == "missing"), -beside[p["loc"][:-1]], p) for p in found
+    ]
+    keys, _, problem = max(ranked, key=lambda one: (len(one[0]), one[1], one[2]["type"] == "extra_forbidden"))
+    path = ".".join([at, *keys] if at else keys)
+    source = next((name for key, name in origin.items() if key == path or key.startswith(f"{path}.")), "")
+    where = f" (set in {source})" if source else ""
+    if problem["type"] == "extra_forbidden":
+        return f"Unknown key '{path}'{where}.{did_you_mean(keys[-1], _known_keys(model, keys[:-1]))}"
+    if problem["type"] == "missing":
+        return f"'{path}' is missing. Add it to the recipe."
+    return f"'{path}' cannot be {problem['input']!r}{where}: {problem['msg'].removeprefix('Value error, ')}."
+
+
+def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> list[str]:
+    """Return the keys of a location; what else stands in it names the kind that pydantic tried."""
+    keys: list[str] = []
+    for part in location[:-1] if missing else location:
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
+        elif isinstance(values, list | tuple) and str(part).isdigit():
+            values = values[int(part)]
+        else:
+            continue
+        keys.append(str(part))
+    return [*keys, str(location[-1])] if missing else keys
+
+
+def _known_keys(model: type[Configured], path: Sequence[str]) -> list[str]:
+    models = [model]
+    for part in path:
+        fields = [one.model_fields[part] for one in models if part in one.model_fields]
+        models = [inner for field in fields for inner in models_in(field.annotation)] or models
+    return list(dict.fromkeys(key for one in models for key in one.model_fields))
+
+
+def models_in(annotation: Any) -> list[type[Configured]]:
+    """Return the classes of settings that a field may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Configured):
+        return [annotation]
+    return [found for inner in get_args(annotation) for found in models_in(inner)]

@@ -1,0 +1,127 @@
+"""Models in memory for a team, and the engines that play its policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from kapelle.algorithm import Algorithm
+from kapelle.engines.rollout.compose import ComposedEngine
+from kapelle.engines.rollout.endpoint import EndpointEngine
+from kapelle.engines.rollout.protocol import EngineSettings, Request, RolloutEngine
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
+from kapelle.environment import Recorded, Scripted
+from kapelle.errors import ModelError
+from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
+from kapelle.runtime.deadlines import call
+from kapelle.settings.schema import ModelConfig, RunConfig
+from kapelle.team import EMBEDDER, Policy, Team
+
+ENDPOINT_SECONDS = 120.0
+"""Most seconds for one attempt to get an endpoint's answer; `engine.timeout` bounds all of them together."""
+IN_MEMORY = "in-memory"
+"""Path of a model that was handed over and not loaded."""
+
+
+def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> dict[str, Any]:
+    """Let the section `model` of settings be a path, or a model in memory, which goes into `given`."""
+    model = sections.get("model")
+    if isinstance(model, LanguageModel):
+        given[IN_MEMORY] = model
+        return {**sections, "model": {"path": IN_MEMORY}}
+    return {**sections, "model": {"path": model}} if isinstance(model, str) else dict(sections)
+
+
+def load_models(
+    team: Team,
+    config: ModelConfig,
+    given: Mapping[str, LanguageModel],
+    devices: Mapping[str, str] | None = None,
+) -> dict[str, LanguageModel]:
+    """Return every base of a team: those given by path, the others made or loaded.
+
+    `devices` says of bases, by name, where they are to be if not where models are put.
+    """
+    models: dict[str, LanguageModel] = {}
+    taken: set[int] = set()
+    for base, path in team.bases.items():
+        model = given.get(path)
+        if model is None:
+            model = load_language_model(config.model_copy(update={"path": path}))
+        elif id(model) in taken:  # a second base on the same path has weights of its own
+            model = _copied(model, path)
+        taken.add(id(model))
+        models[base] = model
+        if base in (devices or {}):
+            torch.nn.Module.to(model.model, (devices or {})[base])
+    return models
+
+
+def _copied(model: LanguageModel, path: str) -> LanguageModel:
+    if model.bank.adapters:
+        raise ModelError(
+            f"The team needs the model '{path}' twice, and the one in memory carries adapters from before. "
+            "Take a fresh model."
+        )
+    return copy_language_model(model, path)
+
+
+def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: Team) -> RolloutEngine:
+    """Return the engine that plays all policies of a team: the recipe's, and endpoints beside it."""
+    engines: list[RolloutEngine] = []
+    local = [policy for policy in team.policies.values() if policy.endpoint is None]
+    if local:
+        engines.append(cast("EngineSettings", config.engine).build(models, local))
+    remote = {name: policy.endpoint for name, policy in team.policies.items() if policy.endpoint is not None}
+    if remote:
+        engines.append(EndpointEngine(remote, min(ENDPOINT_SECONDS, config.patience.engine)))
+    return engines[0] if len(engines) == 1 else ComposedEngine(engines)
+
+
+def build_train_engine(
+    config: RunConfig, algorithm: Algorithm, team: Team, models: Mapping[str, LanguageModel]
+) -> TorchTrainEngine:
+    """Return what holds the weights that a team learns, on models in memory by base name."""
+    training = config.training
+    embedder = [Policy(EMBEDDER, EMBEDDER, trained=False)] if EMBEDDER in team.bases else []
+    return TorchTrainEngine(
+        models,
+        [*team.policies.values(), *embedder],
+        list(team.critics.values()),
+        config.optimizer,
+        Limits(
+            training.microbatch_tokens,
+            training.parity_tolerance,
+            training.non_finite,
+            max(1, training.steps * algorithm.epochs * algorithm.minibatches),
+        ),
+        config.seed,
+        references=algorithm.reference_every is not None,
+        embedders=algorithm.embeddings == "base",
+    )
+
+
+def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) -> ScriptedEngine:
+    """Return an engine in which the environment's records or script speak for every agent, in the models' tokens."""
+    environment = config.environment
+
+    def speak(request: Request) -> str:
+        what, seconds = "`script` of the environment", config.patience.environment
+        return call(what, "environment", seconds, say, request)
+
+    def say(request: Request) -> str:
+        if isinstance(environment, Recorded):
+            turn = sum(message.role == "assistant" for message in request.messages)
+            return environment.recorded(request.agent, request.task, turn, request.sample)
+        return cast("Scripted", environment).script(
+            request.agent, request.task, request.messages, request.seed
+        )
+
+    local = {name: policy for name, policy in team.policies.items() if policy.endpoint is None}
+    return ScriptedEngine(
+        dict.fromkeys(team.policies, speak),
+        {name: models[policy.base].renderer for name, policy in local.items()},
+    )

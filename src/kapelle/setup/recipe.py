@@ -1,0 +1,319 @@
+"""Reading recipes: files, overlays and `key.path=value`, with the origin of every value.
+
+Precedence: defaults < recipe < its section `real` where asked for < overlays in order < `key.path=value` in order.
+Errors name the key, the file that set it and the closest known key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import pydantic
+import yaml
+
+from kapelle.algorithm import algorithm_class
+from kapelle.engines.rollout.protocol import engine_class
+from kapelle.environment import environment_class
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.settings.base import Configured
+from kapelle.settings.messages import explain, models_in
+from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml
+from kapelle.settings.schema import NAME, RunConfig, timed
+from kapelle.setup.base_model import REAL, no_real_values, own_warmup_left_out
+from kapelle.workflow import workflow_class
+from kapelle.workflows.dag_file import is_workflow_file, read_workflow
+from kapelle.workflows.dag_paths import fitted
+
+M = TypeVar("M", bound=Configured)
+
+SECTIONS = {
+    "environment": environment_class,
+    "workflow": workflow_class,
+    "algorithm": algorithm_class,
+    "engine": engine_class,
+}
+"""Sections whose settings are those of a class found by `name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A resolved run and where each of its values came from."""
+
+    config: RunConfig
+    origin: Mapping[str, str]
+    """Dotted key → file name, `command line` or `default`."""
+    notes: tuple[str, ...] = ()
+    """What whoever runs it should know, a sentence each."""
+
+    def yaml(self) -> str:
+        """Return the resolved settings; reading them again gives the same run."""
+        return to_yaml(self.config)
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return all settings, defaults included, as YAML."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def builtin_recipes() -> dict[str, str]:
+    """Return the recipes inside the package: name → YAML text."""
+    folder = files("kapelle") / "recipes"
+    texts = {p.name[:-5]: p.read_text("utf-8") for p in folder.iterdir() if p.name.endswith(".yaml")}
+    return dict(sorted(texts.items()))
+
+
+def load_recipe(
+    name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
+) -> Recipe:
+    """Read a built-in recipe or a YAML file, lay overlays and settings over it and check every key.
+
+    `real` lays its section `real`, the values for a pretrained model, right over the recipe. Raises ConfigError for a
+    missing file, YAML that does not parse, and keys or values that mean nothing.
+    """
+    layers, unused = _files(name, overlays, real)
+    return lay_over(layers, settings, unused_real=unused)
+
+
+def _files(
+    name: str, overlays: Sequence[str], real: bool
+) -> tuple[list[tuple[str, Mapping[str, Any]]], bool]:
+    """Return what files say as layers, and whether one of them has values for a pretrained model that are not laid."""
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    found = False
+    for source in (name, *overlays):
+        values = _read(source)
+        values_for_real = values.pop(REAL, None)
+        layers.append((source, values))
+        if values_for_real is None:
+            continue
+        if not isinstance(values_for_real, Mapping):
+            raise ConfigError(
+                f"`{REAL}` of recipe '{source}' is no mapping of sections, as the recipe itself is one."
+            )
+        found = True
+        if real:
+            layers.append((f"{source} --{REAL}", values_for_real))
+    if real and not found:
+        raise ConfigError(
+            f"Recipe '{name}' has no section `{REAL}`, which --{REAL} lays over it. Leave --{REAL} out and set what a "
+            "pretrained model needs (`optimizer.lr`, `team.sampling.max_tokens`), or add the section."
+        )
+    return layers, found and not real
+
+
+def lay_over(
+    layers: Sequence[tuple[str, Mapping[str, Any]]],
+    settings: Sequence[str] = (),
+    *,
+    unused_real: bool = False,
+) -> Recipe:
+    """Lay named mappings and then settings over one another and check every key; as `load_recipe`.
+
+    `unused_real`: there are values for a pretrained model, and they are not among the layers.
+    """
+    merged, origin = _layered(layers, settings)
+    if merged.get("stages") is not None:
+        raise ConfigError(
+            f"Recipe '{layers[0][0]}' has stages, and this takes one run. Train it with `kapelle train`, then name one "
+            "of the folders that it makes, such as RUN/01-NAME."
+        )
+    merged.pop("stages", None)
+    return _resolved(merged, origin, _own(layers[0], merged), unused_real)
+
+
+def _own(first: tuple[str, Mapping[str, Any]], merged: Mapping[str, Any]) -> frozenset[str]:
+    """Return the origins that are a recipe's own word.
+
+    A run's resolved settings say every section, because all that stands there was decided: none of it is.
+    """
+    source, values = first
+    if RunConfig.model_fields.keys() <= values.keys():
+        return frozenset()
+    names = [stage.get("name") for stage in merged.get("stages") or () if isinstance(stage, Mapping)]
+    return frozenset({source, *(f"stage '{name}'" for name in names)})
+
+
+def load_stages(
+    name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
+) -> tuple[tuple[str, Recipe], ...]:
+    """Read a recipe's `stages`, each the recipe with the stage's own sections laid over it; empty without any.
+
+    Settings lie over every stage; `stages.0.key=value` or `stages.NAME.key=value` is for one. Otherwise as
+    `load_recipe`.
+    """
+    layers, unused = _files(name, overlays, real)
+    merged, origin = _layered(layers, settings)
+    own = _own(layers[0], merged)
+    stages = merged.pop("stages", None)
+    if stages is None:
+        return ()
+    _check_stages(name, stages)
+    given = {key: source for key, source in origin.items() if key.startswith("stages.")}
+    origin = {key: source for key, source in origin.items() if key not in given}
+    found = []
+    for number, stage in enumerate(stages):
+        mine, mine_origin = deepcopy(merged), dict(origin)
+        said_by = f"stage '{stage['name']}'"
+        merge(mine, {k: v for k, v in stage.items() if k != "name"}, said_by, mine_origin)
+        for key, source in given.items():  # who but the recipe has said something of this stage
+            place = key.removeprefix(f"stages.{number}.")
+            if source not in own and source != layers[0][0] and mine_origin.get(place) == said_by:
+                mine_origin[place] = source
+        for setting in settings:
+            if not setting.startswith("stages."):
+                merge(mine, parse_setting(setting), COMMAND_LINE, mine_origin)
+        resolved = RunConfig.model_fields.keys() <= stage.keys()
+        by = frozenset[str]() if resolved else own
+        found.append((stage["name"], _resolved(mine, mine_origin, by, unused)))
+    return tuple(found)
+
+
+def _check_stages(recipe: str, stages: Any) -> None:
+    if not isinstance(stages, list) or not stages or not all(isinstance(stage, Mapping) for stage in stages):
+        raise ConfigError(
+            f"`stages` of recipe '{recipe}' is no list of stages. Write `stages: [{{name: …}}]`."
+        )
+    names = [stage.get("name") for stage in stages]
+    for number, name in enumerate(names):
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            raise ConfigError(
+                f"Stage {number} of recipe '{recipe}' is named {name!r}. Give it a `name` of letters, digits and _."
+            )
+        if name in names[:number]:
+            raise ConfigError(f"Recipe '{recipe}' has two stages named '{name}'. Rename one.")
+
+
+def _layered(
+    layers: Sequence[tuple[str, Mapping[str, Any]]], settings: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what layers (source, values) and then settings come to, and dotted key → where it came from."""
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source, values in layers:
+        merge(merged, fitted(values, merged), source, origin)
+    for setting in settings:
+        merge(merged, fitted(parse_setting(setting), merged), COMMAND_LINE, origin)
+    return merged, origin
+
+
+def _resolved(
+    merged: dict[str, Any], origin: dict[str, str], own: frozenset[str], unused_real: bool
+) -> Recipe:
+    notes = own_warmup_left_out(merged, origin, own) + (no_real_values(merged) if unused_real else ())
+    config = resolve(merged, origin)
+    for key in _taken_back(RunConfig, merged):
+        origin.pop(key, None)
+    for key in leaves(config.model_dump(mode="json")):
+        origin.setdefault(key, "default")
+    return Recipe(config, origin, notes)
+
+
+def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> RunConfig:
+    """Validate nested values as a run; ConfigError explains the first thing that is wrong.
+
+    Null in place of a mapping that cannot be null takes back what was said of it: its defaults hold.
+    """
+    values = _without(values, _taken_back(RunConfig, values))
+    engine = values.get("engine", {})
+    if isinstance(engine, Mapping):
+        values = {**values, "engine": {"name": "local", **engine}}
+    built = {section: _section(section, values, origin or {}) for section in SECTIONS}
+    return _validated(RunConfig, {**values, **built}, origin or {})
+
+
+def _taken_back(model: type[Configured], values: Mapping[str, Any], at: str = "") -> list[str]:
+    """Return the dotted keys at which null stands for a mapping that has defaults to go back to."""
+    found: list[str] = []
+    for key, value in values.items():
+        path = f"{at}{key}"
+        if not at and key in SECTIONS:
+            if value is None and key == "engine":
+                found.append(path)
+            elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
+                kind = SECTIONS[key](value["name"])
+                found += _taken_back(kind, value, f"{path}.") if issubclass(kind, Configured) else []
+        elif key in model.model_fields:
+            field = model.model_fields[key]
+            inner = models_in(field.annotation)
+            if value is None and not field.is_required() and _only_mapping(field.annotation):
+                found.append(path)
+            elif isinstance(value, Mapping) and inner:
+                found += _taken_back(inner[0], value, f"{path}.")
+            elif isinstance(value, list) and inner:
+                rows = [(k, row) for k, row in enumerate(value) if isinstance(row, Mapping)]
+                found += [each for k, row in rows for each in _taken_back(inner[0], row, f"{path}.{k}.")]
+    return found
+
+
+def _only_mapping(annotation: Any) -> bool:
+    """Return whether a field holds a mapping or settings, and never null."""
+    kind = get_origin(annotation) or annotation
+    if kind in (Union, UnionType):
+        return all(map(_only_mapping, get_args(annotation)))
+    if kind is Annotated:
+        return _only_mapping(get_args(annotation)[0])
+    return isinstance(kind, type) and issubclass(kind, Mapping | Configured)
+
+
+def _without(values: Any, keys: Sequence[str], at: str = "") -> Any:
+    if not keys:
+        return values
+    if isinstance(values, Mapping):
+        kept = {key: value for key, value in values.items() if f"{at}{key}" not in keys}
+        return {key: _without(value, keys, f"{at}{key}.") for key, value in kept.items()}
+    if isinstance(values, list):
+        return [_without(value, keys, f"{at}{k}.") for k, value in enumerate(values)]
+    return values
+
+
+def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str]) -> Configured:
+    given = values.get(section)
+    if isinstance(given, Configured):
+        return given
+    if not isinstance(given, Mapping) or "name" not in given:
+        raise ConfigError(f"The recipe says no `{section}.name`. Add `{section}: {{name: …}}`.")
+    found = SECTIONS[section](str(given["name"]))
+    if not issubclass(found, Configured):
+        raise ConfigError(f"The {section} '{given['name']}' must be a subclass of kapelle.Configured.")
+    kind = timed(found, section) if section in ("environment", "engine") else found
+    return _validated(kind, given, origin, section)
+
+
+def _validated(model: type[M], values: Mapping[str, Any], origin: Mapping[str, str], at: str = "") -> M:
+    try:
+        return model.model_validate(dict(values))
+    except pydantic.ValidationError as error:
+        raise ConfigError(explain(model, values, error, origin, at)) from None
+
+
+def _read(source: str) -> dict[str, Any]:
+    path = Path(source)
+    recipes = builtin_recipes()
+    if source in recipes and not path.is_file():
+        text = recipes[source]
+    elif path.suffix in {".yaml", ".yml"} or path.is_file():
+        try:
+            text = path.read_text("utf-8")
+        except OSError as error:
+            raise ConfigError(f"Recipe file {source} cannot be read: {error.strerror}.") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"Recipe file {source} is no text in UTF-8: {error.reason} at byte {error.start:,}. Save it as UTF-8, or "
+                "put it back from a copy."
+            ) from None
+    else:
+        raise ConfigError(f"Unknown recipe '{source}'.{did_you_mean(source, recipes)}")
+    try:
+        values = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"Recipe {source} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"Recipe {source} is not a mapping of sections but {type(values).__name__}.")
+    return dict(read_workflow(values, source).sections) if is_workflow_file(values) else values

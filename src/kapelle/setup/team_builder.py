@@ -1,0 +1,244 @@
+"""From settings to a team: which agent acts with which weights, and who judges it.
+
+No model is loaded here; `checks.py` looks at the result before anything expensive starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from kapelle.algorithm import SENTENCES, Algorithm
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.models.devices import check_device
+from kapelle.settings.schema import (
+    AgentConfig,
+    EndpointConfig,
+    LoraConfig,
+    NamedAdapter,
+    OwnModel,
+    PastAdapter,
+    PerTurn,
+    RunConfig,
+    SamplingConfig,
+    TeamConfig,
+)
+from kapelle.team import EMBEDDER, VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Team
+from kapelle.types import Sampling
+
+BASE = "base"
+REWARD_BASE = "base@reward"
+"""The base of a reward model that reads on a device of its own."""
+
+
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """Return the algorithm's row, with the reward model that a recipe adds to what it is paid.
+
+    Raises ConfigError where the algorithm learns from no reward of turns.
+    """
+    row = cast("Algorithm", cast("Any", config.algorithm).build())
+    model = config.reward_model
+    if model is None:
+        return row
+    if row.verifier is not None or (row.scores and row.returns is None):
+        raise ConfigError(
+            f"`reward_model` is a term of what the environment pays, and `{row.name}` pays by a verifier's scores alone. "
+            f"Remove it, and set `algorithm.verifier: {model.path}`."
+        )
+    if row.returns is None or row.source != "rollout":
+        raise ConfigError(
+            f"`reward_model` is a term of the reward of a turn, and `{row.name}` learns from no such rewards. Remove it, or "
+            "set an algorithm that does, for example `algorithm.name: grpo`."
+        )
+    if row.tree is not None:
+        raise ConfigError(
+            f"`reward_model` scores the turns of an episode, and `{row.name}` with a tree is paid by what its candidates "
+            "earn. Remove it, or set `algorithm.tree: false`."
+        )
+    if model.device is not None:
+        check_device(model.device, "reward_model.device")
+    return replace(row, verifier=model.path)
+
+
+def reward_device(config: RunConfig) -> dict[str, str]:
+    """Return where the base of a reward model is, by the base's name; empty where it shares another's."""
+    model = config.reward_model
+    return {} if model is None or model.device is None else {REWARD_BASE: model.device}
+
+
+OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
+"""Weights that are the same in every turn of an agent."""
+
+
+def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
+    """Return the team map that a recipe describes; ConfigError when it cannot mean anything."""
+    seats = seats_of(config.team)
+    bases = {BASE: config.model.path}
+    policies: dict[str, Policy] = {}
+    policy_of: dict[str, str] = {}
+    turns_of: dict[str, tuple[str, ...]] = {}
+    for seat in seats:
+        own = _policies(seat, config.team, bases)
+        for policy in own:
+            known = policies.setdefault(policy.name, policy)
+            if known != policy:
+                raise ConfigError(
+                    f"Agent '{seat.name}' would give policy '{policy.name}' other settings than an agent before it. "
+                    "Agents that share weights need the same `lora`; or give this one another name or adapter."
+                )
+        policy_of[seat.name] = own[0].name
+        if isinstance(seat.weights, PerTurn):
+            turns_of[seat.name] = tuple(policy.name for policy in own)
+    critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
+    if algorithm.verifier is not None:
+        model = config.reward_model
+        if model is not None and model.device is not None:
+            bases[REWARD_BASE] = bases[BASE]
+            critics[VERIFIER] = _held(algorithm.verifier, REWARD_BASE)
+        else:
+            critics[VERIFIER] = _verifier(algorithm.verifier, policies, bases)
+    embedder = algorithm.embeddings
+    if embedder is not None and embedder != "base" and not embedder.startswith(SENTENCES):
+        bases[EMBEDDER] = embedder
+    agents = tuple(
+        Agent(seat.name, seat.system, seat.prompt, _sampling(seat.sampling or config.team.sampling))
+        for seat in seats
+    )
+    return Team(agents, policies, policy_of, bases, critics, critic_of, turns_of)
+
+
+def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
+    """Return the agents in seat order; a number stands for that many alike."""
+    if isinstance(team.agents, int):
+        if team.agents < 1:
+            raise ConfigError(f"`team.agents` is {team.agents}. A team has at least one agent.")
+        return tuple(AgentConfig(name=f"agent_{k}") for k in range(team.agents))
+    return team.agents
+
+
+def _policies(seat: AgentConfig, team: TeamConfig, bases: dict[str, str]) -> tuple[Policy, ...]:
+    """Return the policy of each of an agent's turns; one where all turns have the same."""
+    weights = seat.weights or team.sharing
+    if not isinstance(weights, PerTurn):
+        return (_policy(seat, weights, team, bases),)
+    listed = weights.per_turn
+    # "@" is in no agent's name, so that no other policy can be called the same.
+    names = [f"{seat.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
+    return tuple(Policy(name, BASE, _lora(seat.lora or team.lora)) for name in names)
+
+
+def _policy(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: dict[str, str]) -> Policy:
+    lora = _lora(seat.lora or team.lora)
+    if isinstance(weights, EndpointConfig):
+        endpoint = Endpoint(weights.endpoint, weights.model, weights.api_key_env)
+        return Policy(seat.name, base="", trained=False, endpoint=endpoint)
+    if isinstance(weights, NamedAdapter):
+        return Policy(weights.adapter, BASE, lora)
+    if isinstance(weights, PastAdapter):
+        from kapelle.models.weights import read_lora
+
+        return Policy(seat.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
+    if isinstance(weights, OwnModel):
+        return _own_model(seat.name, weights, lora, bases)
+    if weights == "lora":
+        return Policy(seat.name, BASE, lora)
+    return Policy(weights, BASE, None, trained=weights == "shared")
+
+
+def _own_model(agent: str, weights: OwnModel, lora: Lora, bases: dict[str, str]) -> Policy:
+    # A model that is trained in full belongs to its agent; others are loaded once for all. The prefixes keep
+    # both apart from `base`, whatever an agent or a folder is called.
+    base = f"own:{agent}" if weights.train == "full" else f"model:{weights.model}"
+    bases[base] = weights.model
+    if weights.train == "lora":
+        return Policy(agent, base, lora)
+    name = agent if weights.train == "full" else f"frozen:{weights.model}"
+    return Policy(name, base, None, trained=weights.train == "full")
+
+
+def _critics(
+    team: TeamConfig,
+    seats: tuple[AgentConfig, ...],
+    algorithm: Algorithm,
+    policies: Mapping[str, Policy],
+    policy_of: Mapping[str, str],
+    bases: dict[str, str],
+) -> tuple[dict[str, Critic], dict[str, str]]:
+    sharers = [seat.name for seat in seats if seat.share_critic_with is not None]
+    if algorithm.critic is None:
+        if sharers or team.critic_sharing is not None:
+            raise ConfigError(
+                f"`{algorithm.name}` has no critics, so nothing can share them. Remove `share_critic_with` and "
+                "`team.critic_sharing`, or use ppo, ippo or mappo."
+            )
+        return {}, {}
+    if algorithm.critic.everyone:
+        judge = Critic(VERIFIER, BASE, _lora(team.critic_lora))
+        return {VERIFIER: judge}, {seat.name: VERIFIER for seat in seats}
+    learning = [seat for seat in seats if policies[policy_of[seat.name]].trained]
+    shared = (team.critic_sharing or algorithm.critic.sharing) == "shared"
+    first = learning[0].name if learning else ""
+    critics: dict[str, Critic] = {}
+    critic_of: dict[str, str] = {}
+    for seat in learning:
+        owner = _critic_owner(seat, seats)
+        owner = first if shared else owner
+        name = f"critic:{owner}"  # no agent, and so no policy, can have this name
+        critic_of[seat.name] = name
+        critics[name] = Critic(name, _still_base(policies[policy_of[owner]], bases), _lora(team.critic_lora))
+    return critics, critic_of
+
+
+def _verifier(folder: str, policies: Mapping[str, Policy], bases: dict[str, str]) -> Critic:
+    """Return the critic that a folder holds; it learns nothing here, and stands on a base that nothing trains."""
+    moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
+    return _held(folder, BASE if moving is None else _still_base(moving, bases))
+
+
+def _held(folder: str, base: str) -> Critic:
+    from kapelle.models.weights import read_lora
+
+    return Critic(VERIFIER, base, read_lora(Path(folder)), trained=False)
+
+
+def _critic_owner(seat: AgentConfig, seats: tuple[AgentConfig, ...]) -> str:
+    names = [other.name for other in seats]
+    owner, wanted = seat.name, seat.share_critic_with
+    for _ in seats:
+        if wanted is None:  # seat number 0 is a seat
+            return owner
+        if isinstance(wanted, int):
+            if not 0 <= wanted < len(seats):
+                raise ConfigError(
+                    f"`share_critic_with: {wanted}` of agent '{seat.name}': seats go from 0 to {len(seats) - 1}."
+                )
+            wanted = names[wanted]
+        if wanted not in names:
+            raise ConfigError(
+                f"`share_critic_with` of agent '{seat.name}' names '{wanted}'.{did_you_mean(wanted, names)}"
+            )
+        owner, wanted = wanted, seats[names.index(wanted)].share_critic_with
+    if wanted is None:
+        return owner
+    raise ConfigError(
+        f"`share_critic_with` of agent '{seat.name}' goes in a circle. Let one of them own the critic."
+    )
+
+
+def _still_base(policy: Policy, bases: dict[str, str]) -> str:
+    """Return a base that no policy trains: the policy's own under an adapter, else a frozen copy of it."""
+    if policy.endpoint is not None or policy.lora is not None or not policy.trained:
+        return policy.base or BASE
+    copy = f"{policy.base}@critic"
+    bases[copy] = bases[policy.base]
+    return copy
+
+
+def _lora(config: LoraConfig) -> Lora:
+    return Lora(config.rank, config.alpha, config.targets, config.dropout)
+
+
+def _sampling(config: SamplingConfig) -> Sampling:
+    return Sampling(config.max_tokens, config.temperature, config.top_p, config.top_k, config.stop)

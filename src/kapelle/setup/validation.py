@@ -1,0 +1,252 @@
+"""What a run's settings mean together, looked at before a model is loaded.
+
+Every message says what is wrong, where, and how to mend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, cast
+
+from kapelle.algorithm import Algorithm
+from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
+from kapelle.errors import ConfigError, ContextError
+from kapelle.models.paths import check_model_path
+from kapelle.rollout.bounded_worlds import task_of
+from kapelle.runs.trackers import check_tracker
+from kapelle.runtime.event_loop import run_async
+from kapelle.settings.schema import RunConfig
+from kapelle.team import Team
+from kapelle.types import Message
+from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
+
+if TYPE_CHECKING:
+    from kapelle.models.language_model import LanguageModel
+
+
+def check_run(
+    config: RunConfig, algorithm: Algorithm, team: Team, given: Container[str] = (), training: bool = True
+) -> None:
+    """Raise the first error that these settings would run into; cheap, loads no model.
+
+    `given` are the paths whose models are in memory already.
+    """
+    environment = cast("Environment", config.environment)
+    workflow = cast("Workflow", config.workflow)
+    environment.check(team.names)
+    workflow.check(team.agents, environment)
+    _check_turns(workflow, team)
+    for path in team.bases.values():
+        if path not in given:
+            check_model_path(path)
+    if training:
+        if config.warmup is not None and config.model.path in given:
+            raise ConfigError(
+                f"`warmup` makes a model of its own from `model.path`, and '{config.model.path}' is in memory already: what "
+                "was handed over would not be used. Leave `warmup` out, or hand over no model."
+            )
+        _check_training(config, algorithm, team)
+
+
+def _check_turns(workflow: Workflow, team: Team) -> None:
+    """Refuse weights by turn for other turns than there are, where the workflow's settings say how many there are.
+
+    Elsewhere the first turn without weights ends its episode with the reason.
+    """
+    if not isinstance(workflow, CountsTurns):
+        return
+    for agent, listed in team.turns_of.items():
+        taken = workflow.most_turns(team.names)[agent]
+        if taken != len(listed):
+            raise ConfigError(
+                f"`weights.per_turn` of agent '{agent}' has weights for {len(listed)} turns, and the workflow gives it "
+                f"{taken}. Set `per_turn: {taken}`, name an adapter again for a turn that is to share it, or change the "
+                "workflow's rounds."
+            )
+
+
+def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
+    for tracker in config.trackers:
+        check_tracker(tracker.name)
+    judging = algorithm.critic is not None and algorithm.critic.everyone
+    if judging and team.trained:
+        raise ConfigError(
+            f"`{algorithm.name}` trains no agent, and policy '{team.trained[0]}' of this team is trained. Set "
+            "`team.sharing: frozen`, and give no agent `weights` that learn."
+        )
+    if not team.trained and not judging:
+        raise ConfigError(
+            "No agent of this team is trained. Set `team.sharing: lora` or `shared`, or give an agent such `weights`."
+        )
+    for check in algorithm.checks:
+        check(team)
+    _check_worlds(config, algorithm, team)
+    environment = cast("Environment", config.environment)
+    _check_own_rewards(config, environment, team)
+    _check_staleness(config, algorithm)
+    scripted = isinstance(environment, Scripted | Recorded)
+    if isinstance(environment, Recorded):
+        _check_recorded(algorithm, environment.name, environment.answers_per_task())
+    if algorithm.source == "demonstrations" and not scripted:
+        raise ConfigError(
+            f"`{algorithm.name}` learns from demonstrations, and environment '{environment.name}' has no script "
+            "that gives any. Use an environment with one (arithmetic, gsm8k_steps, math)."
+        )
+    if config.warmup is not None and not scripted:
+        raise ConfigError(
+            f"`warmup` plays the environment's script, and '{environment.name}' has none. Remove `warmup`."
+        )
+    if algorithm.critic is not None and algorithm.critic.view == "central":
+        _check_one_tokeniser(algorithm, team)
+    if algorithm.source == "rollout":
+        _check_sampling(team)
+
+
+def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
+    """Refuse worlds and workflows that cannot do what credit asks of them."""
+    environment = cast("Environment", config.environment)
+    if algorithm.tree is not None:
+        _check_repeats(algorithm, environment)
+    if algorithm.scores:
+        _check_scorable(algorithm, environment, team)
+    if algorithm.scores and not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
+        raise ConfigError(
+            f"`{algorithm.name}` reads a score of every turn, and the workflow asks for none. Set "
+            "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
+        )
+
+
+def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> None:
+    """Refuse to learn from what records do not hold: words of the team's own, or more answers than there are."""
+    if algorithm.source == "rollout":
+        raise ConfigError(
+            f"`{algorithm.name}` plays, and environment '{environment}' pays recorded words alone. Set "
+            "`algorithm.data: recorded` (dpo, verifier), `algorithm.name: sft`, or another environment."
+        )
+    if algorithm.group_size > 1 and answers < 2:
+        raise ConfigError(
+            f"`{algorithm.name}` compares answers to one question, and environment '{environment}' has one of each. Set "
+            "`environment.name: preferences` or `labelled`."
+        )
+
+
+def _check_staleness(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse old samples where a ratio to the weights that spoke means nothing."""
+    if config.training.max_staleness and (algorithm.swap_every or algorithm.source != "rollout"):
+        reason = "exchanges weights" if algorithm.swap_every else "does not learn from rollouts"
+        raise ConfigError(
+            f"`training.max_staleness` lets rollouts run ahead, and `{algorithm.name}` {reason}. Set it to 0."
+        )
+
+
+def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) -> None:
+    """Refuse to share rewards that always add up to the same: every advantage would be 0."""
+    how = config.algorithm.model_dump().get("team_reward")
+    if isinstance(environment, Mixed):
+        for member in environment.members.values():
+            _check_own_rewards(config, member, team)
+        return
+    opposed = isinstance(environment, Opposed) and environment.constant_sum
+    if opposed and how in {"mean", "sum"} and len(team.names) > 1:
+        raise ConfigError(
+            f"What one agent wins in '{environment.name}' the others lose, and `algorithm.team_reward: {how}` pays all the "
+            "same: nothing could be learned. Set `algorithm.team_reward: individual`."
+        )
+
+
+def _check_scorable(algorithm: Algorithm, environment: Environment, team: Team) -> None:
+    """Refuse a world that cannot say what a text would earn."""
+    world = environment.start(task_of(environment, "train", 0), team.names, 0)
+    scorable = isinstance(world, Scorable)
+    run_async(world.close)
+    if not scorable:
+        raise ConfigError(
+            f"`{algorithm.name}` asks at every turn what a text would earn, and a world of '{environment.name}' cannot "
+            "say that before the episode is over. Use an environment of questions, or `algorithm.verifier`."
+        )
+
+
+def _check_repeats(algorithm: Algorithm, environment: Environment) -> None:
+    """Refuse a tree in a world that cannot be played again to where it branches."""
+    alive = environment.alive if isinstance(environment, Alive) else ()
+    if alive:
+        raise ConfigError(
+            f"`{algorithm.name}` with a tree plays every episode again up to where it branches, and environment "
+            f"'{environment.name}' asks what may answer otherwise the next time: {', '.join(alive)}. Set "
+            "`algorithm.tree: false`, or leave that out."
+        )
+
+
+def _check_one_tokeniser(algorithm: Algorithm, team: Team) -> None:
+    """Refuse a central critic whose view would mix the token ids of different tokenisers."""
+    kinds: dict[str, str] = {}
+    for agent in team.names:
+        policy = team.policy(agent)
+        kinds.setdefault("an endpoint" if policy.endpoint else f"'{team.bases[policy.base]}'", agent)
+    if len(kinds) > 1:
+        (one, first), (other, second) = list(kinds.items())[:2]
+        raise ConfigError(
+            f"`{algorithm.name}` reads what all agents see as tokens of one model, but '{first}' is played by {one} "
+            f"and '{second}' by {other}. Set `algorithm.name: ippo` (local critics), or one model for all."
+        )
+
+
+def _check_sampling(team: Team) -> None:
+    """Refuse sampling whose distribution the trainer cannot reproduce exactly."""
+    for agent in team.agents:
+        s = agent.sampling
+        if not team.policy(agent.name).trained:
+            continue
+        if s.temperature <= 0:
+            raise ConfigError(
+                f"Agent '{agent.name}' learns, but samples greedily (temperature 0): nothing would vary. Set its "
+                "`sampling.temperature` above 0; evaluation is greedy by `evaluation.greedy`."
+            )
+        if s.top_p < 1 or s.top_k > 0:
+            raise ConfigError(
+                f"Agent '{agent.name}' learns, but samples with top_p {s.top_p} and top_k {s.top_k}: the trainer's "
+                "log-probs would be of another distribution than the sampled one. Set `top_p: 1` and `top_k: 0`."
+            )
+
+
+def check_prompts(
+    config: RunConfig, team: Team, given: Mapping[str, LanguageModel] | None = None, problems: int = 64
+) -> None:
+    """Raise ContextError when a first prompt of the first tasks leaves no room in the model's context.
+
+    Loads tokenisers, no models. Later prompts of an episode depend on what is said, and are checked there.
+    """
+    from kapelle.models.language_model import load_renderer
+
+    environment = cast("Environment", config.environment)
+    memory = {path: model.renderer for path, model in (given or {}).items()}
+    renderers = {
+        path: memory.get(path) or load_renderer(path, config.model) for path in set(team.bases.values())
+    }
+    for split in ("train", "test"):
+        size = environment.size(split)
+        for index in range(min(problems, problems if size is None else size)):
+            task = task_of(environment, split, index)
+            for agent in team.agents:
+                policy = team.policy(agent.name)
+                if policy.endpoint is not None:
+                    continue
+                renderer = renderers[team.bases[policy.base]]
+                messages = [Message("system", agent.system)] if agent.system else []
+                messages.append(Message("user", _opening(agent.prompt, task.question)))
+                try:
+                    tokens = len(renderer.start(messages))
+                except ContextError as error:
+                    raise ContextError(f"Agent '{agent.name}' cannot read task {task.id}. {error}") from None
+                if tokens >= renderer.context:
+                    raise ContextError(
+                        f"The prompt of agent '{agent.name}' for task {task.id} has {tokens} tokens; the model reads "
+                        f"{renderer.context}. Use a model with a longer context (`model.embedded.context` for the "
+                        "embedded one), or shorter prompts."
+                    )
+
+
+def _opening(prompt: str | None, question: str) -> str:
+    if prompt is None:
+        return question
+    return prompt.replace("{question}", question)

@@ -1,0 +1,1 @@
+"""The one loop and what stands around it: what is recorded, saved, resumed and shown."""

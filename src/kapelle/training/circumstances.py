@@ -1,0 +1,207 @@
+"""What a run was started with besides its config, and what of it is another thing when the run goes on.
+
+Each start and each resume is a row under `starts` in `provenance.json`:
+
+    {"at": "2026-11-24T10:00:00.000+00:00", "steps": 0,
+     "data": {"data/train.jsonl": "3f…"},                    hash of what was read
+     "weights": {"past adapter 'second' (runs/…)": "9a…"},   adapters and a verifier that a run plays with and does not learn
+     "began_from": {"first (runs/…)": "9a…"},                weights of which only the start is made
+     "versions": {"torch": "2.13.0", …},
+     "machine": {"threads": 2, "processor": "…", …}}
+
+Nothing of this stops a resume: what a step draws follows from its number and the size of the data alone, so that a resumed
+run can go on with any data. But it is another run then, and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from kapelle.environment import Reads
+from kapelle.models.sealed import listed_files
+from kapelle.runs.lock import now
+from kapelle.runtime.file_contents import content_or_fault, folder_content
+from kapelle.setup.team_builder import build_algorithm
+from kapelle.training.observer import Silent
+from kapelle.types import Json
+
+if TYPE_CHECKING:
+    from kapelle.runs.writer import RunDirectory
+    from kapelle.settings.schema import RunConfig
+    from kapelle.team import Team
+    from kapelle.training.observer import Listener
+
+PACKAGES = ("kapelle", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+_VECTORS = ("avx", "fma", "sse4", "f16c", "amx", "neon", "asimd", "sve", "bf16", "i8mm")
+"""Beginnings of processor features on which the kernels that torch picks, and their rounding, depend."""
+_LOUD = ("data", "weights")
+_NAMED = 4
+"""Files that are named one by one when they have changed."""
+_DIGITS = 12
+_FOLLOWS = {
+    "data": "from step {step} on this run learns from other data than before. Start anew if it is to be a run of these data",
+    "weights": "from step {step} on it plays with other weights than before. Start anew if it is to be a run with these",
+    "versions": "results may differ from those of a run that was never stopped",
+    "machine": "results may differ from those of a run that was never stopped",
+}
+
+
+def note_start(
+    run: RunDirectory,
+    config: RunConfig,
+    team: Team,
+    steps: int,
+    began_from: Mapping[str, Path],
+    listener: Listener,
+) -> None:
+    """Record with what a run starts, or goes on after `steps`; the listener hears one line of each thing that has changed.
+
+    Data are read for it. Where nobody listens, other data or weights are a warning of Python's.
+    """
+    start = {"at": now(), "steps": steps, **circumstances(config, team, began_from)}
+    if run.resumed:
+        for kind, line in changes(run.starts, start):
+            listener.phase("resume", line)
+            if type(listener) is Silent and kind in _LOUD:
+                warnings.warn(line, stacklevel=3)
+    run.record_start(start)
+
+
+def circumstances(config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> dict[str, Any]:
+    """Return what a run of these settings would start with here and now, by kind and name."""
+    weights = {
+        f"past adapter '{policy.name}' ({policy.past})": _weights(Path(policy.past))
+        for policy in team.policies.values()
+        if policy.past is not None
+    }
+    verifier = build_algorithm(config).verifier
+    if verifier is not None:
+        weights[f"verifier ({verifier})"] = _weights(Path(verifier))
+    sections = (config.environment, config.workflow)
+    return {
+        "data": {name: content for section in sections for name, content in _contents(section)},
+        "weights": weights,
+        "began_from": {f"{name} ({folder})": _weights(folder) for name, folder in began_from.items()},
+        "versions": _versions(),
+        "machine": _machine(),
+    }
+
+
+def changes(starts: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what differs from the last start: kind, and one line of what it was, what it is and what follows."""
+    if not starts:
+        said = "provenance.json does not say how this run was started before (it was damaged, removed or made by an earlier"
+        return [
+            ("unknown", f"{said} version), so whether data, weights, versions or machine changed is unknown")
+        ]
+    found = []
+    for kind, follows in _FOLLOWS.items():
+        before, here = starts[-1].get(kind), start[kind]
+        if not isinstance(before, Mapping):
+            found.append((kind, f"provenance.json does not say what the {kind} of this run were before"))
+            continue
+        names = [name for name in dict.fromkeys([*before, *here]) if before.get(name) != here.get(name)]
+        if kind == "data" and len(names) > _NAMED:
+            more = f"{len(names)} files of the data, such as {names[0]}, are other ones"
+            found.append((kind, f"{more}: {follows.format(step=start['steps'] + 1)}"))
+            continue
+        for name in names:
+            then, this = _told(kind, before.get(name)), _told(kind, here.get(name))
+            found.append((kind, f"{name} was {then}, is {this}: {follows.format(step=start['steps'] + 1)}"))
+    return found
+
+
+def _told(kind: str, value: object) -> str:
+    if value is None:
+        return "not there"
+    return f"content {str(value)[:_DIGITS]}" if kind in ("data", "weights") else str(value)
+
+
+def _contents(value: object) -> Iterator[tuple[str, str]]:
+    """Yield every file that settings name, or say that they read, with a hash of what is in it."""
+    if isinstance(value, BaseModel):
+        if isinstance(value, Reads):
+            yield from value.contents().items()
+        for _, each in value:
+            if isinstance(each, str) and not isinstance(value, Reads):
+                yield from _file(each)
+            else:
+                yield from () if isinstance(each, str) else _contents(each)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _contents(each)
+    elif isinstance(value, str):
+        yield from _file(value)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _contents(each)
+
+
+def _file(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the file that a setting names, also as `path/file.py:Class`; most settings name none."""
+    file, colon, _ = text.rpartition(":")
+    named = file if colon and file.endswith(".py") else text
+    try:
+        path = Path(named).expanduser()
+        if path.is_file():
+            yield named, content_or_fault(path)
+    except (OSError, ValueError, RuntimeError):
+        return
+
+
+def _weights(folder: Path) -> str:
+    """Return one hash of a folder of weights: of what kapelle wrote, which is verified when it is read, or of what is there."""
+    listed = listed_files(folder)
+    if listed is None:
+        return folder_content(folder)
+    return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
+
+
+def _versions() -> dict[str, Json]:
+    import torch
+
+    found: dict[str, Json] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return {**found, "cuda": torch.version.cuda if torch.cuda.is_available() else None}
+
+
+def _machine() -> dict[str, Json]:
+    import torch
+
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    model, features = _processor()
+    return {
+        "threads": torch.get_num_threads(),
+        "processor": model,
+        "processor features": f"{torch.backends.cpu.get_cpu_capability()}: {features}",
+        "device": device,
+        "system": f"{sys.platform} {platform.machine()}",
+    }
+
+
+def _processor() -> tuple[str, str]:
+    """Return a processor's name and those of its features that arithmetic depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine(), "not known"
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = said.get("flags", said.get("Features", "")).split()
+    name = said.get("model name") or platform.processor() or platform.machine()
+    return name, " ".join(sorted(flag for flag in flags if flag.startswith(_VECTORS)))

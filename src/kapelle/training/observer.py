@@ -1,0 +1,46 @@
+"""Whoever watches a run hears of it here: the terminal panel, plain lines, a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from kapelle.evaluation.evaluate import Evaluation
+    from kapelle.training.loop import Step
+
+
+class Listener(Protocol):
+    """Whoever watches a run: a terminal panel, plain lines, a test."""
+
+    def phase(self, name: str, detail: str) -> None:
+        """Hear that the run does something else now."""
+        ...
+
+    def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """Hear of a step of the warm-up."""
+        ...
+
+    def step(self, step: Step, steps: int) -> None:
+        """Hear of a step of training."""
+        ...
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        """Hear of an evaluation after `step` steps."""
+        ...
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def phase(self, name: str, detail: str) -> None:
+        """Ignore it."""
+
+    def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """Ignore it."""
+
+    def step(self, step: Step, steps: int) -> None:
+        """Ignore it."""
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        """Ignore it."""

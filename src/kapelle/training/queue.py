@@ -1,0 +1,84 @@
+"""Rollouts that run ahead of the update: a bounded queue of steps that are played and not yet learned from.
+
+With `max_staleness` k a step learns from what the weights of k steps before said. The queue is part of the
+checkpoint, since what old weights said cannot be played again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from kapelle.algorithm import turns_of
+from kapelle.errors import ParityError
+from kapelle.runs.episode_json import dump_groups, load_groups
+from kapelle.types import Group
+
+
+class Ahead:
+    """The queue, and which versions of each policy may be in it."""
+
+    def __init__(self, most: int) -> None:
+        """Take the most steps that the rollout may be ahead; 0 is on-policy."""
+        self._most = most
+        self._queue: deque[list[Group]] = deque()
+        self._versions: deque[dict[str, int]] = deque(maxlen=most + 1)
+
+    def take(
+        self, number: int, versions: Mapping[str, int], play: Callable[[int], list[Group]]
+    ) -> list[Group]:
+        """Return the groups of step `number`, playing what is missing up to the steps allowed ahead.
+
+        `versions` are those of the weights that act now. Raises ParityError when other weights acted.
+        """
+        self._versions.append(dict(versions))
+        while len(self._queue) <= self._most:
+            groups = play(number + len(self._queue))
+            self._refuse_other_weights(groups, [dict(versions)])
+            self._queue.append(groups)
+        groups = self._queue.popleft()
+        self._refuse_other_weights(groups, self._versions)
+        return groups
+
+    def _refuse_other_weights(
+        self, groups: Sequence[Group], allowed: Sequence[Mapping[str, int]] | deque[dict[str, int]]
+    ) -> None:
+        for _, turn in turns_of(groups):
+            if all(turn.version != versions[turn.policy] for versions in allowed):
+                raise ParityError(
+                    f"Agent '{turn.agent}' spoke with version {turn.version} of policy '{turn.policy}', but version "
+                    f"{allowed[-1][turn.policy]} was published: the rollout engine did not take the new weights."
+                )
+
+    def staleness(self, groups: Sequence[Group]) -> float:
+        """Return by how many steps, on average over turns, the weights that spoke are older than those that learn."""
+        ages = []
+        for _, turn in turns_of(groups):
+            held = [versions[turn.policy] for versions in self._versions]
+            ages.append(len(held) - 1 - max(k for k, version in enumerate(held) if version == turn.version))
+        return sum(ages) / len(ages) if ages else 0.0
+
+    def mark(self) -> Callable[[], None]:
+        """Return what puts the queue and its versions back as they are now."""
+        queue, versions = self._queue.copy(), self._versions.copy()
+
+        def back() -> None:
+            self._queue, self._versions = queue, versions
+
+        return back
+
+    def state(self) -> dict[str, object]:
+        """Return the queue and its versions as plain values."""
+        return {
+            "queue": [dump_groups(0, groups).decode("ascii") for groups in self._queue],
+            "versions": [dict(versions) for versions in self._versions],
+        }
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        """Take what `state` returned."""
+        texts = cast("Sequence[str]", state["queue"])
+        self._queue = deque(load_groups([json.loads(line) for line in text.splitlines()]) for text in texts)
+        versions = cast("Sequence[Mapping[str, Any]]", state["versions"])
+        self._versions = deque((dict(each) for each in versions), maxlen=self._most + 1)

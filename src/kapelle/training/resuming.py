@@ -1,0 +1,113 @@
+"""What a run may say otherwise when it is resumed, and how that is said and kept.
+
+Which settings those are stands beside the settings themselves (`configured.FREE` and `configured.FROM_HERE_ON`). All
+others are what the run is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kapelle.errors import ConfigError
+from kapelle.runs.writer import RunDirectory, is_run, read_config, saved_steps
+from kapelle.settings.base import FREE, Configured, MayChange
+from kapelle.settings.overlays import parse_yaml
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.recipe import resolve, to_yaml
+
+
+def changed_settings(old: str, new: str, allowed: Sequence[MayChange] = (FREE,)) -> list[str]:
+    """Return what keeps a run of the settings `old` from being one of `new` (both YAML), in words."""
+    config = resolve(parse_yaml(new))
+    may = [key for key, mark in changeable(config) if mark in allowed]
+    return [_told(*change) for change in _changes(old, new) if not _within(change[0], may)]
+
+
+def changeable(config: RunConfig) -> Iterator[tuple[str, MayChange]]:
+    """Yield the dotted key of every setting of a run that a resumed one may say otherwise, whole sections by their own."""
+    yield from _marked(config, "")
+
+
+def open_run(
+    path: Path, config: RunConfig, origin: Mapping[str, str], say: Callable[[str], None], *, resume: bool
+) -> RunDirectory:
+    """Take a run directory as `RunDirectory.create` does; `say` hears what changes from here on.
+
+    The run keeps it: the origin of such a value names the step and what was said before.
+    """
+    kept = dict(origin)
+    marks = dict(changeable(config))
+    if resume and is_run(path):
+        step = saved_steps(path)
+        for key, before, now in _changes(read_config(path), to_yaml(config)):
+            if _within(key, [k for k, mark in marks.items() if mark is not FREE]):
+                kept[key] = f"{origin.get(key, 'resumed')} from step {step} on; {before!r} before"
+                say(f"{_told(key, before, now)} from step {step} on")
+    return RunDirectory.create(
+        path,
+        config=to_yaml(config),
+        provenance=kept,
+        resume=resume,
+        differences=lambda old, new: changed_settings(old, new, tuple(MayChange)),
+    )
+
+
+def _marked(settings: Configured, at: str) -> Iterator[tuple[str, MayChange]]:
+    for name, field in type(settings).model_fields.items():
+        mark = next((each for each in field.metadata if isinstance(each, MayChange)), None)
+        if mark is not None:
+            yield f"{at}{name}", mark
+        else:
+            yield from _inner(getattr(settings, name), f"{at}{name}.")
+
+
+def _inner(value: object, at: str) -> Iterator[tuple[str, MayChange]]:
+    if isinstance(value, Configured):
+        yield from _marked(value, at)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _inner(each, f"{at}{key}.")
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _inner(each, f"{at}{number}.")
+
+
+def _within(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def _changes(old: str, new: str) -> list[tuple[str, Any, Any]]:
+    """Return each key that differs, with what it was and what it is."""
+    before, after = _flat(_whole(old)), _flat(_whole(new))
+    return [
+        (key, before.get(key), after.get(key))
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _whole(text: str) -> dict[str, Any]:
+    """Return a run's settings with the defaults of what it does not say: a setting that is new since then."""
+    try:
+        values: dict[str, Any] = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"The run's config.yaml is not YAML: {error}. Put it back from a copy.") from None
+    try:
+        return resolve(values).model_dump(mode="json")
+    except ConfigError:  # of another version of kapelle, or of a plug-in that has changed
+        return values
+
+
+def _told(key: str, before: Any, now: Any) -> str:
+    return f"{key} was {before!r} and is {now!r}"
+
+
+def _flat(value: Any, at: str = "") -> dict[str, Any]:
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    )
+    if items is None:
+        return {at: value}
+    return {k: v for key, item in items for k, v in _flat(item, f"{at}.{key}" if at else str(key)).items()}

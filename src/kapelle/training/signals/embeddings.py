@@ -1,0 +1,128 @@
+"""Turns as vectors: what a frozen model makes of what an agent saw and of what it said.
+
+- `base`, all trained agents on one model: the very tokens that they read and said, by that model as it was at the start.
+- `base` with several models: the text of all agents, by the model of the first trained agent in seat order, so that the
+  vectors of all lie in one space.
+- a model's path or hub name: the text, by that model; it stands beside the team and acts for nobody.
+- `sentence-transformers:NAME`: the text, by a model of that library (`pip install 'kapelle[embed]'`).
+
+As text an agent saw everything in its conversation so far, messages joined by empty lines; a model reads it as one user
+message, and no more of it than the last tokens that fit its context.
+
+Shapes: D width of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kapelle.algorithm import SENTENCES, Embedding, TurnKey, turns_of
+from kapelle.engines.train.batch import Sample
+from kapelle.engines.train.protocol import TrainEngine
+from kapelle.engines.train.torch.engine import embedder_name
+from kapelle.errors import ModelError
+from kapelle.team import EMBEDDER, Team
+from kapelle.training.collate import embedding_samples
+from kapelle.types import Episode, Group, Message
+
+TurnReader = Callable[[Sequence[Group]], dict[TurnKey, Embedding]]
+"""Reads every trained turn of a step."""
+
+
+def turn_reader(embedder: str, team: Team, engine: TrainEngine) -> TurnReader:
+    """Return what reads turns as `Algorithm.embeddings` says; ModelError when it cannot be loaded."""
+    if embedder.startswith(SENTENCES):
+        return by_sentences(load_sentences(embedder.removeprefix(SENTENCES)))
+    if embedder != "base":
+        return lambda groups: _by_model(groups, engine, EMBEDDER)
+    if len({team.policies[name].base for name in team.trained}) > 1:
+        first = next(team.policy_of[agent] for agent in team.names if team.policy(agent).trained)
+        return lambda groups: _by_model(groups, engine, embedder_name(first))
+    return lambda groups: _by_tokens(groups, engine, team)
+
+
+def _by_tokens(groups: Sequence[Group], engine: TrainEngine, team: Team) -> dict[TurnKey, Embedding]:
+    saw, said = embedding_samples(groups, {name: embedder_name(name) for name in team.trained})
+    return _joined(list(saw), engine.embed([*saw.values(), *said.values()]))
+
+
+def _by_model(groups: Sequence[Group], engine: TrainEngine, name: str) -> dict[TurnKey, Embedding]:
+    reader = engine.renderer(name)
+    texts = turn_texts(groups)
+    saw: list[Sample] = []
+    said: list[Sample] = []
+    for before, words in texts.values():
+        prompt = reader.start([Message("user", before)])
+        own = reader.said(words)[: reader.context - 1]
+        known = prompt[-reader.context :]
+        # A hidden state is asked for by the place after its token.
+        saw.append(Sample(name, known, tuple(range(1, len(known) + 1))))
+        tokens = (*prompt, *own)[-reader.context :]
+        said.append(Sample(name, tokens, tuple(range(len(tokens) - len(own) + 1, len(tokens) + 1))))
+    return _joined(list(texts), engine.embed([*saw, *said]))
+
+
+def by_sentences(encode: Callable[[Sequence[str]], Tensor]) -> TurnReader:
+    """Return a reader that takes the text of turns to `encode`: texts → one row for each."""
+
+    def read(groups: Sequence[Group]) -> dict[TurnKey, Embedding]:
+        texts = turn_texts(groups)
+        every = dict.fromkeys(text for both in texts.values() for text in both)
+        vector = dict(zip(every, encode(list(every)).float().cpu().unbind(), strict=True)) if every else {}
+        return {key: Embedding(vector[before], vector[words]) for key, (before, words) in texts.items()}
+
+    return read
+
+
+def load_sentences(name: str) -> Callable[[Sequence[str]], Tensor]:
+    """Return what encodes texts by a model of sentence-transformers; ModelError says why it cannot be loaded."""
+    library = cast("Any", import_module("sentence_transformers"))
+    try:
+        model = library.SentenceTransformer(name)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"The sentence-transformers model '{name}' cannot be loaded: {reason}") from error
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        with torch.no_grad():
+            return cast("Tensor", model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False))
+
+    return encode
+
+
+def turn_texts(groups: Sequence[Group]) -> dict[TurnKey, tuple[str, str]]:
+    """Return, of every trained turn, all text that its agent had read or said before, and what it said."""
+    known: dict[tuple[int, int], Mapping[int, str]] = {}
+    found: dict[TurnKey, tuple[str, str]] = {}
+    for key, turn in turns_of(groups):
+        place = key.group, key.episode
+        if place not in known:
+            known[place] = _read_before(groups[key.group].episodes[key.episode])
+        found[key] = known[place][turn.index], turn.text
+    return found
+
+
+def _read_before(episode: Episode) -> dict[int, str]:
+    own: dict[str, list[str]] = {}
+    tokens: dict[str, tuple[int, ...]] = {}
+    texts: dict[int, str] = {}
+    for turn in episode.turns:
+        parts = own.setdefault(turn.agent, [])
+        before = tokens.get(turn.agent, ())
+        if turn.prompt_ids[: len(before)] != before:
+            parts.clear()  # the agent began a new conversation
+        parts.extend(message.content for message in turn.heard)
+        texts[turn.index] = "\n\n".join(parts)
+        parts.append(turn.text)
+        tokens[turn.agent] = turn.prompt_ids + turn.completion_ids
+    return texts
+
+
+def _joined(keys: Sequence[TurnKey], vectors: Sequence[Tensor]) -> dict[TurnKey, Embedding]:
+    half = len(keys)
+    return {key: Embedding(a, b) for key, a, b in zip(keys, vectors[:half], vectors[half:], strict=True)}

@@ -1,0 +1,264 @@
+"""Stages: several runs one after another as one, each going on from what those before it have learned.
+
+    <run>/
+      stages.yaml     all stages, resolved; training it again repeats them
+      lock            held while they are trained, as in every run directory
+      01-sft/         the run directory of the first stage, see `run_dir`
+      02-ppo/         …
+
+A stage is the recipe with its own sections laid over it. Its trained policies start from the newest weights that an
+earlier stage kept under the same name, and `algorithm.verifier: stage:NAME`, or `reward_model.path: stage:NAME`, is the
+verifier that stage NAME trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import yaml
+
+from kapelle.algorithm import Algorithm
+from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
+from kapelle.runs.checkpoint_folder import list_checkpoints, step_of
+from kapelle.runs.lock import LEFT_BEHIND, RunLock
+from kapelle.runs.reader import is_run, read_latest, read_status
+from kapelle.runtime.atomic_files import PARTIAL, explain, replace_file
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.recipe import Recipe, load_stages
+from kapelle.setup.team_builder import build_team
+from kapelle.team import Policy
+
+FILE = "stages.yaml"
+FROM_STAGE = "stage:"
+"""How `algorithm.verifier` and `reward_model.path` name a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One run of several."""
+
+    number: int
+    """From 1."""
+    name: str
+    recipe: Recipe
+
+    @property
+    def folder(self) -> str:
+        """Name of its run directory inside the whole."""
+        return f"{self.number:02d}-{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a stage begins with, once those before it are done."""
+
+    config: RunConfig
+    run_dir: Path
+    resume: bool
+    start_from: Mapping[str, Path]
+    """Policy → folder of weights."""
+
+
+def read_stages(
+    name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
+) -> tuple[Stage, ...]:
+    """Return the stages of a recipe, empty when it is one run; raises the errors of `load_stages`."""
+    found = load_stages(name, overlays, settings, real=real)
+    return tuple(Stage(number, each, recipe) for number, (each, recipe) in enumerate(found, start=1))
+
+
+def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunLock:
+    """Make the folder of all stages, lock it and write what they are; RunDirectoryError when it holds others.
+
+    Whoever trains the stages keeps the lock until the last one is done: each stage locks its own folder besides, and
+    between two stages nobody would hold either.
+    """
+    file = run_dir / FILE
+    if file.is_file() and not resume:
+        raise RunDirectoryError(
+            f"{run_dir} holds stages already. Go on with `kapelle train --resume {run_dir}`, or name another --run-dir."
+        )
+    left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed while it was made
+    if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
+        raise RunDirectoryError(f"{run_dir} is not empty and holds no stages. Name another --run-dir.")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(run_dir / "lock")
+        if file.is_file() and not resume:
+            raise RunDirectoryError(f"{run_dir} was taken by other stages just now. Name another --run-dir.")
+        if not file.is_file():
+            replace_file(file, stages_yaml(stages).encode())
+    except OSError as error:
+        raise RunDirectoryError(f"Cannot write {error.filename or file}: {explain(error)}") from error
+    return lock
+
+
+def stages_yaml(stages: Sequence[Stage]) -> str:
+    """Return all settings of all stages as a recipe."""
+    rows = [
+        {"name": stage.name, **_without(stage.recipe.config.model_dump(mode="json"), "name")}
+        for stage in stages
+    ]
+    whole = {"name": stages[0].recipe.config.name, "stages": rows}
+    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
+
+
+def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if k != key}
+
+
+def is_done(stage: Stage, run_dir: Path) -> bool:
+    """Return whether a stage has taken all its steps, ended well, and still holds what it learned.
+
+    A stage whose last checkpoint is damaged is not done: it goes on from the one before, so that the next stage never
+    starts from older weights than it was meant to. One whose checkpoints were all removed still counts as done.
+    """
+    folder = run_dir / stage.folder
+    if not is_run(folder):
+        return False
+    steps = stage.recipe.config.training.steps
+    try:
+        status = read_status(folder)
+    except RunDirectoryError:  # damaged: the stage goes on from its last checkpoint, and writes it anew
+        return False
+    if status.state != "finished" or status.step < steps:
+        return False
+    if not list_checkpoints(folder / "checkpoints"):
+        return True
+    kept = read_latest(folder)
+    return kept is not None and (step_of(kept) or 0) >= steps
+
+
+def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
+    """Return what a stage begins with; those before it in `stages` must be done."""
+    folder = run_dir / stage.folder
+    earlier = [each for each in stages if each.number < stage.number]
+    kept = {each.name: _kept(run_dir / each.folder) for each in earlier}
+    config = _with_verifier(stage, earlier, kept)
+    return Start(config, folder, is_run(folder), _weights(config, [kept[each.name] for each in earlier]))
+
+
+def _kept(run: Path) -> Path:
+    """Return the newest whole checkpoint of a stage that is done."""
+    newest = read_latest(run)
+    if newest is None:
+        raise RunDirectoryError(
+            f"The stage in {run} holds no whole checkpoint. Remove that folder and resume."
+        )
+    return newest
+
+
+def _weights(config: RunConfig, earlier: Sequence[Path]) -> dict[str, Path]:
+    from kapelle.runs.checkpoint_contents import policy_folder
+
+    trained = build_team(config, _algorithm(config)).trained
+    found: dict[str, Path] = {}
+    for kept in earlier:
+        for policy in trained:
+            folder = policy_folder(kept, policy)
+            if folder.is_dir():
+                found[policy] = folder
+    return found
+
+
+@contextmanager
+def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
+    """Give every stage's settings in a form that can be checked before any of them has run.
+
+    In place of a verifier that is still to be trained stands a folder with the shape of its adapter.
+    """
+    with TemporaryDirectory() as place:
+        shapes: dict[str, Path] = {}
+        configs = []
+        for stage in stages:
+            configs.append(_with_verifier(stage, stages[: stage.number - 1], shapes))
+            shapes[stage.name] = Path(place) / stage.folder
+            lora = stage.recipe.config.team.critic_lora
+            shape = {
+                "peft_type": "LORA",
+                "r": lora.rank,
+                "lora_alpha": lora.alpha,
+                "lora_dropout": lora.dropout,
+                "target_modules": list(lora.targets),
+            }
+            (shapes[stage.name] / "verifier").mkdir(parents=True)
+            (shapes[stage.name] / "verifier" / "adapter_config.json").write_text(json.dumps(shape), "utf-8")
+        _check_hand_over([stage.name for stage in stages], configs)
+        yield configs
+
+
+def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None:
+    """Refuse a stage that would read the weights of an earlier one as something else than they were trained as."""
+    kept: dict[str, tuple[str, RunConfig, Policy]] = {}
+    for name, config in zip(names, configs, strict=True):
+        team = build_team(config, _algorithm(config))
+        for policy in (team.policies[each] for each in team.trained):
+            if policy.name in kept:
+                before, then, was = kept[policy.name]
+                differs = _difference(_made_of(then, was), _made_of(config, policy))
+                if differs:
+                    raise ConfigError(
+                        f"Stage '{name}' goes on from the weights of '{policy.name}' that stage '{before}' keeps, and "
+                        f"would read them as something else: {differs}. Say the same in both stages."
+                    )
+            kept[policy.name] = (name, config, policy)
+
+
+def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
+    """Return what decides what a policy's saved tensors compute."""
+    from kapelle.training.warmup import warmup_key
+
+    path = build_team(config, _algorithm(config)).bases[policy.base]
+    lora = policy.lora
+    found: dict[str, object] = {"model": path, "trains": "all weights" if lora is None else "an adapter"}
+    if path == "embedded":
+        found["model.embedded"] = config.model.embedded.model_dump(exclude={"context"})
+    if lora is not None:
+        found |= {"lora.rank": lora.rank, "lora.alpha": lora.alpha, "lora.targets": sorted(lora.targets)}
+        warm = config.warmup is not None and path == config.model.path
+        found["the base after its warm-up"] = warmup_key(config) if warm else "without one"
+    return found
+
+
+def _difference(then: Mapping[str, object], now: Mapping[str, object]) -> str:
+    told = [
+        f"{key} is {then.get(key)} there and {now.get(key)} here" for key in then if then[key] != now.get(key)
+    ]
+    return "; ".join(told)
+
+
+def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str, Path]) -> RunConfig:
+    """Return a stage's settings with `stage:NAME` replaced by that stage's verifier."""
+    config = stage.recipe.config
+    model = config.reward_model
+    named = _algorithm(config).verifier if model is None else model.path
+    key = "algorithm.verifier" if model is None else "reward_model.path"
+    if named is None or not named.startswith(FROM_STAGE):
+        return config
+    wanted = named.removeprefix(FROM_STAGE)
+    names = [each.name for each in earlier if _trains_verifier(each)]
+    if wanted not in names:
+        raise ConfigError(
+            f"`{key}` of stage '{stage.name}' is '{named}', and no stage before it of that name trains a "
+            f"verifier.{did_you_mean(wanted, names)}"
+        )
+    path = str((folders[wanted] / "verifier").resolve())
+    if model is not None:
+        return config.model_copy(update={"reward_model": model.model_copy(update={"path": path})})
+    algorithm = config.algorithm.model_copy(update={"verifier": path})
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def _trains_verifier(stage: Stage) -> bool:
+    critic = _algorithm(stage.recipe.config).critic
+    return critic is not None and critic.everyone
+
+
+def _algorithm(config: RunConfig) -> Algorithm:
+    return cast("Algorithm", cast("Any", config.algorithm).build())

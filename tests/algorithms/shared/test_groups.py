@@ -1,0 +1,168 @@
+"""Comparison sets of any step: who is compared with whom, and what does not depend on the order of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.tiny import turn
+
+from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithms.at_grpo import ATGRPO
+from kapelle.algorithms.shared.groups import (
+    Member,
+    Sets,
+    TurnRewards,
+    by_agent,
+    by_agent_turn,
+    by_episode,
+    by_round,
+    by_turns_of_agent,
+    compare,
+)
+from kapelle.algorithms.shared.rewards import own_path
+from kapelle.functional.advantages import group_centred, group_scaled, leave_one_out
+from kapelle.types import Episode, Group, Task
+
+SETS: tuple[Sets, ...] = (by_agent, by_episode, by_round, by_agent_turn, by_turns_of_agent)
+ESTIMATES = (group_scaled, group_centred, leave_one_out)
+
+
+def paying() -> TurnRewards:
+    source = own_path("individual")
+    return lambda place, episode: source(place, episode, Estimates())
+
+
+REWARDS = paying()
+FEW = settings(max_examples=25, deadline=None)
+PRIZES = st.integers(-8, 8).map(lambda n: n / 4)
+
+
+@st.composite
+def episodes(draw: st.DrawFn, task: Task) -> Episode:
+    """Up to six turns of two agents who learn and one who does not; some episodes fail."""
+    speakers = draw(st.lists(st.sampled_from("abf"), min_size=0, max_size=6))
+    turns = tuple(
+        turn(name, k, 1, reward=draw(PRIZES), trained=name != "f") for k, name in enumerate(speakers)
+    )
+    names = tuple(dict.fromkeys(speakers)) or ("a",)
+    error = draw(st.sampled_from([None, None, None, "EpisodeError: gone"]))
+    rewards = {name: draw(PRIZES) for name in names}
+    return Episode(task, 0, names, turns, rewards=rewards, error=error)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Group]:
+    """Up to three tasks of up to four episodes."""
+    tasks = [Task(f"t{k}", str(k)) for k in range(draw(st.integers(1, 3)))]
+    return [Group(task, tuple(draw(st.lists(episodes(task), min_size=1, max_size=4)))) for task in tasks]
+
+
+def of_place(sets: Sets, groups: Sequence[Group]) -> dict[tuple[int | str, ...], list[Member]]:
+    found: dict[tuple[int | str, ...], list[Member]] = {}
+    for member in sets(groups, REWARDS):
+        found.setdefault(member.place, []).append(member)
+    return found
+
+
+@pytest.mark.parametrize("sets", SETS)
+@FEW
+@given(steps())
+def test_no_set_mixes_tasks(sets: Sets, groups: list[Group]) -> None:
+    for members in of_place(sets, groups).values():
+        assert len({key.group for member in members for key in member.keys}) == 1
+
+
+@pytest.mark.parametrize("sets", SETS)
+@FEW
+@given(steps())
+def test_every_trained_turn_is_in_exactly_one_set(sets: Sets, groups: list[Group]) -> None:
+    keys = [key for member in sets(groups, REWARDS) for key in member.keys]
+    trained = {
+        TurnKey(g, e, one.index)
+        for g, group in enumerate(groups)
+        for e, episode in enumerate(group.episodes)
+        if episode.error is None
+        for one in episode.turns
+        if one.agent != "f"
+    }
+    assert set(keys) == trained
+    assert len(keys) == len(trained)
+
+
+def number(groups: Sequence[Group], key: TurnKey) -> int:
+    """How many trained turns its agent had before it."""
+    turns = groups[key.group].episodes[key.episode].turns
+    return sum(one.agent == turns[key.turn].agent for one in turns[: key.turn])
+
+
+def speaker(groups: Sequence[Group], key: TurnKey) -> str:
+    return groups[key.group].episodes[key.episode].turns[key.turn].agent
+
+
+@pytest.mark.parametrize(
+    ("sets", "alike"),
+    [
+        (by_agent, speaker),
+        (by_turns_of_agent, speaker),
+        (by_agent_turn, lambda groups, key: (speaker(groups, key), number(groups, key))),
+        (by_round, number),
+    ],
+)
+@FEW
+@given(steps())
+def test_a_set_compares_like_with_like(
+    sets: Sets, alike: Callable[[Sequence[Group], TurnKey], object], groups: list[Group]
+) -> None:
+    for members in of_place(sets, groups).values():
+        assert len({alike(groups, key) for member in members for key in member.keys}) == 1
+
+
+@pytest.mark.parametrize("sets", SETS)
+@FEW
+@given(steps(), st.randoms(use_true_random=False), st.sampled_from(ESTIMATES))
+def test_advantages_follow_their_episodes_into_any_order(
+    sets: Sets, groups: list[Group], generator: Random, estimate: Callable[..., torch.Tensor]
+) -> None:
+    orders = [list(range(len(group.episodes))) for group in groups]
+    for order in orders:
+        generator.shuffle(order)
+    tasks = list(range(len(groups)))
+    generator.shuffle(tasks)
+    moved = [Group(groups[g].task, tuple(groups[g].episodes[e] for e in orders[g])) for g in tasks]
+    before = compare(sets(groups, REWARDS), estimate)
+    after = compare(sets(moved, REWARDS), estimate)
+    assert len(before) == len(after)
+    for key, value in after.items():
+        g = tasks[key.group]
+        assert value == pytest.approx(before[TurnKey(g, orders[g][key.episode], key.turn)], abs=1e-9)
+
+
+@pytest.mark.parametrize("sets", [by_agent, by_episode, by_agent_turn, by_round])
+@FEW
+@given(steps())
+def test_centred_advantages_of_a_set_sum_to_nothing(sets: Sets, groups: list[Group]) -> None:
+    advantage = compare(sets(groups, REWARDS), group_centred)
+    for members in of_place(sets, groups).values():
+        if len(members) > 1:
+            assert sum(advantage[member.keys[0]] for member in members) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_candidates_of_a_tree_are_compared_with_those_of_their_own_prompt() -> None:
+    # At turn 0 one of two candidates was right; at turn 1 both earned 1: nothing to learn there.
+    turns = (turn("a", 0, 1, worth=1.0), turn("b", 1, 1, worth=1.0))
+    branches = (turn("a", 2, 1, worth=0.0, parent=0), turn("b", 3, 1, worth=1.0, parent=1))
+    tree = Episode(Task("t", "?"), 0, ("a", "b"), turns, branches=branches)
+    credit = ATGRPO(tree=True, group_size=2, scale="none").build().credit
+    assert credit is not None
+    given = credit([Group(tree.task, (tree,))], Estimates())
+    assert {key.turn: float(credit.advantage_T) for key, credit in given.items()} == {
+        0: 0.5,
+        2: -0.5,
+        1: 0.0,
+        3: 0.0,
+    }

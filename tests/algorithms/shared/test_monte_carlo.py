@@ -1,0 +1,248 @@
+"""Algorithms without a critic by hand: which returns are compared, with what, and what is remembered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.support.tiny import episode, group, team_of, turn
+
+from kapelle.algorithm import Algorithm, Credit, Estimates, Outputs, Targets, TurnKey
+from kapelle.algorithms.dr_mas import DrMAS
+from kapelle.algorithms.magrpo import MAGRPO
+from kapelle.algorithms.mars import MARS
+from kapelle.algorithms.opo import OPO
+from kapelle.algorithms.rae import RAE
+from kapelle.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from kapelle.algorithms.remax import ReMax
+from kapelle.algorithms.shared.rewards import PenaltyConfig
+from kapelle.types import Episode, Group
+
+
+def credit_of(
+    algorithm: Algorithm, groups: Sequence[Group], estimates: Estimates | None = None
+) -> Mapping[TurnKey, Credit]:
+    assert algorithm.credit is not None
+    return algorithm.credit(groups, estimates or Estimates())
+
+
+def firsts(credit: Mapping[TurnKey, Credit]) -> list[float]:
+    """The advantage of each turn's first token, in order."""
+    return [float(credit[key].advantage_T[0]) for key in sorted(credit)]
+
+
+def solo(reward: float, tokens: int = 2, **fields: Any) -> Episode:
+    return episode(turn("a", 0, tokens, **fields), rewards={"a": reward})
+
+
+class TestOPO:
+    def test_longer_attempts_weigh_more_in_the_baseline(self) -> None:
+        # (1·4 + 0·1 + 0·3) / 8 = ½, where the plain mean is ⅓.
+        groups = [group(solo(1.0, 4), solo(0.0, 1), solo(0.0, 3))]
+        assert firsts(credit_of(OPO().build(), groups)) == pytest.approx([0.5, -0.5, -0.5])
+
+
+class TestReMax:
+    def test_the_greedy_return_is_subtracted(self) -> None:
+        groups = [group(solo(1.0), solo(0.0)), group(solo(0.25))]
+        greedy = {0: solo(0.75), 1: solo(1.0)}
+        given = credit_of(ReMax().build(), groups, Estimates(greedy=greedy))
+        assert firsts(given) == pytest.approx([0.25, -0.75, -0.75])
+
+    def test_a_task_without_a_greedy_episode_is_left_out(self) -> None:
+        groups = [group(solo(1.0)), group(solo(0.25))]
+        given = credit_of(ReMax().build(), groups, Estimates(greedy={1: solo(1.0)}))
+        assert [given[key].weight for key in sorted(given)] == [0.0, 1.0]
+        assert firsts(given)[1] == pytest.approx(-0.75)
+
+    def test_each_agent_has_its_own_baseline_and_the_loop_is_asked_to_play_it(self) -> None:
+        settings = ReMax(team_reward="individual")
+        one = episode(turn("a", 0), turn("b", 1), rewards={"a": 1.0, "b": 5.0})
+        likeliest = episode(turn("a", 0), turn("b", 1), rewards={"a": 0.0, "b": 7.0})
+        given = credit_of(settings.build(), [group(one)], Estimates(greedy={0: likeliest}))
+        assert firsts(given) == pytest.approx([1.0, -2.0])
+        assert settings.build().greedy
+
+
+class TestReinforcePlusPlus:
+    def test_returns_of_all_tokens_are_whitened_together(self) -> None:
+        # Tokens' returns: 1, 1 and 0 → mean ⅔, unbiased variance ⅓.
+        groups = [group(solo(1.0, 2)), group(solo(0.0, 1))]
+        given = credit_of(ReinforcePlusPlus().build(), groups)
+        high, low = (1 / 3) / math.sqrt(1 / 3), (-2 / 3) / math.sqrt(1 / 3)
+        assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == pytest.approx([high, high])
+        assert given[TurnKey(1, 0, 0)].advantage_T.tolist() == pytest.approx([low])
+
+    def test_the_penalty_stands_on_each_token_and_is_discounted(self) -> None:
+        # β(log π_b − log π_ref) = ½·(−1 − −2), ½·(−1 − −1) = ½, 0: rewards −½, 1.
+        # Returns at γ = ½: −½ + ½·1 = 0 and 1 → whitened ∓½/√½.
+        algorithm = ReinforcePlusPlus(kl_in_reward=0.5, gamma=0.5).build()
+        reference = {TurnKey(0, 0, 0): torch.tensor([-2.0, -1.0])}
+        given = credit_of(algorithm, [group(solo(1.0, 2))], Estimates(reference=reference))
+        assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == pytest.approx(
+            [-math.sqrt(0.5), math.sqrt(0.5)]
+        )
+        assert algorithm.reference_every == 0
+
+    def test_policies_are_whitened_apart(self) -> None:
+        one = [
+            episode(turn("a", 0, 1), turn("b", 1, 1), rewards={"a": x, "b": 100 * x}) for x in (0.0, 1.0, 2.0)
+        ]
+        settings = ReinforcePlusPlus(team_reward="individual")
+        given = credit_of(settings.build(), [group(e) for e in one])
+        assert firsts(given) == pytest.approx([-1.0, -1.0, 0.0, 0.0, 1.0, 1.0])
+
+    def test_with_a_group_baseline_attempts_are_centred_then_whitened(self) -> None:
+        # Centred ½, −½ and 2, −2: variance (½ + 8)/3; a longer attempt counts once.
+        groups = [group(solo(1.0, 5), solo(0.0)), group(solo(4.0), solo(0.0))]
+        given = credit_of(ReinforcePlusPlus(baseline="group", group_size=2).build(), groups)
+        std = math.sqrt(8.5 / 3)
+        assert firsts(given) == pytest.approx([0.5 / std, -0.5 / std, 2 / std, -2 / std])
+
+    def test_with_a_group_baseline_tokens_may_weigh_the_same(self) -> None:
+        # R − mean = 2, −2 over three tokens and one: mean (3·2 − 2)/4 = 1, unbiased variance (3·1 + 9)/3 = 4.
+        groups = [group(solo(4.0, 3), solo(0.0, 1))]
+        settings = {"group_size": 2, "baseline": "group", "whiten": "tokens"}
+        given = credit_of(ReinforcePlusPlus.model_validate(settings).build(), groups)
+        assert firsts(given) == pytest.approx([0.5, -1.5])
+        with pytest.raises(ValidationError, match="`whiten` is about `baseline: group`"):
+            ReinforcePlusPlus(whiten="tokens")
+
+    def test_senseless_settings_are_refused(self) -> None:
+        with pytest.raises(ValidationError, match="group_size: 2"):
+            ReinforcePlusPlus(baseline="group", group_size=1)
+        with pytest.raises(ValidationError, match="kl_coefficient"):
+            ReinforcePlusPlus(baseline="group", group_size=2, kl_in_reward=0.1)
+
+
+class TestRAE:
+    @staticmethod
+    def memory(**settings: Any) -> Any:
+        algorithm = RAE(**settings).build()
+        assert algorithm.memory is not None
+        return algorithm.memory(team_of("a", "b"), 0)
+
+    def test_each_role_has_a_running_mean(self) -> None:
+        # b_a: 0.05, then 0.95·0.05 + 0.05·1 = 0.0975; b_b: −0.05, −0.0975.
+        memory = self.memory()
+        duel = episode(turn("a", 0), turn("b", 1), rewards={"a": 1.0, "b": -1.0})
+        assert firsts(memory([group(duel), group(duel)], Estimates())) == pytest.approx(
+            [0.95, -0.95, 0.9025, -0.9025]
+        )
+        assert memory.metrics() == pytest.approx({"baseline/a": 0.0975, "baseline/b": -0.0975})
+
+    def test_a_resumed_memory_goes_on_bit_for_bit(self) -> None:
+        one, other = self.memory(decay=0.9), self.memory(decay=0.9)
+        duel = episode(turn("a", 0), turn("b", 1), rewards={"a": 0.3, "b": -0.7})
+        one([group(duel)], Estimates())
+        other.load_state(one.state())
+        assert firsts(one([group(duel)], Estimates())) == firsts(other([group(duel)], Estimates()))
+
+
+class TestMAGRPO:
+    def test_every_round_compares_what_the_team_still_earns(self) -> None:
+        # Round 0: 1 + 2 = 3 and 0 + 1 = 1. Round 1: 2 and 1. Each ± its difference from the mean.
+        def one(first: float, second: float) -> Episode:
+            turns = (turn("a", 0), turn("b", 1, reward=first), turn("a", 2), turn("b", 3))
+            return episode(*turns, rewards={"a": second, "b": second})
+
+        groups = [group(one(2.0, 2.0), one(0.0, 1.0))]
+        given = credit_of(MAGRPO(scale="none").build(), groups)
+        # The mean of what a (0) and b (2) were paid in round 0 is 1.
+        assert firsts(given) == pytest.approx([1.0, 1.0, 0.5, 0.5, -1.0, -1.0, -0.5, -0.5])
+
+    def test_the_end_counts_from_every_round_on_whoever_speaks_last(self) -> None:
+        # Rounds: solver, critic, judge · solver · solver. All of them lead to what the judge closes with.
+        names = ("solver", "critic", "solver", "solver", "judge")
+
+        def one(reward: float) -> Episode:
+            return episode(*(turn(name, k) for k, name in enumerate(names)), rewards={"judge": reward})
+
+        given = credit_of(MAGRPO(scale="none").build(), [group(one(0.5), one(0.0))])
+        assert firsts(given) == pytest.approx([0.25] * 5 + [-0.25] * 5)
+
+    def test_agents_of_a_round_share_one_advantage_and_the_reward_stands_once(self) -> None:
+        groups = [group(*(episode(turn("a", 0), turn("b", 1), rewards={"a": r, "b": r}) for r in (1.0, 0.0)))]
+        assert firsts(credit_of(MAGRPO().build(), groups)) == pytest.approx([0.5] * 2 + [-0.5] * 2)
+        expected = 0.5 / (math.sqrt(0.5) + 1e-6)
+        scaled = firsts(credit_of(MAGRPO(scale="std").build(), groups))
+        assert scaled == pytest.approx([expected] * 2 + [-expected] * 2)
+
+    def test_log_probs_are_summed_over_a_turn_and_averaged_over_turns(self) -> None:
+        logp_K = torch.tensor([-1.0, -2.0, -4.0], requires_grad=True)
+        columns = {"behaviour": logp_K.detach(), "advantage": torch.tensor([1.0, 1.0, -2.0])}
+        targets = Targets(torch.tensor([0, 0, 1]), 2, torch.ones(3), columns)
+        loss = MAGRPO().build().policy_loss(Outputs(logp_K), targets)
+        assert MAGRPO.model_validate({"loss": {"clip_high": 0.3}}).loss.aggregation == "sequence_sum"
+        assert MAGRPO.model_validate({"loss": {"level": "turn"}}).loss.aggregation is None
+        # −½·∇[1·(log π_1 + log π_2) − 2·log π_3]
+        (gradient,) = torch.autograd.grad(loss.total / loss.weight, logp_K)
+        assert gradient.tolist() == pytest.approx([-0.5, -0.5, 1.0])
+
+
+class TestDrMAS:
+    def test_an_agents_turns_are_its_set(self) -> None:
+        # a: two turns of an attempt that earned 1, one turn of one that earned 0 → mean ⅔, variance ⅓.
+        twice = episode(turn("a", 0), turn("b", 1), turn("a", 2), rewards={"a": 1.0, "b": 10.0})
+        once = episode(turn("a", 0), turn("b", 1), rewards={"a": 0.0, "b": 30.0})
+        given = credit_of(DrMAS(team_reward="individual").build(), [group(twice, once)])
+        std = math.sqrt(1 / 3) + 1e-6
+        b = 10 / (math.sqrt(200) + 1e-6)
+        assert firsts(given) == pytest.approx([1 / 3 / std, -b, 1 / 3 / std, -2 / 3 / std, b])
+
+
+class TestMARS:
+    @staticmethod
+    def games(players: str) -> list[Group]:
+        """Two games; each player speaks twice, is paid 1, 0 at first and 2, −2 … at the end, by its seat."""
+        made = []
+        for game in (0, 1):
+            turns = [turn(p, k, reward=float(k == game)) for k, p in enumerate(players * 2)]
+            rewards = {p: float((-1) ** game * (2 + s)) for s, p in enumerate(players)}
+            made.append(group(episode(*turns, rewards=rewards)))
+        return made
+
+    def test_two_players_by_hand(self) -> None:
+        # a: game 0: r = 1, 2 → to go 3, 2; game 1: 0, −2 → −2, −2: mean ¼, variance (2.75² + 1.75² + 2·2.25²)/3.
+        # b: game 0: 0, 3 → 3, 3; game 1: 1, −3 → −2, −3: mean ¼, variance (2·2.75² + 2.25² + 3.25²)/3.
+        given = credit_of(MARS().build(), self.games("ab"))
+        a = math.sqrt((2.75**2 + 1.75**2 + 2 * 2.25**2) / 3) + 1e-6
+        b = math.sqrt((2 * 2.75**2 + 2.25**2 + 3.25**2) / 3) + 1e-6
+        expected = [2.75 / a, 2.75 / b, 1.75 / a, 2.75 / b, -2.25 / a, -2.25 / b, -2.25 / a, -3.25 / b]
+        assert firsts(given) == pytest.approx(expected)
+
+    @pytest.mark.parametrize("players", ["ab", "abc"])
+    @pytest.mark.parametrize("order", ["sum_then_normalise", "normalise_then_sum"])
+    def test_no_seat_is_better_than_another_on_average(self, players: str, order: Any) -> None:
+        given = credit_of(MARS(normalise=order).build(), self.games(players))
+        values = firsts(given)
+        for seat in range(len(players)):
+            own = values[seat :: len(players)]
+            centre = own if order == "sum_then_normalise" else sorted({round(v, 6) for v in own})
+            assert sum(centre) == pytest.approx(0.0, abs=1e-5)
+
+    def test_three_players_by_hand(self) -> None:
+        # c: game 0: 0, 4 → 4, 4; game 1: 0, −4 → −4, −4: mean 0, variance 64/3.
+        given = credit_of(MARS().build(), self.games("abc"))
+        c = 4 / (math.sqrt(64 / 3) + 1e-6)
+        assert firsts(given)[2::3] == pytest.approx([c, c, -c, -c])
+
+
+class TestPenalties:
+    def test_the_form_of_a_completion_costs(self) -> None:
+        penalties = PenaltyConfig(length=0.5, length_limit=8, no_stop=0.25)
+        settings = MAGRPO(scale="none", penalties=penalties)
+        # 4 of 8 tokens cost ¼; 8 of them ½, and ¼ more for being cut.
+        groups = [group(solo(1.0, 4), solo(1.0, 8, finish_reason="length"))]
+        assert firsts(credit_of(settings.build(), groups)) == pytest.approx([0.25, -0.25])
+        returns = settings.build().returns
+        assert returns is not None
+        assert [returns(e)["a"] for e in groups[0].episodes] == pytest.approx([0.75, 0.25])
+
+    def test_the_soft_punishment_grows_over_the_last_tokens(self) -> None:
+        penalties = PenaltyConfig(length_limit=8, overlong_buffer=4)
+        assert [penalties.of(turn("a", 0, n)) for n in (3, 4, 6, 8, 9)] == [0.0, 0.0, -0.5, -1.0, -1.0]

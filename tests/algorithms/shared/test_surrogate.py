@@ -1,0 +1,202 @@
+"""The clipped surrogate and the value loss as settings: each option by hand on five tokens of two turns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from kapelle.algorithm import Loss, Outputs, Targets
+from kapelle.algorithms.sft import negative_log_likelihood
+from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
+
+# Turn 0 has three tokens, turn 1 has two; the ratio π/π_b of each token:
+RATIOS = [1.5, 0.5, 1.0, 1.1, 2.0]
+ADVANTAGES = [1.0, 1.0, 1.0, -2.0, -2.0]
+SEGMENTS = [0, 0, 0, 1, 1]
+
+
+def loss(
+    mask: list[float] | None = None, entropy: Tensor | None = None, **settings: object
+) -> tuple[Loss, Tensor]:
+    """Loss of the five tokens, and its gradient by their log-probs."""
+    behaviour = torch.full((5,), -1.0)
+    logp = (behaviour + torch.tensor(RATIOS).log()).requires_grad_()
+    columns = {"behaviour": behaviour, "advantage": torch.tensor(ADVANTAGES)}
+    if settings.get("kl_coefficient"):
+        columns["reference"] = logp.detach() + math.log(2.0)
+    targets = Targets(torch.tensor(SEGMENTS), 2, torch.tensor(mask or [1.0] * 5), columns)
+    found = SurrogateConfig.model_validate(settings).build()(Outputs(logp, entropy), targets)
+    (gradient,) = torch.autograd.grad(found.total, logp)
+    return found, gradient
+
+
+class TestLevels:
+    def test_token(self) -> None:
+        found, gradient = loss()
+        # −min(ρA, clip(ρ)A): −1.2 (clipped), −0.5, −1, +2.2, +4
+        assert found.total.item() == pytest.approx(-1.2 - 0.5 - 1.0 + 2.2 + 4.0)
+        assert float(found.weight) == 5.0
+        assert gradient.tolist() == pytest.approx([0.0, -0.5, -1.0, 2.2, 4.0])
+
+    def test_turn(self) -> None:
+        found, gradient = loss(level="turn")
+        # ρ = 0.75 and 2.2, once for each turn, however long it is
+        assert found.total.item() == pytest.approx(-0.75 + 4.4)
+        assert float(found.weight) == 2.0
+        assert gradient.tolist() == pytest.approx([-0.75] * 3 + [4.4] * 2)
+
+    def test_sequence(self) -> None:
+        found, _ = loss(level="sequence")
+        # ρ = 0.75^(1/3) and 2.2^(1/2), once per sequence
+        assert found.total.item() == pytest.approx(-(0.75 ** (1 / 3)) + 2 * math.sqrt(2.2))
+        assert float(found.weight) == 2.0
+
+    @pytest.mark.parametrize("level", ["turn", "sequence"])
+    @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_sum"])
+    def test_a_loss_of_a_whole_completion_is_not_counted_by_tokens(
+        self, level: str, aggregation: str
+    ) -> None:
+        with pytest.raises(ValidationError, match=r"one loss per completion.*remove `aggregation`"):
+            SurrogateConfig.model_validate({"level": level, "aggregation": aggregation})
+
+
+class TestSamplerAndTrainer:
+    """The trainer's log-probs before the update differ from the sampler's: by ln of these, token by token."""
+
+    APART = (2.0, 0.25, 1.0, 3.0, 0.5)
+
+    def weighed(self, **settings: object) -> Loss:
+        """The loss on the trainer's own weights, ρ = 1 against them, with advantages of one."""
+        behaviour = torch.full((5,), -4.0)
+        proximal = behaviour + torch.tensor(self.APART).log()
+        columns = {"behaviour": behaviour, "proximal": proximal, "advantage": torch.ones(5)}
+        targets = Targets(torch.tensor(SEGMENTS), 2, torch.ones(5), columns)
+        return SurrogateConfig.model_validate(settings).build()(Outputs(proximal), targets)
+
+    def test_a_token_weighs_what_the_trainer_makes_of_it(self) -> None:
+        found = self.weighed(importance_cap=2.0)
+        assert found.total.item() == pytest.approx(-(2.0 + 0.25 + 1.0 + 2.0 + 0.5))
+
+    @pytest.mark.parametrize("level", ["turn", "sequence"])
+    def test_a_completion_weighs_as_one_action(self, level: str) -> None:
+        found = self.weighed(level=level, importance_cap=1.25)
+        # 2·¼·1 = ½ and 3·½ = 1.5, which the cap cuts.
+        assert found.total.item() == pytest.approx(-(0.5 + 1.25))
+        assert float(found.weight) == 2.0
+
+    def test_outliers_leave_the_loss_and_its_weight(self) -> None:
+        found = self.weighed(importance_range=[0.4, 2.5])
+        # Without a cap ρ is against the sampler: 2 (cut at 1.2), 1 and ½; ¼ and 3 are out.
+        assert found.total.item() == pytest.approx(-(1.2 + 1.0 + 0.5))
+        assert float(found.weight) == 3.0
+        total, weight = found.metrics["masked_share"]
+        assert (float(total), float(weight)) == (2.0, 5.0)
+        # The range is of trainer over sampler: up to 3.5 keeps 3 and leaves ¼ out.
+        assert float(self.weighed(importance_range=[0.4, 3.5]).weight) == 4.0
+
+    def test_a_range_without_agreement_is_refused(self) -> None:
+        with pytest.raises(ValidationError, match="a ratio of 1 is agreement"):
+            SurrogateConfig(importance_range=(1.5, 2.0))
+        with pytest.raises(ValidationError, match="masks single tokens"):
+            SurrogateConfig(importance_range=(0.5, 2.0), level="turn")
+
+
+class TestAggregation:
+    def test_mean_of_each_sequence(self) -> None:
+        found, _ = loss(aggregation="sequence_mean")
+        assert found.total.item() == pytest.approx(-2.7 / 3 + 6.2 / 2)
+        assert float(found.weight) == 2.0
+
+    def test_sum_over_a_constant(self) -> None:
+        found, _ = loss(aggregation="sequence_sum", constant=10)
+        assert found.total.item() == pytest.approx((-2.7 + 6.2) / 10)
+        assert float(found.weight) == 2.0
+
+    def test_masked_tokens_have_no_part(self) -> None:
+        found, gradient = loss(mask=[0.0, 1.0, 1.0, 0.0, 1.0])
+        assert found.total.item() == pytest.approx(-1.5 + 4.0)
+        assert float(found.weight) == 3.0
+        assert gradient.tolist() == pytest.approx([0.0, -0.5, -1.0, 0.0, 4.0])
+
+
+class TestOptions:
+    def test_clip_higher(self) -> None:
+        found, gradient = loss(clip_high=0.6)
+        assert found.total.item() == pytest.approx(-1.5 - 0.5 - 1.0 + 2.2 + 4.0)
+        assert gradient[0].item() == pytest.approx(-1.5)
+
+    def test_dual_clip_bounds_the_loss_of_bad_tokens(self) -> None:
+        found, gradient = loss(dual_clip=1.5)
+        assert found.total.item() == pytest.approx(-1.2 - 0.5 - 1.0 + 2.2 + 3.0)
+        assert gradient[4].item() == 0.0
+
+    def test_a_penalty_to_the_reference(self) -> None:
+        # log π_ref − log π = ln 2: k2 = ½ ln²2, k3 = 2 − ln 2 − 1
+        for kind, each in (("k2", 0.5 * math.log(2) ** 2), ("k3", 1 - math.log(2))):
+            found, _ = loss(kl_coefficient=0.1, kl_estimator=kind)
+            assert found.total.item() == pytest.approx(3.5 + 0.5 * each)
+            total, weight = found.metrics["kl"]
+            assert float(total / weight) == pytest.approx(each)
+
+    def test_an_entropy_bonus(self) -> None:
+        found, _ = loss(entropy=torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), entropy_coefficient=0.1)
+        assert found.total.item() == pytest.approx(3.5 - 1.5)
+
+    def test_k1_is_not_offered_as_a_loss(self) -> None:
+        with pytest.raises(ValidationError, match="kl_estimator"):
+            SurrogateConfig.model_validate({"kl_estimator": "k1"})
+
+    def test_metrics_say_how_much_was_clipped_and_how_far_it_drifted(self) -> None:
+        found, _ = loss()
+        total, weight = found.metrics["clip_share"]
+        assert float(total / weight) == pytest.approx(0.2)
+        # k3 of the behaviour policy: ρ − 1 − ln ρ
+        total, weight = found.metrics["drift"]
+        assert float(total) == pytest.approx(sum(r - 1 - math.log(r) for r in RATIOS), abs=1e-5)
+        assert not any(part.requires_grad for pair in found.metrics.values() for part in pair)
+
+
+class TestValueLoss:
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            # V = 3, 0; V_b = 0, 0; R = 1, 0.5; errors 2 and −0.5
+            ({}, 0.5 * 4 + 0.5 * 0.25),
+            ({"huber": 1.0}, (2 - 0.5) + 0.5 * 0.25),
+            # V_clip = 0.2, 0: errors −0.8 and −0.5; the larger loss counts
+            ({"clip": 0.2}, 0.5 * 4 + 0.5 * 0.25),
+            ({"clip": 0.2, "huber": 0.1}, 0.1 * (2 - 0.05) + 0.1 * (0.5 - 0.05)),
+        ],
+    )
+    def test_by_hand(self, settings: dict[str, float], expected: float) -> None:
+        columns = {"return": torch.tensor([1.0, 0.5]), "value": torch.zeros(2)}
+        targets = Targets(torch.tensor([0, 0]), 1, torch.ones(2), columns)
+        value = torch.tensor([3.0, 0.0], requires_grad=True)
+        found = ValueLossConfig.model_validate(settings).build()(value, targets)
+        assert found.total.item() == pytest.approx(expected)
+        assert float(found.weight) == 2.0
+        total, weight = found.metrics["value_error"]
+        assert float(total / weight) == pytest.approx(1.25)
+
+    def test_a_value_that_moved_too_far_gets_no_gradient(self) -> None:
+        columns = {"return": torch.tensor([1.0]), "value": torch.tensor([0.0])}
+        targets = Targets(torch.tensor([0]), 1, torch.ones(1), columns)
+        value = torch.tensor([0.9], requires_grad=True)
+        found = ValueLossConfig(clip=0.2).build()(value, targets)
+        # Held at 0.2 the error is larger: that is the loss, and it has no slope.
+        assert found.total.item() == pytest.approx(0.5 * 0.64)
+        (gradient,) = torch.autograd.grad(found.total, value)
+        assert gradient.tolist() == [0.0]
+
+
+def test_the_supervised_loss_is_the_sum_of_surprise_over_tokens_that_count() -> None:
+    logp = torch.tensor([-1.0, -2.0, -4.0], requires_grad=True)
+    targets = Targets(torch.tensor([0, 0, 1]), 2, torch.tensor([1.0, 0.0, 1.0]), {})
+    found = negative_log_likelihood(Outputs(logp), targets)
+    assert (found.total.item(), float(found.weight)) == (5.0, 2.0)
+    (gradient,) = torch.autograd.grad(found.total, logp)
+    assert gradient.tolist() == [-1.0, 0.0, -1.0]

@@ -1,0 +1,151 @@
+"""Joint rounds: who acted, what the state knew, what the team was paid; and what a replay remembers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.tiny import episode, group, same_bits, turn
+
+from kapelle.algorithm import Embedding, Estimates, TurnKey, turns_of
+from kapelle.algorithms.value_decomposition.replay import (
+    Played,
+    Replay,
+    Rounds,
+    joined,
+    read_episode,
+    read_groups,
+)
+from kapelle.types import Episode
+
+PLACE = (0, 0)
+
+
+def seen(played: Episode) -> Estimates:
+    """Turn k saw (k, 0) and said (k, 1)."""
+    return Estimates(
+        embedding={
+            key: Embedding(torch.tensor([float(key.turn), 0.0]), torch.tensor([float(key.turn), 1.0]))
+            for key, _ in turns_of([group(played)])
+        }
+    )
+
+
+def read(played: Episode, agents: str = "ab", how: str = "mean") -> Played:
+    found = read_episode(PLACE, played, seen(played), tuple(agents), how)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+class TestRounds:
+    def test_what_each_agent_saw_and_said(self) -> None:
+        rounds = read(episode(turn("a", 0, seen=0), turn("b", 1, seen=0), turn("a", 2), turn("b", 3))).rounds
+        assert rounds.saw_BAD[:, :, 0].tolist() == [[0.0, 1.0], [2.0, 3.0]]
+        assert rounds.said_BAD[:, :, 1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+    def test_columns_are_agents_whoever_speaks_first(self) -> None:
+        rounds = read(episode(turn("b", 0), turn("a", 1))).rounds
+        assert rounds.saw_BAD[0, :, 0].tolist() == [1.0, 0.0]
+
+    def test_who_has_no_turn_in_a_round_did_not_act(self) -> None:
+        rounds = read(episode(turn("a", 0), turn("b", 1), turn("a", 2))).rounds
+        assert rounds.acted_BA.tolist() == [[1.0, 1.0], [1.0, 0.0]]
+        assert rounds.saw_BAD[1, 1].tolist() == rounds.said_BAD[1, 1].tolist() == [0.0, 0.0]
+
+    def test_turns_that_are_not_trained_are_no_part_of_it(self) -> None:
+        played = episode(turn("judge", 0, trained=False), turn("a", 1), turn("b", 2))
+        assert read(played).rounds.acted_BA.tolist() == [[1.0, 1.0]]
+
+    def test_nobody_who_learns_no_rounds(self) -> None:
+        played = episode(turn("a", 0, trained=False), rewards={"a": 1.0})
+        assert read_episode(PLACE, played, Estimates(), ("a",), "mean") is None
+
+    def test_failed_episodes_are_left_out(self) -> None:
+        good, failed = episode(turn("a", 0)), episode(turn("a", 0), error="EpisodeError: gone")
+        estimates = Estimates(embedding={TurnKey(0, 1, 0): Embedding(torch.zeros(2), torch.zeros(2))})
+        assert list(read_groups([group(failed, good)], estimates, ("a",), "mean")) == [(0, 1)]
+
+
+class TestState:
+    def test_of_simultaneous_turns_it_is_the_mean_of_what_all_saw(self) -> None:
+        played = episode(
+            turn("a", 0, seen=0), turn("b", 1, seen=0), turn("a", 2, seen=2), turn("b", 3, seen=2)
+        )
+        assert read(played).rounds.state_BD.tolist() == [[0.5, 0.0], [2.5, 0.0]]
+
+    def test_of_a_chain_it_holds_no_word_of_its_own_round(self) -> None:
+        # The second agent's prompt holds the first one's words: only the first prompt is the state.
+        played = episode(
+            turn("a", 0, seen=0), turn("b", 1, seen=1), turn("a", 2, seen=2), turn("b", 3, seen=3)
+        )
+        assert read(played).rounds.state_BD.tolist() == [[0.0, 0.0], [2.0, 0.0]]
+
+
+class TestRewards:
+    def test_a_round_s_reward_stands_once_and_the_terminal_one_on_the_last_round(self) -> None:
+        played = episode(
+            turn("a", 0, reward=1.0), turn("b", 1, reward=3.0), turn("a", 2), turn("b", 3),
+            rewards={"a": 4.0, "b": 0.0},
+        )  # fmt: skip
+        assert read(played).reward_K.tolist() == [2.0, 2.0]
+        assert read(played, how="sum").reward_K.tolist() == [4.0, 4.0]
+
+    def test_the_last_round_is_the_one_with_the_most_turns_not_the_last_in_time(self) -> None:
+        # b speaks once and last: in its own first round. What comes at the end comes after all rounds.
+        played = episode(turn("a", 0), turn("a", 1), turn("b", 2), rewards={"a": 1.0, "b": 1.0})
+        assert read(played).reward_K.tolist() == [0.0, 1.0]
+
+    def test_what_the_team_earns_through_an_untrained_agent_counts(self) -> None:
+        played = episode(turn("a", 0), turn("frozen", 1, trained=False), rewards={"a": 0.0, "frozen": 1.0})
+        assert read(played, "a").reward_K.tolist() == [0.5]
+
+    def test_last_pays_what_the_agent_that_closed_earned(self) -> None:
+        played = episode(turn("a", 0), turn("b", 1), rewards={"a": 5.0, "b": 2.0})
+        assert read(played, how="last").reward_K.tolist() == [2.0]
+
+
+def numbered(number: float, rounds: int = 1, cut: bool = False) -> Played:
+    """An episode that says `number` everywhere."""
+    full = torch.full((rounds, 2, 3), number)
+    return Played(
+        Rounds(full, full, torch.ones(rounds, 2), torch.full((rounds, 3), number)),
+        torch.full((rounds,), number),
+        cut,
+    )
+
+
+class TestReplay:
+    def test_the_oldest_are_forgotten(self) -> None:
+        replay = Replay(3)
+        for first in (0, 2):
+            replay.add([numbered(float(first)), numbered(float(first + 1))])
+        assert [float(played.reward_K) for played in replay.episodes] == [1.0, 2.0, 3.0]
+
+    def test_a_draw_repeats_nothing_and_depends_on_its_seed_alone(self) -> None:
+        replay = Replay(10)
+        replay.add([numbered(float(k)) for k in range(10)])
+        torch.manual_seed(1)
+        first = replay.draw(6, seed=4).reward_NK[:, 0].tolist()
+        torch.manual_seed(2)
+        assert replay.draw(6, seed=4).reward_NK[:, 0].tolist() == first
+        assert len(set(first)) == 6
+        assert replay.draw(6, seed=5).reward_NK[:, 0].tolist() != first
+
+    def test_fewer_than_asked_for_is_all(self) -> None:
+        replay = Replay(10)
+        replay.add([numbered(1.0), numbered(2.0)])
+        assert sorted(replay.draw(6, seed=0).reward_NK[:, 0].tolist()) == [1.0, 2.0]
+
+    def test_rounds_of_several_episodes_stand_in_a_row(self) -> None:
+        batch = joined([numbered(1.0, rounds=2), numbered(2.0, rounds=1, cut=True)])
+        assert batch.rounds.state_BD[:, 0].tolist() == [1.0, 1.0, 2.0]
+        assert batch.mask_NK.tolist() == [[1.0, 1.0], [1.0, 0.0]]
+        assert batch.cut_N.tolist() == [0.0, 1.0]
+
+    @pytest.mark.parametrize("episodes", [0, 3])
+    def test_its_state_is_all_of_it(self, episodes: int) -> None:
+        replay, other = Replay(5), Replay(5)
+        replay.add([numbered(float(k), rounds=k + 1, cut=k == 1) for k in range(episodes)])
+        other.add([numbered(9.0)])
+        other.load_state(replay.state())
+        assert same_bits(other.state(), replay.state())
+        assert [played.cut for played in other.episodes] == [False, True, False][:episodes]

@@ -1,0 +1,202 @@
+"""The engine in this process: one decode for everybody who waits, and weights that say who they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.support.tiny import LORA, TASK, lora_policies, stir, tiny_model
+
+from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.errors import EngineError
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.weights import weights_hash
+from kapelle.team import Policy
+from kapelle.types import Sampling
+
+POLICIES = [*lora_policies("a", "b"), Policy("bare", trained=False), Policy("other", "own", trained=False)]
+
+
+@pytest.fixture
+def models() -> dict[str, LanguageModel]:
+    """Two bases, the first with two adapters."""
+    models = {"base": tiny_model(), "own": tiny_model(seed=4)}
+    for seed, name in enumerate(("a", "b")):
+        models["base"].bank.add(name, LORA, seed)
+        stir(models["base"].bank.parameters(name), seed)
+    return models
+
+
+@pytest.fixture
+def waves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows joined at once."""
+    sizes: list[int] = []
+    plain = Decoder.join
+
+    def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
+        sizes.append(len(jobs))
+        return plain(decoder, jobs)
+
+    monkeypatch.setattr(Decoder, "join", watched)
+    return sizes
+
+
+def request(policy: str, seed: int = 0, tokens: int = 5, prompt: tuple[int, ...] = (7, 8, 9)) -> Request:
+    return Request(policy, policy, (), prompt, Sampling(max_tokens=tokens), seed, TASK)
+
+
+async def ask(engine: LocalEngine, requests: Sequence[Request]) -> list[Completion]:
+    return await asyncio.gather(*(engine.generate(r) for r in requests))
+
+
+class TestBatching:
+    async def test_all_who_wait_are_answered_at_once(
+        self, models: dict[str, LanguageModel], waves: list[int]
+    ) -> None:
+        engine = LocalEngine(models, POLICIES)
+
+        async def speaker(seed: int, turns: int) -> None:
+            for turn in range(turns):
+                await engine.generate(request("ab"[seed % 2], 100 * seed + turn))
+
+        async def nested() -> None:
+            await asyncio.gather(*(asyncio.gather(speaker(k, 2), speaker(k + 1, 2)) for k in range(0, 8, 2)))
+
+        await asyncio.gather(nested(), speaker(9, 3))
+        assert waves == [9, 9, 1]
+
+    async def test_each_base_decodes_its_own(
+        self, models: dict[str, LanguageModel], waves: list[int]
+    ) -> None:
+        engine = LocalEngine(models, POLICIES)
+        names = ["a", "other", "b", "bare", "other", "a"]
+        answers = await ask(engine, [request(name, k) for k, name in enumerate(names)])
+        assert sorted(waves) == [2, 4]
+        for k, (name, answer) in enumerate(zip(names, answers, strict=True)):
+            (alone,) = await ask(engine, [request(name, k)])
+            assert alone == Completion(
+                answer.ids,
+                alone.logprobs,
+                answer.finish_reason,
+                answer.text,
+                answer.version,
+                answer.weights_hash,
+            )
+            assert alone.logprobs == pytest.approx(answer.logprobs, abs=1e-5)
+
+    async def test_a_bound_on_rows_changes_no_answer(
+        self, models: dict[str, LanguageModel], waves: list[int]
+    ) -> None:
+        requests = [request("ab"[k % 2], k) for k in range(7)]
+        free = await ask(LocalEngine(models, POLICIES), requests)
+        bound = await ask(LocalEngine(models, POLICIES, max_rows=3), requests)
+        assert waves == [7, 3, 3, 1]
+        assert [c.ids for c in bound] == [c.ids for c in free]
+
+    async def test_the_text_is_that_of_the_tokens_without_the_end(
+        self, models: dict[str, LanguageModel]
+    ) -> None:
+        engine = LocalEngine(models, POLICIES)
+        answers = await ask(engine, [request("a", k, tokens=30) for k in range(40)])
+        ended = [answer for answer in answers if answer.finish_reason == "stop"]
+        assert ended
+        tokenizer = models["base"].tokenizer
+        for answer in ended:
+            assert answer.text == tokenizer.decode(list(answer.ids[:-1]), skip_special_tokens=True)
+            assert "<|" not in answer.text
+        assert engine.tokens_sampled == sum(len(answer.ids) for answer in answers)
+
+
+class TestWeights:
+    async def test_answers_carry_version_and_hash_of_what_spoke(
+        self, models: dict[str, LanguageModel]
+    ) -> None:
+        engine = LocalEngine(models, POLICIES)
+        adapter = models["base"].bank.parameters("a")
+        before = weights_hash(adapter)
+        (first,) = await ask(engine, [request("a")])
+        assert (first.version, first.weights_hash) == (0, before)
+        stir(adapter, seed=77)
+        engine.load("a", adapter, 5)
+        second, other, bare = await ask(engine, [request("a"), request("b"), request("bare")])
+        assert (second.version, second.weights_hash) == (5, weights_hash(adapter))
+        assert second.weights_hash != before
+        assert second.ids != first.ids
+        assert (other.version, other.weights_hash) == (0, weights_hash(models["base"].bank.parameters("b")))
+        assert bare.weights_hash == weights_hash(models["base"].base_parameters())
+
+    async def test_weights_of_another_memory_are_copied(self, models: dict[str, LanguageModel]) -> None:
+        engine = LocalEngine(models, POLICIES)
+        (of_b,) = await ask(engine, [request("b")])
+        foreign = {name: w.detach().clone() for name, w in models["base"].bank.parameters("b").items()}
+        engine.load("a", foreign, 1)
+        (of_a,) = await ask(engine, [request("a")])
+        assert of_a.ids == of_b.ids
+        assert of_a.weights_hash == of_b.weights_hash
+
+    def test_weights_that_do_not_fit_are_refused(self, models: dict[str, LanguageModel]) -> None:
+        engine = LocalEngine(models, POLICIES)
+        weights = dict(models["base"].bank.parameters("a"))
+        dropped, _ = weights.popitem()
+        with pytest.raises(EngineError, match=f"'{dropped}' is on one side only"):
+            engine.load("a", weights, 1)
+
+    async def test_an_unknown_policy_is_told_the_known_one(self, models: dict[str, LanguageModel]) -> None:
+        engine = LocalEngine(models, POLICIES)
+        with pytest.raises(EngineError, match=r"no policy 'othr'\. Did you mean 'other'"):
+            await engine.generate(request("othr"))
+
+
+class TestFaults:
+    async def test_everybody_hears_of_a_failure_and_the_engine_goes_on(
+        self, models: dict[str, LanguageModel], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(_decoder: Decoder, _jobs: Sequence[Job]) -> list[Said]:
+            raise RuntimeError("out of memory")
+
+        engine = LocalEngine(models, POLICIES)
+        with monkeypatch.context() as patch:
+            patch.setattr(Decoder, "join", broken)
+            results = await asyncio.gather(
+                *(engine.generate(request("a", k)) for k in range(3)), return_exceptions=True
+            )
+        assert [type(result) for result in results] == [EngineError] * 3
+        assert all("out of memory" in str(result) for result in results)
+        assert isinstance(results[0], EngineError)
+        assert isinstance(results[0].__cause__, RuntimeError)
+        assert len(await ask(engine, [request("a", k) for k in range(3)])) == 3
+
+    def test_what_a_broken_off_run_asked_is_forgotten(
+        self, models: dict[str, LanguageModel], waves: list[int]
+    ) -> None:
+        engine = LocalEngine(models, POLICIES)
+
+        async def broken_off() -> None:
+            async def fault() -> None:
+                raise KeyError("elsewhere")
+
+            await asyncio.gather(fault(), *(engine.generate(request("a", k)) for k in range(5)))
+
+        with pytest.raises(KeyError):
+            asyncio.run(broken_off())
+        answers = asyncio.run(ask(engine, [request("a", 1)]))
+        assert len(answers) == 1
+        assert waves == [1]
+
+    def test_two_runs_one_after_another_say_the_same(self, models: dict[str, LanguageModel]) -> None:
+        engine = LocalEngine(models, POLICIES)
+        requests = [request("ab"[k % 2], k) for k in range(6)]
+        assert asyncio.run(ask(engine, requests)) == asyncio.run(ask(engine, requests))
+
+    def test_decoding_leaves_no_gradient_behind(self, models: dict[str, LanguageModel]) -> None:
+        engine = LocalEngine(models, POLICIES)
+        for parameter in models["base"].bank.parameters("a").values():
+            parameter.requires_grad_(True)
+        asyncio.run(ask(engine, [request("a")]))
+        assert torch.is_grad_enabled()
+        assert all(p.grad is None for p in models["base"].bank.parameters("a").values())

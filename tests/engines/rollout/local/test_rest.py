@@ -1,0 +1,116 @@
+"""What the sampler gives back before an update: everything that it can make again, and nobody can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.support.tiny import TASK, lora_policies, with_adapters
+from torch import Tensor
+
+from kapelle.engines.rollout.compose import ComposedEngine
+from kapelle.engines.rollout.local.engine import LocalEngine, has_memory_of_its_own
+from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.models.fast import fused
+from kapelle.models.language_model import LanguageModel
+from kapelle.types import Sampling
+
+
+@pytest.fixture(params=["fused", "lean"])
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
+    """A tiny base with two adapters."""
+    if request.param == "lean":
+        monkeypatch.setattr(fused, "LARGEST", 0)
+    return with_adapters("a", "b")
+
+
+def engine_that_rests(model: LanguageModel, rests: bool = True) -> LocalEngine:
+    return LocalEngine({"base": model}, lora_policies("a", "b"), rests=lambda _device: rests)
+
+
+def play(engine: LocalEngine | ComposedEngine, seed: int = 0) -> list[Completion]:
+    """Two agents, three turns each that go on from one another."""
+
+    async def speak(name: str) -> list[Completion]:
+        prompt: tuple[int, ...] = tuple(range(7, 17))
+        said: list[Completion] = []
+        for turn in range(3):
+            asked = Request(name, name, (), prompt, Sampling(max_tokens=20), seed + turn, TASK)
+            said.append(await engine.generate(asked))
+            prompt = (*prompt, *said[-1].ids, 9, 9)
+        return said
+
+    async def both() -> Sequence[list[Completion]]:
+        return await asyncio.gather(speak("a"), speak("b"))
+
+    return [completion for said in asyncio.run(both()) for completion in said]
+
+
+def bytes_alive() -> int:
+    """Bytes of all tensors that the process can reach."""
+    gc.collect()
+    return sum(x.numel() * x.element_size() for x in gc.get_objects() if type(x) is Tensor)
+
+
+def test_memory_is_given_back_where_the_device_has_its_own() -> None:
+    assert has_memory_of_its_own(torch.device("cuda", 1))
+    assert not has_memory_of_its_own(torch.device("cpu"))
+
+
+def test_a_rested_sampler_holds_no_tensor(model: LanguageModel) -> None:
+    engine = engine_that_rests(model)
+    fresh = bytes_alive()
+    play(engine)
+    assert bytes_alive() > fresh + 50_000
+    engine.rest()
+    assert bytes_alive() == fresh
+
+
+def test_after_a_rest_the_same_is_said(model: LanguageModel) -> None:
+    engine = engine_that_rests(model)
+    first = play(engine)
+    engine.rest()
+    assert play(engine) == first
+
+
+def test_elsewhere_what_was_read_goes_and_prepared_weights_stay(model: LanguageModel) -> None:
+    engine = engine_that_rests(model, rests=False)
+    play(engine)
+    decoder = engine._desks[0].decoder
+    assert decoder.kept_places > 0
+    prepared = [] if decoder._fused is None else list(decoder._fused._layers)
+    engine.rest()
+    assert decoder.kept_places == 0
+    if decoder._fused is not None:
+        assert prepared == ["a", "b"]
+        assert list(decoder._fused._layers) == prepared
+
+
+def test_while_requests_are_answered_nothing_goes(model: LanguageModel) -> None:
+    engine = engine_that_rests(model)
+    asked = Request("a", "a", (), (7, 8, 9), Sampling(max_tokens=60), 0, TASK)
+
+    async def disturbed() -> Completion:
+        task = asyncio.ensure_future(engine.generate(asked))
+        for _ in range(100):
+            await asyncio.sleep(0)
+            if engine._desks[0].flying:
+                break
+        assert engine._desks[0].flying
+        engine.rest()
+        return await asyncio.wait_for(task, 20)
+
+    undisturbed = asyncio.run(engine_that_rests(model).generate(asked))
+    assert asyncio.run(disturbed()) == undisturbed
+
+
+def test_a_composed_engine_lets_each_of_its_own_rest(model: LanguageModel) -> None:
+    engine = engine_that_rests(model)
+    fresh = bytes_alive()
+    both = ComposedEngine([engine])
+    play(both)
+    both.rest()
+    assert bytes_alive() == fresh

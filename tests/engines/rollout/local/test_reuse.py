@@ -1,0 +1,215 @@
+"""What rows have read is there for the prompts that go on from them, and for nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from tests.support.tiny import TASK, lora_policies, stir, with_adapters
+
+from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.local.lean_rows import STEM
+from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.models.fast import fused
+from kapelle.models.language_model import LanguageModel
+from kapelle.types import Sampling
+
+
+@pytest.fixture(params=["fused", "lean"])
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
+    """A tiny base with two adapters."""
+    if request.param == "lean":
+        monkeypatch.setattr(fused, "LARGEST", 0)
+    return with_adapters("a", "b")
+
+
+@pytest.fixture
+def read(model: LanguageModel) -> Iterator[list[int]]:
+    """How many tokens each pass of the model has read."""
+    counts: list[int] = []
+    embedding = model.model.get_input_embeddings()
+    handle = embedding.register_forward_pre_hook(lambda _module, args: counts.append(args[0].numel()))
+    yield counts
+    handle.remove()
+
+
+def job(prompt: tuple[int, ...], seed: int = 0, adapter: str | None = None, tokens: int = 6) -> Job:
+    return Job(adapter, prompt, Sampling(max_tokens=tokens), seed)
+
+
+def told_by(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
+    """What prompts say that join together."""
+    said = decoder.join(jobs)
+    while decoder.in_flight:
+        decoder.advance(100)
+    return said
+
+
+def same(ours: Said, theirs: Said) -> None:
+    assert ours.ids == theirs.ids
+    assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+
+
+def ids(length: int, seed: int) -> tuple[int, ...]:
+    return tuple(torch.randint(6, 262, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+class TestTurns:
+    def test_the_next_turn_reads_only_what_is_new(self, model: LanguageModel, read: list[int]) -> None:
+        decoder = Decoder(model, kept_tokens=1000)
+        (said,) = told_by(decoder, [job(ids(20, 0))])
+        read.clear()
+        second = job((*ids(20, 0), *said.ids, *ids(7, 1)), seed=5)
+        (again,) = told_by(decoder, [second])
+        # The last token of a turn was sampled and not read; then seven were heard.
+        assert read[0] == 1 + 7
+        (fresh,) = told_by(Decoder(model), [second])
+        same(again, fresh)
+
+    def test_conversations_of_all_lengths_say_what_they_say_afresh(self, model: LanguageModel) -> None:
+        decoder = Decoder(model, kept_tokens=10_000)
+        prompts = {(name, k): ids(3 + 5 * k, k) for k in range(6) for name in ("a", None, "b")}
+        for turn in range(4):
+            jobs = [
+                job(prompt, 100 * turn + k, name, tokens=1 + (3 * k + turn) % 9)
+                for (name, k), prompt in prompts.items()
+            ]
+            told = told_by(decoder, jobs)
+            for mine, theirs in zip(told, told_by(Decoder(model), jobs), strict=True):
+                same(mine, theirs)
+            for (place, prompt), mine in zip(list(prompts.items()), told, strict=True):
+                # Some hear much and some little, and some begin anew.
+                heard = ids(1 + (place[1] * 5) % 11, 17 * turn + place[1])
+                prompts[place] = heard if (place[1] + turn) % 5 == 4 else (*prompt, *mine.ids, *heard)
+
+    def test_several_prompts_go_on_from_one_row(self, model: LanguageModel, read: list[int]) -> None:
+        decoder = Decoder(model, kept_tokens=1000)
+        samples = told_by(decoder, [job(ids(12, 0), seed) for seed in range(4)])
+        stem = (*ids(12, 0), *samples[2].ids)
+        read.clear()
+        branches = [job((*stem, *ids(3 + k // 2, k // 2)), seed=k) for k in range(4)]
+        told = told_by(decoder, branches)
+        assert read[0] == (1 + 3) + (1 + 4), "each distinct prompt once, from the row that both stand on"
+        for mine, theirs in zip(told, told_by(Decoder(model), branches), strict=True):
+            same(mine, theirs)
+
+    def test_an_adapter_never_reads_with_anothers_eyes(self, model: LanguageModel, read: list[int]) -> None:
+        decoder = Decoder(model, kept_tokens=1000)
+        (said,) = told_by(decoder, [job(ids(12, 0), adapter="a")])
+        longer = (*ids(12, 0), *said.ids, 9)
+        for other in ("b", None):
+            read.clear()
+            (told,) = told_by(decoder, [job(longer, adapter=other)])
+            assert read[0] == len(longer)
+            same(told, told_by(Decoder(model), [job(longer, adapter=other)])[0])
+
+    def test_rows_that_left_early_are_kept_too(self, model: LanguageModel, read: list[int]) -> None:
+        decoder = Decoder(model, kept_tokens=1000)
+        jobs = [job(ids(8 + k % 2, k), seed=k, tokens=(2, 30)[k % 2]) for k in range(8)]
+        told = told_by(decoder, jobs)
+        read.clear()
+        longer = [job((*j.prompt, *s.ids, 9, 9), seed=3) for j, s in zip(jobs, told, strict=True)]
+        again = told_by(decoder, longer)
+        assert read[0] == 8 * 3
+        for mine, theirs in zip(again, told_by(Decoder(model), longer), strict=True):
+            same(mine, theirs)
+
+
+class TestInstructions:
+    def test_what_prompts_begin_with_alike_is_read_once(self, model: LanguageModel, read: list[int]) -> None:
+        stem = ids(STEM + 8, 0)
+        jobs = [job((*stem, 6 + k, *ids(k, k)), seed=k) for k in range(5)]
+        told = told_by(Decoder(model), jobs)
+        assert read[:2] == [len(stem), 5 * 1 + 0 + 1 + 2 + 3 + 4]
+        for mine, asked in zip(told, jobs, strict=True):
+            same(mine, told_by(Decoder(model), [asked])[0])
+
+    def test_each_adapter_and_each_beginning_is_read_for_itself(
+        self, model: LanguageModel, read: list[int]
+    ) -> None:
+        stems = [ids(STEM, 1), ids(STEM + 20, 2)]
+        jobs = [
+            job((*stems[k % 2], *ids(3, k)), seed=k, adapter=name) for k in range(4) for name in ("a", None)
+        ]
+        jobs.append(job(ids(STEM, 3)))  # too short to share anything
+        told = told_by(Decoder(model), jobs)
+        assert read[0] == 2 * (STEM + STEM + 20)
+        assert read[1] == 8 * 3 + STEM
+        for mine, asked in zip(told, jobs, strict=True):
+            same(mine, told_by(Decoder(model), [asked])[0])
+
+    def test_a_prompt_may_be_the_beginning_of_another(self, model: LanguageModel, read: list[int]) -> None:
+        jobs = [job(ids(STEM + 9, 0)[:length], seed=length) for length in (STEM + 9, STEM + 4, STEM + 1)]
+        told = told_by(Decoder(model), jobs)
+        assert read[:2] == [STEM, 9 + 4 + 1]
+        for mine, asked in zip(told, jobs, strict=True):
+            same(mine, told_by(Decoder(model), [asked])[0])
+
+    def test_the_next_turns_go_on_from_such_prompts(self, model: LanguageModel, read: list[int]) -> None:
+        decoder = Decoder(model, kept_tokens=1000)
+        jobs = [job((*ids(STEM, 0), 6 + k), seed=k) for k in range(3)]
+        told = told_by(decoder, jobs)
+        longer = [
+            job((*j.prompt, *s.ids, 9), seed=k) for k, (j, s) in enumerate(zip(jobs, told, strict=True))
+        ]
+        read.clear()
+        again = told_by(decoder, longer)
+        assert read[0] == 3 * 2
+        for mine, asked in zip(again, longer, strict=True):
+            same(mine, told_by(Decoder(model), [asked])[0])
+
+
+class TestBounds:
+    def test_no_more_places_are_held_than_asked_for(self, model: LanguageModel) -> None:
+        decoder = Decoder(model, kept_tokens=200)
+        for wave in range(6):
+            told_by(decoder, [job(ids(10, 10 * wave + k), seed=k) for k in range(5)])
+            assert 0 < decoder.kept_places <= 200
+
+    def test_nothing_is_held_where_nothing_is_asked_for(self, model: LanguageModel) -> None:
+        decoder = Decoder(model, kept_tokens=0)
+        told_by(decoder, [job(ids(10, 0))])
+        assert decoder.kept_places == 0
+
+    def test_who_was_not_asked_for_goes_first(self, model: LanguageModel, read: list[int]) -> None:
+        decoder = Decoder(
+            model, kept_tokens=2 * (10 + 16) + 17
+        )  # two rows of a prompt and one block, and a prompt
+        told = {k: told_by(decoder, [job(ids(10, k))])[0].ids for k in (0, 1)}
+        longer = {k: (*ids(10, k), *told[k], 9) for k in (0, 1)}
+        told_by(decoder, [job(longer[0], tokens=1)])
+        told_by(decoder, [job(ids(10, 2))])  # now something has to go
+        for k, tokens in ((0, 2), (1, len(longer[1]))):
+            read.clear()
+            told_by(decoder, [job(longer[k], tokens=1)])
+            assert read[0] == tokens
+
+
+class TestLoad:
+    def engine(self, model: LanguageModel) -> LocalEngine:
+        return LocalEngine({"base": model}, lora_policies("a", "b"))
+
+    def ask(self, engine: LocalEngine, policy: str, prompt: tuple[int, ...]) -> Completion:
+        request = Request(policy, policy, (), prompt, Sampling(max_tokens=6), 3, TASK)
+        return asyncio.run(engine.generate(request))
+
+    def test_new_weights_forget_what_the_old_ones_read(self, model: LanguageModel, read: list[int]) -> None:
+        engine = self.engine(model)
+        longer = {name: (*ids(12, 0), *self.ask(engine, name, ids(12, 0)).ids, 9, 9) for name in ("a", "b")}
+        weights = model.bank.parameters("a")
+        stir(weights, seed=50)
+        engine.load("a", weights, 1)
+        read.clear()
+        after = self.ask(engine, "a", longer["a"])
+        assert read[0] == len(longer["a"])
+        assert after.ids == self.ask(self.engine(model), "a", longer["a"]).ids
+        assert after.logprobs == pytest.approx(
+            self.ask(self.engine(model), "a", longer["a"]).logprobs, abs=1e-5
+        )
+        read.clear()
+        self.ask(engine, "b", longer["b"])
+        assert read[0] == 3, "the other adapter's are as good as before"

@@ -1,0 +1,368 @@
+"""A recorded step is the step: nothing that changes from token to token is read from Python."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+import torch
+from tests.support.tape import Tape, TapeRecorder, UnrecordableError
+from tests.support.tiny import LORA, lora_policies, same_bits, sections, stir, tiny_model
+from torch import Tensor
+
+from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.engine import Local
+from kapelle.engines.rollout.local.lean_rows import LeanRows
+from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.step_graphs import LEAST, CudaRecorder, Window, on_cuda
+from kapelle.errors import EngineError
+from kapelle.models.fast.fused import fused_of
+from kapelle.models.fast.kv_cache import TAIL
+from kapelle.models.fast.prefixes import Prefixes
+from kapelle.models.language_model import LanguageModel
+from kapelle.training.trainer import Trainer
+from kapelle.types import Sampling
+
+
+def model_of(dtype: str = "float32") -> LanguageModel:
+    """A tiny base with two adapters."""
+    model = tiny_model(dtype=dtype)
+    for seed, name in enumerate(("a", "b")):
+        model.bank.add(name, LORA, seed)
+        stir(model.bank.parameters(name), seed)
+    return model
+
+
+def rows_on(model: LanguageModel, recorder: TapeRecorder | None, fused: bool = True) -> LeanRows:
+    assert model.lean is not None
+    small = fused_of(model.lean, 3, model.dtype) if fused else None
+    return LeanRows(model, model.lean, small, Prefixes(0), recorder)
+
+
+def jobs_of(prompts: Sequence[int], tokens: int = 100) -> list[Job]:
+    """Rows of three adapters (one of them none) on random prompts of these lengths, in the order they join."""
+    generator = torch.Generator().manual_seed(sum(prompts))
+    drawn = [tuple(torch.randint(6, 262, (length,), generator=generator).tolist()) for length in prompts]
+    third = max(1, len(prompts) // 3)
+    names = [(None, "a", "b")[min(k // third, 2)] for k in range(len(prompts))]
+    return [
+        Job(name, prompt, Sampling(max_tokens=tokens), k)
+        for k, (name, prompt) in enumerate(zip(names, drawn, strict=True))
+    ]
+
+
+ALONE = jobs_of([5, 7, 7, 4, 9, 9])
+SHARED = [Job(job.adapter, job.prompt, job.sampling, 10 * k) for job in jobs_of([5, 7, 4]) for k in range(4)]
+
+
+@pytest.mark.parametrize("jobs", [ALONE, SHARED], ids=["alone", "shared"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "lean"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_replayed_steps_give_the_same_logits_to_the_bit(dtype: str, fused: bool, jobs: list[Job]) -> None:
+    model, recorder = model_of(dtype), TapeRecorder()
+    recorded, plain = rows_on(model, recorder, fused), rows_on(model, None, fused)
+    assert torch.equal(recorded.join(jobs), plain.join(jobs))
+    generator = torch.Generator().manual_seed(3)
+    before = None
+    for _ in range(5 * TAIL + 3):  # blocks are joined on the way
+        token_R = torch.randint(6, 262, (len(jobs),), generator=generator)
+        found, expected = recorded.read(token_R), plain.read(token_R)
+        assert torch.equal(found, expected)
+        assert before is None or not torch.equal(found, before)
+        before = found.clone()
+    assert (recorder.warmed, recorder.recorded) == (6, 6)
+    assert recorder.replayed == 5 * TAIL + 3 - 6
+
+
+@torch.inference_mode()
+def test_rows_that_join_and_leave_begin_a_new_window() -> None:
+    model, recorder = model_of(), TapeRecorder()
+    recorded, plain = rows_on(model, recorder), rows_on(model, None)
+    generator = torch.Generator().manual_seed(4)
+    size = 0
+
+    def read(steps: int) -> None:
+        for _ in range(steps):
+            token_R = torch.randint(6, 262, (size,), generator=generator)
+            assert torch.equal(recorded.read(token_R), plain.read(token_R))
+
+    for jobs, steps in ((ALONE, 9), (SHARED, 20), (jobs_of([3, 3, 12]), 30)):
+        for rows in (recorded, plain):
+            rows.join(jobs)
+        size += len(jobs)
+        read(steps)
+    for rows in (recorded, plain):
+        rows.leave([0, 3, 8, 20], [[1, 2, 3]] * 4)
+    size -= 4
+    read(20)
+    assert recorder.recorded >= 6
+    assert recorder.replayed > recorder.warmed
+
+
+@torch.inference_mode()
+def test_the_first_cohort_that_needs_a_block_ends_the_window() -> None:
+    recorder = TapeRecorder()
+    rows = rows_on(model_of(), recorder)
+    rows.join(ALONE)
+    for _ in range(TAIL - 3):
+        rows.read(torch.full((6,), 9))
+    rows.join(ALONE)
+    assert recorder.recorded == 1
+    for _ in range(3):
+        rows.read(torch.full((12,), 9))
+    assert recorder.recorded == 1  # three steps, too few for another
+    for _ in range(4):
+        rows.read(torch.full((12,), 9))
+    assert recorder.recorded == 2
+
+
+def to_the_end(decoder: Decoder) -> None:
+    while decoder.in_flight:
+        decoder.advance(100)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "lean"])
+def test_whole_conversations_are_the_same(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fused:
+        monkeypatch.setattr("kapelle.models.fast.fused.LARGEST", 0)
+    model, recorder = model_of(), TapeRecorder()
+
+    def said(recorder_on: Callable[[torch.device], TapeRecorder | None]) -> list[Said]:
+        decoder = Decoder(model, 3, 4096, recorder_on)
+        first = decoder.join(jobs_of([5, 7, 7, 4, 9, 9], tokens=40))
+        decoder.advance(11)
+        second = decoder.join(jobs_of([6, 6, 6], tokens=25))
+        to_the_end(decoder)
+        longer = [
+            Job(job.adapter, (*job.prompt, *spoken.ids, 9), Sampling(max_tokens=20), 50 + k)
+            for k, (job, spoken) in enumerate(zip(jobs_of([5, 7, 7, 4, 9, 9], tokens=40), first, strict=True))
+        ]
+        third = decoder.join(longer)
+        to_the_end(decoder)
+        return [*first, *second, *third]
+
+    assert said(lambda _device: recorder) == said(lambda _device: None)
+    assert recorder.recorded > 3
+
+
+def test_a_rested_decoder_lets_its_recordings_go() -> None:
+    recorder = TapeRecorder()
+    decoder = Decoder(model_of(), recorder_on=lambda _device: recorder)
+    decoder.join(ALONE)
+    decoder.advance(5)
+    assert recorder.forgotten == 0
+    decoder.rest()
+    assert (recorder.forgotten, decoder.in_flight) == (1, 0)
+
+
+def test_a_run_that_records_learns_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = TapeRecorder()
+
+    def trained(recorder_on: Callable[[torch.device], TapeRecorder | None]) -> dict[str, Tensor]:
+        monkeypatch.setattr("kapelle.engines.rollout.local.engine.on_cuda", recorder_on)
+        team = {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 24}}
+        with Trainer(**sections(model=tiny_model(), team=team)) as made:
+            for step in made.steps(2):
+                assert step.metrics["parity/max"] <= 1e-4
+            return {
+                f"{name} {key}": tensor.detach().clone()
+                for name in made.team.trained
+                for key, tensor in made.engine.weights(name).items()
+            }
+
+    assert same_bits(trained(lambda _device: recorder), trained(lambda _device: None))
+    assert recorder.recorded > 0
+
+
+class TestWindow:
+    def run(self, window: Window, lefts: Sequence[int]) -> None:
+        for left in lefts:
+            token_R = torch.tensor([left])
+            assert torch.equal(window.run(lambda x_R: 2 * x_R, token_R, left), 2 * token_R)
+
+    def test_the_first_step_is_run_the_second_recorded_the_others_replayed(self) -> None:
+        recorder = TapeRecorder()
+        self.run(Window(recorder), range(15, -1, -1))
+        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (1, 1, 15)
+
+    def test_a_short_window_is_not_recorded(self) -> None:
+        recorder = TapeRecorder()
+        self.run(Window(recorder), range(LEAST - 1, -1, -1))
+        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (LEAST, 0, 0)
+        recorder = TapeRecorder()
+        self.run(Window(recorder), range(LEAST, -1, -1))
+        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (1, 1, LEAST)
+
+    def test_a_closed_window_begins_anew(self) -> None:
+        recorder = TapeRecorder()
+        window = Window(recorder)
+        self.run(window, (9, 8, 7))
+        window.close()
+        self.run(window, (6, 5, 4))
+        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (2, 2, 4)
+
+
+class TestTape:
+    """The tape would notice."""
+
+    def test_a_number_that_python_counts_is_baked_in(self) -> None:
+        count = [0]
+        total = torch.zeros(2)
+
+        def step() -> Tensor:
+            count[0] += 1
+            return total.add_(count[0]).clone()
+
+        replay = TapeRecorder().record(step)
+        assert [replay()[0].item() for _ in range(3)] == [1, 2, 3]  # where counting on would give 1, 3, 6
+
+    @pytest.mark.parametrize(
+        "step",
+        [
+            lambda: torch.zeros(2) + float(torch.ones(1).sum()),
+            lambda: torch.ones(2)[torch.ones(2) > 0],
+            lambda: torch.tensor([1.0, 2.0]),
+            lambda: torch.zeros(2) if bool((torch.ones(2) > 0).all()) else torch.ones(2),
+        ],
+    )
+    def test_what_a_gpu_would_wait_for_ends_a_recording(self, step: Callable[[], Tensor]) -> None:
+        with pytest.raises(UnrecordableError), Tape():
+            step()
+
+
+class TestSetting:
+    @pytest.mark.parametrize(("given", "kept"), [("auto", "auto"), ("off", "off"), (False, "off")])
+    def test_off_is_off_in_yaml_too(self, given: object, kept: str) -> None:
+        assert Local.model_validate({"graphs": given}).graphs == kept
+
+    def test_a_cpu_records_nothing(self) -> None:
+        assert on_cuda(torch.device("cpu")) is None
+
+    @pytest.mark.parametrize(("graphs", "asked"), [("auto", 1), ("off", 0)])
+    def test_off_asks_nobody(self, monkeypatch: pytest.MonkeyPatch, graphs: str, asked: int) -> None:
+        devices: list[torch.device] = []
+        monkeypatch.setattr("kapelle.engines.rollout.local.engine.on_cuda", devices.append)
+        Local.model_validate({"graphs": graphs}).build({"base": model_of()}, lora_policies("a", "b"))
+        assert len(devices) == asked
+
+
+class Gpu:
+    """Streams and graphs that only write down what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.current = "main"
+        self.alive: set[int] = set()
+        self.least_alive = 9
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gpu, pools = self, count(1)
+
+        class Stream:
+            def __init__(self, name: object = "side") -> None:
+                self.name = "side" if isinstance(name, torch.device) else str(name)
+                self.device = torch.device("cuda")
+
+            def wait_stream(self, other: Stream) -> None:
+                gpu.told.append(f"{self.name} waits for {other.name}")
+
+        class Graph:
+            def __init__(self) -> None:
+                gpu.alive.add(id(self))
+
+            def __del__(self) -> None:
+                gpu.alive.discard(id(self))
+
+            def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+                gpu.told.append(f"begin on {gpu.current} in {pool}")
+
+            def capture_end(self) -> None:
+                gpu.least_alive = len(gpu.alive)
+                gpu.told.append("end")
+
+            def replay(self) -> None:
+                gpu.told.append(f"replay on {gpu.current}")
+
+        @contextmanager
+        def stream(one: Stream) -> Iterator[None]:
+            before, gpu.current = gpu.current, one.name
+            try:
+                yield
+            finally:
+                gpu.current = before
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "stream", stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream(gpu.current))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"pool {next(pools)}")
+
+
+class TestCudaRecorder:
+    @pytest.fixture
+    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+        gpu = Gpu()
+        gpu.install(monkeypatch)
+        monkeypatch.setattr(
+            Tensor, "record_stream", lambda _x, stream: gpu.told.append(f"kept for {stream.name}")
+        )
+        return gpu
+
+    def step(self, gpu: Gpu) -> Tensor:
+        gpu.told.append(f"step on {gpu.current}")
+        return torch.ones(2)
+
+    def test_what_it_tells_the_gpu(self, gpu: Gpu) -> None:
+        recorder = on_cuda(torch.device("cuda"))
+        assert isinstance(recorder, CudaRecorder)
+        recorder.warm(lambda: self.step(gpu))
+        replay = recorder.record(lambda: self.step(gpu))
+        assert replay() is replay()
+        assert gpu.told == [
+            *("side waits for main", "step on side", "main waits for side", "kept for main"),
+            *("side waits for main", "begin on side in pool 1", "step on side", "end"),
+            *("replay on main", "replay on main"),
+        ]
+
+    def test_torch_takes_what_it_is_told(self) -> None:
+        """The stand-ins above have the methods of the real ones."""
+        begin = inspect.signature(torch.cuda.CUDAGraph.capture_begin)
+        begin.bind(None, pool=None, capture_error_mode="thread_local")
+        inspect.signature(torch.cuda.Stream.wait_stream).bind(None, None)
+        for kind, names in ((torch.cuda.CUDAGraph, ("capture_end", "replay")), (Tensor, ("record_stream",))):
+            assert all(callable(vars(kind).get(name) or vars(kind.__mro__[1])[name]) for name in names)
+
+    def test_a_pool_is_never_without_a_graph(self, gpu: Gpu) -> None:
+        recorder = CudaRecorder(torch.device("cuda"))
+        window = Window(recorder)
+        for _ in range(3):
+            for left in (9, 8, 7):
+                window.run(lambda token_R: token_R + 1, torch.tensor([left]), left)
+            window.close()
+            assert len(gpu.alive) == 1
+        assert gpu.least_alive == 2  # the one before lives until the next is whole
+
+    def test_forgotten_graphs_are_gone_and_their_pool_too(self, gpu: Gpu) -> None:
+        recorder = CudaRecorder(torch.device("cuda"))
+        recorder.record(lambda: self.step(gpu))
+        recorder.forget()
+        assert not gpu.alive
+        recorder.record(lambda: self.step(gpu))
+        begins = [said for said in gpu.told if said.startswith("begin")]
+        assert begins == ["begin on side in pool 1", "begin on side in pool 2"]
+
+    def test_what_cannot_be_recorded_is_said_with_what_to_do(self, gpu: Gpu) -> None:
+        def waits() -> Tensor:
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+        with pytest.raises(
+            EngineError,
+            match=r"not permitted when stream is capturing\).*`engine: \{name: local, graphs: off\}`",
+        ):
+            CudaRecorder(torch.device("cuda")).record(waits)
+        assert gpu.told[-1] == "end"
+        assert gpu.current == "main"

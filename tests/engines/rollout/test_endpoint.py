@@ -1,0 +1,179 @@
+"""Agents behind an OpenAI-compatible URL: what is sent, what comes back, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.tiny import TASK
+
+from kapelle.engines.rollout.compose import ComposedEngine
+from kapelle.engines.rollout.endpoint import EndpointEngine
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.errors import ConfigError, EngineError, EpisodeError
+from kapelle.team import Endpoint
+from kapelle.types import Message, Sampling
+
+ENDPOINT = Endpoint("https://example.test/v1/", "their-model", "THEIR_KEY")
+ASKED = Request(
+    "judge",
+    "critic",
+    (Message("system", "Be strict."), Message("user", "2+2=5?", speaker="a")),
+    (1, 2),
+    Sampling(max_tokens=9, temperature=0.3, top_p=0.8, stop=("\n",)),
+    seed=(1 << 62) + 5,
+    task=TASK,
+)
+
+
+def engine(answer: Callable[[httpx.Request], httpx.Response], retries: int = 2) -> EndpointEngine:
+    return EndpointEngine({"judge": ENDPOINT}, retries=retries, transport=httpx.MockTransport(answer))
+
+
+def reply(content: Any = "No.", finish: str = "stop") -> httpx.Response:
+    choice = {"message": {"role": "assistant", "content": content}, "finish_reason": finish}
+    return httpx.Response(200, json={"choices": [choice]})
+
+
+class TestRequest:
+    async def test_it_is_openais(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("THEIR_KEY", "secret")
+        seen: list[httpx.Request] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            seen.append(request)
+            return reply()
+
+        await engine(answer).generate(ASKED)
+        (request,) = seen
+        assert str(request.url) == "https://example.test/v1/chat/completions"
+        assert request.headers["authorization"] == "Bearer secret"
+        assert json.loads(request.content) == {
+            "model": "their-model",
+            "messages": [
+                {"role": "system", "content": "Be strict."},
+                {"role": "user", "content": "2+2=5?"},
+            ],
+            "max_tokens": 9,
+            "temperature": 0.3,
+            "top_p": 0.8,
+            "seed": 5,
+            "stop": ["\n"],
+        }
+
+    async def test_without_a_key_there_is_no_header(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("THEIR_KEY", raising=False)
+        headers: list[httpx.Headers] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            headers.append(request.headers)
+            return reply()
+
+        await engine(answer).generate(ASKED)
+        assert "authorization" not in headers[0]
+
+
+class TestAnswer:
+    async def test_its_text_is_taken_as_it_comes(self) -> None:
+        found = await engine(lambda _: reply("Nein — 4.")).generate(ASKED)
+        assert found.text == "Nein — 4."
+        assert bytes(found.ids).decode() == "Nein — 4."
+        assert len(found.logprobs) == len(found.ids)
+        assert (found.finish_reason, found.version, found.weights_hash) == ("stop", 0, "their-model")
+
+    async def test_an_answer_that_was_cut_says_so(self) -> None:
+        assert (await engine(lambda _: reply(finish="length")).generate(ASKED)).finish_reason == "length"
+
+    async def test_an_empty_answer_is_one(self) -> None:
+        assert (await engine(lambda _: reply(None)).generate(ASKED)).text == ""
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            httpx.Response(200, text="<html>"),
+            httpx.Response(200, json=[]),
+            httpx.Response(200, json={"choices": []}),
+            httpx.Response(200, json={"choices": [{"message": "hm"}]}),
+            httpx.Response(200, json={"choices": [{"message": {"content": ["part"]}}]}),
+            httpx.Response(200, content=rb'{"choices": [{"message": {"content": "\ud800"}}]}'),
+        ],
+    )
+    async def test_another_form_fails_the_episode(self, answer: httpx.Response) -> None:
+        with pytest.raises(EpisodeError, match="another form"):
+            await engine(lambda _: answer).generate(ASKED)
+
+
+class TestFaults:
+    @pytest.mark.parametrize("status", [500, 503, 429])
+    async def test_a_busy_server_is_asked_again(self, status: int) -> None:
+        answers = iter([httpx.Response(status), httpx.Response(status), reply("now")])
+        assert (await engine(lambda _: next(answers)).generate(ASKED)).text == "now"
+
+    async def test_a_lost_connection_is_tried_again(self) -> None:
+        tries = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            tries.append(request)
+            if len(tries) < 2:
+                raise httpx.ConnectError("refused")
+            return reply("now")
+
+        assert (await engine(answer).generate(ASKED)).text == "now"
+
+    async def test_after_the_last_try_the_episode_fails_with_the_reason(self) -> None:
+        tries = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            tries.append(request)
+            return httpx.Response(503)
+
+        with pytest.raises(EpisodeError, match=r"'judge' \(https://example\.test/v1/\).*HTTP 503"):
+            await engine(answer, retries=1).generate(ASKED)
+        assert len(tries) == 2
+
+    async def test_a_refusal_is_not_repeated(self) -> None:
+        tries = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            tries.append(request)
+            return httpx.Response(401, text="secret detail")
+
+        with pytest.raises(EpisodeError, match="HTTP 401") as caught:
+            await engine(answer).generate(ASKED)
+        assert len(tries) == 1
+        assert "secret" not in str(caught.value)
+
+    def test_it_takes_no_weights(self) -> None:
+        with pytest.raises(EngineError, match="remote endpoint"):
+            engine(lambda _: reply()).load("judge", {}, 1)
+
+    def test_a_url_that_is_none_is_refused_at_once(self) -> None:
+        with pytest.raises(ConfigError, match="'judge' is 'example'"):
+            EndpointEngine({"judge": Endpoint("example", "m")})
+
+
+class TestComposed:
+    async def test_each_policy_is_played_by_the_engine_that_holds_it(self) -> None:
+        loaded: list[str] = []
+
+        class Learner(ScriptedEngine):
+            def load(self, policy: str, weights: object, version: int) -> None:
+                loaded.append(f"{policy}@{version}")
+
+        script = Learner({"solver": lambda _: "4"})
+        remote = engine(lambda _: reply("5"))
+        both = ComposedEngine([script, remote])
+        assert tuple(both.policies) == ("solver", "judge")
+        assert (await both.generate(ASKED)).text == "5"
+        solver = Request("solver", "a", (), (), Sampling(), 0, TASK)
+        assert (await both.generate(solver)).text == "4"
+        assert both.renderer("judge") is remote.renderer("judge")
+        both.load("solver", {}, 3)
+        assert loaded == ["solver@3"]
+        with pytest.raises(EngineError):
+            both.load("judge", {}, 3)
+        both.close()

@@ -1,0 +1,400 @@
+"""The train engine against plain autograd, and each policy's step as if it were alone in the world."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from tests.support.tiny import (
+    LORA,
+    draw_samples,
+    first_gradient,
+    frozen_copy,
+    lora_policies,
+    related_samples,
+    same_bits,
+    tiny_model,
+    train_engine,
+    with_behaviour,
+    with_columns,
+)
+from torch import Tensor
+
+from kapelle.algorithms.sft import negative_log_likelihood
+from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
+from kapelle.engines.train.batch import Sample
+from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine, reference_name
+from kapelle.errors import NumericsError, ParityError
+from kapelle.models.language_model import LanguageModel
+from kapelle.team import Critic, Lora, Policy
+
+CLIPPED = SurrogateConfig().build()
+VALUES = ValueLossConfig().build()
+LENGTHS = [(3, 5), (7, 2), (1, 9), (12, 4), (5, 5), (2, 1)]
+"""(prompt, completion) of the sequences of one learner that have nothing in common."""
+
+ROUNDING = 6e-6
+"""How far float32 lets two gradients be apart, relative to their length, that two passes compute: about 1e-6 each from
+that of float64 on average, and a few times that where much cancels."""
+
+
+def drawn(learners: Sequence[str], seed: int = 0, temperature: float = 1.0) -> list[Sample]:
+    """Sequences of all lengths, apart and related."""
+    apart = draw_samples(learners, LENGTHS, seed, temperature)
+    related = related_samples(learners, seed, temperature)
+    return [s for pair in zip(apart, related, strict=True) for s in pair]
+
+
+def critic_samples(learners: Sequence[str], seed: int = 0) -> list[Sample]:
+    """Samples for critics, with random returns."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = drawn(learners, seed)
+    returns = [torch.randn(len(s.targets), generator=generator) for s in samples]
+    zeros = [torch.zeros(len(s.targets)) for s in samples]
+    return with_columns(samples, **{"return": returns, "value": zeros})
+
+
+def objective(epochs: int = 1, minibatches: int = 1, *, parity: bool = True) -> Objective:
+    return Objective(CLIPPED, VALUES, 0.5, epochs=epochs, minibatches=minibatches, parity=parity)
+
+
+def logp_alone(model: LanguageModel, sample: Sample, adapter: str | None) -> Tensor:
+    """Log-probs of one sequence by one plain pass of the transformers model, with gradient."""
+    with model.bank.routed([(adapter, 0, 1)]):
+        logits = model.model(input_ids=torch.tensor([sample.tokens]), use_cache=False).logits[0]
+    logp = torch.log_softmax(logits / sample.temperature, -1)
+    places = torch.tensor(sample.targets)
+    token = torch.tensor(sample.tokens)[places]
+    return logp[places - 1].gather(1, token[:, None]).squeeze(1)
+
+
+def plain_gradient(
+    model: LanguageModel,
+    samples: Sequence[Sample],
+    adapter: str | None,
+    parameters: Mapping[str, torch.nn.Parameter],
+) -> dict[str, Tensor]:
+    """Gradient of −mean over all tokens of A·log π, sequence by sequence: PPO's on fresh weights."""
+    total = torch.zeros(())
+    for sample in samples:
+        total = total - (logp_alone(model, sample, adapter) * sample.columns["advantage"]).sum()
+    grads = torch.autograd.grad(total / sum(len(s.targets) for s in samples), list(parameters.values()))
+    return dict(zip(parameters, grads, strict=True))
+
+
+def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Distance of two gradients over the length of the second."""
+    assert one.keys() == other.keys()
+    ours, theirs = (torch.cat([side[name].flatten() for name in one]) for side in (one, other))
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def furthest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
+
+
+def base(*, lean: bool) -> LanguageModel:
+    """A tiny base with or without the lean pass: without it `transformers` runs padded sequences."""
+    model = tiny_model()
+    model.lean = model.lean if lean else None
+    return model
+
+
+class TestGradient:
+    @pytest.mark.parametrize("budget", [1, 40, 100_000])
+    @pytest.mark.parametrize("temperature", [1.0, 0.6])
+    @pytest.mark.parametrize("lean", [True, False])
+    def test_packed_and_split_it_is_that_of_each_sequence_alone(
+        self, budget: int, temperature: float, *, lean: bool
+    ) -> None:
+        engine = train_engine(
+            lora_policies("a", "b"),
+            models={"base": base(lean=lean)},
+            limits=Limits(microbatch_tokens=budget),
+            max_grad_norm=None,
+        )
+        model = engine._homes["a"].model
+        samples = drawn(["a", "b"], temperature=temperature)
+        expected = {
+            name: plain_gradient(
+                model, [s for s in samples if s.learner == name], name, model.bank.parameters(name)
+            )
+            for name in ("a", "b")
+        }
+        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(3)).tolist()
+        shuffled = [samples[k] for k in order]
+        engine.update(with_behaviour(engine, shuffled), objective())
+        for name in ("a", "b"):
+            gradient = first_gradient(engine, name)
+            assert apart(gradient, expected[name]) < ROUNDING
+            assert max(float(g.abs().max()) for g in gradient.values()) > 1e-2
+
+    def test_of_a_whole_model(self) -> None:
+        engine = train_engine([Policy("a")], limits=Limits(microbatch_tokens=40), max_grad_norm=None)
+        model = engine._homes["a"].model
+        samples = drawn(["a"])
+        expected = plain_gradient(model, samples, None, model.base_parameters())
+        engine.update(with_behaviour(engine, samples), objective())
+        assert apart(first_gradient(engine, "a"), expected) < ROUNDING
+
+    def test_of_the_mean_negative_log_likelihood(self) -> None:
+        engine = train_engine(lora_policies("a"), max_grad_norm=None)
+        model = engine._homes["a"].model
+        samples = [
+            Sample(s.learner, s.tokens, s.targets, {"advantage": torch.ones(len(s.targets))})
+            for s in drawn(["a"])
+        ]
+        expected = plain_gradient(model, samples, "a", model.bank.parameters("a"))
+        metrics = engine.update(samples, Objective(negative_log_likelihood, parity=False))
+        assert apart(first_gradient(engine, "a"), expected) < ROUNDING
+        assert metrics["nll/a"] == metrics["loss/a"] > 1.0
+
+    def test_tokens_that_are_masked_out_do_not_count(self) -> None:
+        engine = train_engine(lora_policies("a"), max_grad_norm=None)
+        model = engine._homes["a"].model
+        samples = drawn(["a"])
+        masks = [(torch.arange(len(s.targets)) % 2 == 0).float() for s in samples]
+        cut = [
+            Sample(
+                s.learner,
+                s.tokens,
+                tuple(t for t, m in zip(s.targets, mask, strict=True) if m),
+                {"advantage": s.columns["advantage"][mask.bool()]},
+            )
+            for s, mask in zip(samples, masks, strict=True)
+        ]
+        expected = plain_gradient(model, cut, "a", model.bank.parameters("a"))
+        behaved = with_behaviour(engine, samples)
+        masked = [
+            Sample(s.learner, s.tokens, s.targets, s.columns, mask)
+            for s, mask in zip(behaved, masks, strict=True)
+        ]
+        engine.update(masked, objective())
+        assert apart(first_gradient(engine, "a"), expected) < ROUNDING
+
+    def test_the_step_is_the_same_for_any_split(self) -> None:
+        results = []
+        for budget, lean in ((1, True), (17, True), (60, True), (100_000, True), (60, False)):
+            engine = train_engine(
+                lora_policies("a"),
+                [Critic("v", lora=LORA)],
+                models={"base": base(lean=lean)},
+                limits=Limits(microbatch_tokens=budget),
+                eps=1e-4,
+                weight_decay=0.1,
+            )
+            for seed in range(3):
+                samples = with_behaviour(engine, drawn(["a"], seed)) + critic_samples(["v"], seed)
+                engine.update(samples, objective(epochs=2, minibatches=2))
+            results.append(frozen_copy(engine.weights("a")) | frozen_copy(engine.weights("v")))
+        for other in results[1:]:
+            assert furthest(other, results[0]) < 1e-6
+
+
+class TestPolicyByPolicy:
+    """A joint step over n policies equals each trained alone."""
+
+    @staticmethod
+    def trained(names: Sequence[str], *, exact: bool) -> dict[str, dict[str, Tensor]]:
+        engine = train_engine(
+            lora_policies(*[n for n in names if n != "v"]),
+            [Critic("v", lora=LORA)] if "v" in names else [],
+            # One row of one sequence at a time computes the very same floats in any company.
+            limits=Limits(microbatch_tokens=1 if exact else 8192),
+            weight_decay=0.1,
+            max_grad_norm=0.05,
+            eps=1e-8 if exact else 1e-4,
+        )
+        lengths = [(3, 9)] * 6 if exact else LENGTHS
+        for seed in range(3):
+            samples: list[Sample] = []
+            for number, name in enumerate(("a", "b", "c")):
+                # In the second update b has nothing to learn from.
+                if name in names and not (name == "b" and seed == 1):
+                    scale = 100.0 if name == "c" else 1.0
+                    own = draw_samples([name], lengths, 10 * seed + number)
+                    own = with_columns(own, advantage=[s.columns["advantage"] * scale for s in own])
+                    samples += with_behaviour(engine, own)
+            if "v" in names:
+                samples += critic_samples(["v"], seed)
+            if samples:
+                engine.update(samples, objective(epochs=2, minibatches=2))
+        return {name: frozen_copy(engine.weights(name)) for name in names}
+
+    def test_bit_for_bit_where_the_same_floats_are_added(self) -> None:
+        joint = self.trained(["a", "b", "c"], exact=True)
+        for name in ("a", "b", "c"):
+            assert same_bits(joint[name], self.trained([name], exact=True)[name])
+
+    def test_packed_together_to_a_millionth(self) -> None:
+        joint = self.trained(["a", "b", "c", "v"], exact=False)
+        for name in ("a", "b", "c", "v"):
+            assert furthest(joint[name], self.trained([name], exact=False)[name]) < 1e-6
+
+    def test_clipping_bounds_each_policy_alone(self) -> None:
+        engine = train_engine(lora_policies("loud", "quiet"), max_grad_norm=1.0)
+        loud, quiet = drawn(["loud"]), drawn(["quiet"])
+        loud = with_columns(loud, advantage=[s.columns["advantage"] * 1e3 for s in loud])
+        quiet = with_columns(quiet, advantage=[s.columns["advantage"] * 1e-2 for s in quiet])
+        metrics = engine.update(with_behaviour(engine, [*loud, *quiet]), objective())
+        norms = {
+            name: torch.cat([g.flatten() for g in first_gradient(engine, name).values()]).norm().item()
+            for name in ("loud", "quiet")
+        }
+        assert metrics["grad_norm/loud"] > 10
+        assert norms["loud"] == pytest.approx(1.0, abs=1e-4)
+        assert norms["quiet"] == pytest.approx(metrics["grad_norm/quiet"], rel=1e-4)
+        assert norms["quiet"] < 0.1
+
+    def test_each_policys_gradient_is_divided_by_its_own_tokens(self) -> None:
+        alone = train_engine(lora_policies("a"), max_grad_norm=None)
+        alone.update(with_behaviour(alone, drawn(["a"])), objective())
+        beside = train_engine(lora_policies("a", "b"), max_grad_norm=None)
+        many = [s for seed in range(4) for s in drawn(["b"], seed)]
+        beside.update(with_behaviour(beside, drawn(["a"]) + many), objective())
+        assert apart(first_gradient(beside, "a"), first_gradient(alone, "a")) < 1e-6
+
+
+class TestIsolation:
+    """An update of one set of weights leaves every other bitwise as it was."""
+
+    @pytest.fixture
+    def engine(self) -> TorchTrainEngine:
+        """Two bases, five learners and a frozen policy, all with momentum and weight decay."""
+        models = {"base": tiny_model(), "own": tiny_model(seed=3)}
+        policies = [
+            *lora_policies("a", "b"),
+            Policy("whole", base="own"),
+            Policy("frozen", trained=False),
+        ]
+        critics = [Critic("va", lora=LORA), Critic("vb", lora=LORA)]
+        engine = train_engine(policies, critics, models=models, references=True, weight_decay=0.1)
+        names = ["a", "b", "whole"]
+        for seed in range(3):
+            samples = with_behaviour(engine, drawn(names, seed)) + critic_samples(["va", "vb"], seed)
+            engine.update(samples, objective())
+        return engine
+
+    @pytest.mark.parametrize("moving", ["a", "b", "whole", "va", "vb"])
+    def test_only_who_learns_changes(self, engine: TorchTrainEngine, moving: str) -> None:
+        kept = ["frozen", *(reference_name(name) for name in ("a", "b", "whole"))]
+        learners = copy.deepcopy({name: one.state() for name, one in engine.learners.items()})
+        weights = {name: frozen_copy(engine.weights(name)) for name in kept}
+        engine.publish()
+        for seed in range(3):
+            samples = critic_samples([moving], seed) if moving.startswith("v") else drawn([moving], seed)
+            if not moving.startswith("v"):
+                samples = with_behaviour(engine, samples)
+            engine.update(samples, objective(epochs=2, minibatches=2))
+        for name, one in engine.learners.items():
+            assert same_bits(one.state(), learners[name]) == (name != moving), name
+        for name in kept:
+            assert same_bits(frozen_copy(engine.weights(name)), weights[name]), name
+        assert list(engine.publish()) == ([] if moving.startswith("v") else [moving])
+
+    def test_the_base_under_adapters_never_moves(self, engine: TorchTrainEngine) -> None:
+        fresh = tiny_model()
+        assert same_bits(frozen_copy(engine.weights("frozen")), frozen_copy(fresh.base_parameters()))
+
+    def test_names_that_begin_alike_are_not_confused(self) -> None:
+        names = [f"agent_{k}" for k in (1, 10, 11, 2)]
+        engine = train_engine(lora_policies(*names), weight_decay=0.1)
+        before = {name: frozen_copy(engine.weights(name)) for name in names}
+        engine.update(with_behaviour(engine, drawn(["agent_1"])), objective())
+        changed = [n for n in names if not same_bits(frozen_copy(engine.weights(n)), before[n])]
+        assert changed == ["agent_1"]
+
+
+class TestParity:
+    def test_shifted_log_probs_are_refused_before_anything_moves(self) -> None:
+        engine = train_engine(lora_policies("a", "b"))
+        untouched = train_engine(lora_policies("a", "b"))
+        good = with_behaviour(engine, drawn(["a", "b"]))
+        shifted = with_columns(good, behaviour=[s.columns["behaviour"] + 1e-3 for s in good])
+        with pytest.raises(ParityError, match=r"differ by 0\.001"):
+            engine.update(shifted, objective())
+        assert same_bits(engine.state(), untouched.state())
+        # And nothing of it is left in the next step.
+        engine.update(good, objective())
+        untouched.update(good, objective())
+        assert same_bits(engine.state(), untouched.state())
+
+    def test_one_wrong_token_of_one_policy_is_enough(self) -> None:
+        engine = train_engine(lora_policies("a", "b"))
+        good = with_behaviour(engine, drawn(["a", "b"]))
+        columns = [s.columns["behaviour"].clone() for s in good]
+        columns[-1][0] -= 2e-4
+        with pytest.raises(ParityError):
+            engine.update(with_columns(good, behaviour=columns), objective())
+
+    def test_another_adapter_is_caught(self) -> None:
+        engine = train_engine(lora_policies("a", "b"))
+        as_b = drawn(["b"])
+        as_a = drawn(["a"])
+        scored = engine.score(as_b)
+        assert [s.tokens for s in as_a] == [s.tokens for s in as_b]
+        with pytest.raises(ParityError):
+            engine.update(with_columns(as_a, behaviour=scored), objective())
+
+    def test_another_temperature_is_caught(self) -> None:
+        engine = train_engine(lora_policies("a"))
+        scored = engine.score(drawn(["a"], temperature=0.8))
+        with pytest.raises(ParityError):
+            engine.update(with_columns(drawn(["a"]), behaviour=scored), objective())
+
+    def test_log_probs_that_are_no_numbers_are_refused(self) -> None:
+        engine = train_engine(lora_policies("a"))
+        good = with_behaviour(engine, drawn(["a"]))
+        columns = [s.columns["behaviour"] * torch.nan for s in good]
+        with pytest.raises(NumericsError, match="loss of 'a' is not finite"):
+            engine.update(with_columns(good, behaviour=columns), objective())
+
+    def test_the_bound_can_be_said(self) -> None:
+        engine = train_engine(lora_policies("a"), limits=Limits(parity_tolerance=0.01))
+        good = with_behaviour(engine, drawn(["a"]))
+        shifted = with_columns(good, behaviour=[s.columns["behaviour"] + 5e-3 for s in good])
+        metrics = engine.update(shifted, objective())
+        assert metrics["parity/max"] == pytest.approx(5e-3, abs=1e-5)
+        assert metrics["parity/mean"] == pytest.approx(5e-3, abs=1e-5)
+
+    @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+    @pytest.mark.parametrize("lean", [True, False])
+    def test_scores_are_those_of_a_plain_pass(self, temperature: float, *, lean: bool) -> None:
+        engine = train_engine(lora_policies("a", "b"), models={"base": base(lean=lean)})
+        model = engine._homes["a"].model
+        samples = drawn(["b", "a"], temperature=temperature)
+        for sample, logp in zip(samples, engine.score(samples), strict=True):
+            with torch.no_grad():
+                expected = logp_alone(model, sample, sample.learner)
+            assert float((logp - expected).abs().max()) < 1e-5
+
+    def test_dropout_of_an_adapter_does_not_count_against_it(self) -> None:
+        engine = train_engine([Policy("a", lora=Lora(rank=2, dropout=0.3))])
+        metrics = engine.update(with_behaviour(engine, drawn(["a"])), objective())
+        assert metrics["parity/max"] < 1e-5
+        assert metrics["drift/a"] > 1e-4
+
+    def test_dropout_depends_on_the_engines_seed_and_not_on_the_process(self) -> None:
+        states = []
+        for seed, drawn_before in ((0, 1), (0, 2), (1, 1)):
+            torch.manual_seed(drawn_before)
+            engine = train_engine([Policy("a", lora=Lora(rank=2, dropout=0.3))], seed=seed)
+            kept = torch.get_rng_state()
+            engine.update(with_behaviour(engine, drawn(["a"])), objective(epochs=2))
+            assert torch.equal(torch.get_rng_state(), kept)
+            states.append(engine.state())
+        assert same_bits(states[0], states[1])
+        assert not same_bits(states[0], states[2])
+
+    def test_dropout_inside_the_base_is_off(self) -> None:
+        model = tiny_model()
+        for module in model.model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.5
+        engine = train_engine(lora_policies("a"), models={"base": model})
+        metrics = engine.update(with_behaviour(engine, drawn(["a"])), objective())
+        assert metrics["parity/max"] < 1e-5

@@ -1,0 +1,96 @@
+"""Two learners change places: weights, moments, counters, bit for bit, under versions that name nothing else."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import draw_samples, lora_policies, same_bits, train_engine, with_behaviour
+
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.torch.engine import TorchTrainEngine, reference_name
+
+OBJECTIVE = Objective(SurrogateConfig().build())
+Places = tuple[TorchTrainEngine, dict[str, dict[str, Any]]]
+
+
+def trained(engine: TorchTrainEngine, name: str, times: int) -> None:
+    for k in range(times):
+        engine.update(with_behaviour(engine, draw_samples([name], [(4, 3)], seed=k)), OBJECTIVE)
+
+
+@pytest.fixture
+def places() -> Places:
+    """Two policies of unlike age, and their states before they change places."""
+    engine = train_engine(lora_policies("a", "b"), references=True)
+    trained(engine, "a", 3)
+    trained(engine, "b", 1)
+    engine.publish()
+    return engine, {name: deepcopy(engine.learners[name].state()) for name in "ab"}
+
+
+def test_weights_change_places(places: Places) -> None:
+    engine, before = places
+    engine.exchange("a", "b")
+    assert same_bits(engine.learners["a"].state()["weights"], before["b"]["weights"])
+    assert same_bits(engine.learners["b"].state()["weights"], before["a"]["weights"])
+    assert not same_bits(before["a"]["weights"], before["b"]["weights"])
+
+
+def test_optimiser_state_travels_with_the_weights(places: Places) -> None:
+    engine, before = places
+    engine.exchange("a", "b")
+    for name, other in (("a", "b"), ("b", "a")):
+        state = engine.learners[name].state()
+        assert same_bits(state["optimizer"], before[other]["optimizer"])
+        assert (state["steps"], before[name]["steps"]) == (before[other]["steps"], {"a": 3, "b": 1}[name])
+
+
+def test_references_travel_too(places: Places) -> None:
+    engine, _ = places
+    held = {name: {k: t.clone() for k, t in engine.weights(reference_name(name)).items()} for name in "ab"}
+    engine.exchange("a", "b")
+    assert same_bits(dict(engine.weights(reference_name("a"))), held["b"])
+    assert same_bits(dict(engine.weights(reference_name("b"))), held["a"])
+
+
+def test_both_are_published_under_a_new_version(places: Places) -> None:
+    engine, before = places
+    engine.exchange("a", "b")
+    published = engine.publish()
+    assert {name: one.version for name, one in published.items()} == {"a": 4, "b": 4}
+    assert all(torch.equal(t, before["b"]["weights"][k]) for k, t in published["a"].weights.items())
+
+
+def test_no_version_names_two_sets_of_weights(places: Places) -> None:
+    engine, before = places
+    seen = {(name, before[name]["version"]) for name in "ab"}
+    for _ in range(3):
+        engine.exchange("a", "b")
+        now = {(name, engine.learners[name].version) for name in "ab"}
+        assert not now & seen
+        seen |= now
+
+
+def test_twice_is_as_if_nothing_had_happened(places: Places) -> None:
+    engine, before = places
+    engine.exchange("a", "b")
+    engine.exchange("a", "b")
+    for name in "ab":
+        state = engine.learners[name].state()
+        assert same_bits(
+            [state[k] for k in ("weights", "optimizer")], [before[name][k] for k in ("weights", "optimizer")]
+        )
+
+
+def test_an_exchanged_learner_learns_on_as_the_other_would_have(places: Places) -> None:
+    engine, _ = places
+    other = train_engine(lora_policies("a", "b"), references=True)
+    other.load_state(deepcopy(engine.state()))
+    engine.exchange("a", "b")
+    trained(engine, "a", 1)
+    trained(other, "b", 1)
+    assert same_bits(engine.learners["a"].state()["optimizer"], other.learners["b"].state()["optimizer"])

@@ -1,0 +1,171 @@
+"""One learner's step: AdamW by hand, its schedule, its clipping, and what it does with bad gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.support.tiny import same_bits
+from torch import nn
+
+from kapelle.engines.train.torch.learner import Learner, rate_at
+from kapelle.errors import NumericsError
+from kapelle.settings.schema import OptimizerConfig
+
+
+def learner(*values: float, total: int = 10, scaled: bool = False, **settings: object) -> Learner:
+    config = OptimizerConfig.model_validate({"max_grad_norm": None, "lr": 0.1, **settings})
+    weights = {f"w{k}": nn.Parameter(torch.tensor([value])) for k, value in enumerate(values)}
+    return Learner("actor", weights, config, config.lr, total, scaled)
+
+
+def push(one: Learner, *gradients: float, weight: float = 1.0, on_bad: str = "stop") -> dict[str, float]:
+    """Accumulate these gradients of sums, one per weight, and step."""
+    pairs = zip(one.parameters.values(), gradients, strict=True)
+    one.scaled(torch.stack([(p * g).sum() for p, g in pairs]).sum()).backward()
+    return one.step(weight, on_bad)
+
+
+def values(one: Learner) -> list[float]:
+    return [p.item() for p in one.parameters.values()]
+
+
+class TestAdamW:
+    def test_two_steps_by_hand(self) -> None:
+        # g = 3/2: w ← 1·(1 − 0.1·0.01) − 0.1·1.5/√1.5² = 0.899
+        one = learner(1.0, weight_decay=0.01)
+        push(one, 3.0, weight=2.0)
+        assert values(one) == pytest.approx([0.899], abs=1e-6)
+        # g = −0.5: m = 0.9·0.15 + 0.1·(−0.5) = 0.085, m̂ = 0.085/0.19 = 0.4473684
+        # v = 0.999·0.00225 + 0.001·0.25 = 0.00249775, v̂ = 0.00249775/0.001999 = 1.2494997
+        # w ← 0.899·0.999 − 0.1·0.4473684/√1.2494997 = 0.898101 − 0.0400218 = 0.8580792
+        push(one, -0.5)
+        assert values(one) == pytest.approx([0.8580792], abs=1e-6)
+        assert one.steps == 2
+
+    def test_gradients_add_up_until_the_step(self) -> None:
+        once, twice = learner(1.0), learner(1.0)
+        push(once, 5.0, weight=4.0)
+        twice.scaled((twice.parameters["w0"] * 2.0).sum()).backward()
+        push(twice, 3.0, weight=4.0)
+        assert same_bits(once.state(), twice.state())
+
+    def test_nothing_is_left_over_for_the_next_step(self) -> None:
+        one, other = learner(1.0), learner(1.0)
+        for k in range(3):
+            push(one, 1.0 + k)
+        push(other, 1.0)
+        (other.parameters["w0"] * 77.0).sum().backward()
+        other.forget_gradient()
+        push(other, 2.0)
+        push(other, 3.0)
+        assert values(one) == values(other)
+
+
+class TestClipping:
+    def test_the_norm_over_all_weights_is_bounded(self) -> None:
+        one = learner(1.0, 1.0, max_grad_norm=1.0)
+        metrics = push(one, 30.0, 40.0, weight=10.0)
+        assert metrics["grad_norm"] == pytest.approx(5.0)  # of 3 and 4, before clipping
+        moments = one.state()["optimizer"]
+        kept = [float(moments[name]["exp_avg"]) / 0.1 for name in ("w0", "w1")]
+        assert kept == pytest.approx([0.6, 0.8], abs=1e-5)
+
+    def test_a_smaller_gradient_is_left_alone(self) -> None:
+        clipped, free = learner(1.0, max_grad_norm=2.0), learner(1.0)
+        push(clipped, 1.5)
+        push(free, 1.5)
+        assert same_bits(clipped.state(), free.state())
+
+
+class TestSchedules:
+    def test_warm_up_rises_in_equal_steps(self) -> None:
+        settings = OptimizerConfig(warmup_steps=4)
+        assert [rate_at(k, 100, settings) for k in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+    def test_a_line_ends_at_zero(self) -> None:
+        settings = OptimizerConfig(schedule="linear", warmup_steps=2)
+        factors = [rate_at(k, 6, settings) for k in range(8)]
+        assert factors == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+
+    def test_half_a_cosine_ends_at_zero(self) -> None:
+        settings = OptimizerConfig(schedule="cosine")
+        factors = [rate_at(k, 4, settings) for k in range(6)]
+        assert factors == pytest.approx([1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0, 0])
+
+    def test_the_rate_scales_the_step(self) -> None:
+        one = learner(1.0, warmup_steps=2)
+        assert push(one, 1.0)["lr"] == pytest.approx(0.05)
+        assert values(one) == pytest.approx([0.95], abs=1e-6)
+        assert push(one, 1.0)["lr"] == pytest.approx(0.1)
+
+
+class TestBadGradients:
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_stop_names_the_learner_and_moves_nothing(self, bad: float) -> None:
+        one = learner(1.0, 2.0)
+        push(one, 1.0, 1.0)
+        before = values(one)
+        with pytest.raises(NumericsError, match=r"'actor'.*update 1"):
+            push(one, 1.0, bad)
+        assert values(one) == before
+        assert one.steps == 1
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_skip_is_as_if_the_step_had_never_been(self, bad: float) -> None:
+        one, other = learner(1.0, 2.0), learner(1.0, 2.0)
+        push(one, 1.0, 1.0)
+        one.changed = False
+        metrics = push(one, 1.0, bad, on_bad="skip")
+        assert metrics["skipped"] == 1.0
+        assert all(math.isfinite(value) for value in metrics.values())
+        assert not one.changed
+        push(one, 0.5, 0.5)
+        push(other, 1.0, 1.0)
+        push(other, 0.5, 0.5)
+        assert same_bits(one.state(), other.state())
+
+
+class TestLossScale:
+    def test_the_step_does_not_depend_on_it(self) -> None:
+        plain, scaled = learner(1.0), learner(1.0, scaled=True)
+        for gradient in (1.0, -0.25):
+            push(plain, gradient)
+            push(scaled, gradient)
+        assert values(scaled) == pytest.approx(values(plain), abs=1e-6)
+        assert float(scaled.scaled(torch.ones(()))) == 65536.0
+
+    def test_an_overflow_halves_it_and_skips(self) -> None:
+        one = learner(1.0, scaled=True)
+        push(one, 1.0)
+        before = values(one)
+        metrics = push(one, math.inf)  # with on_bad "stop": the scale adapts by such steps
+        assert metrics["skipped"] == 1.0
+        assert values(one) == before
+        assert one.steps == 1
+        assert float(one.scaled(torch.ones(()))) == 32768.0
+
+
+class TestState:
+    @pytest.mark.parametrize("scaled", [False, True])
+    def test_a_learner_goes_on_bit_for_bit(self, *, scaled: bool) -> None:
+        settings = {"weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 2, "scaled": scaled}
+        one = learner(1.0, -2.0, **settings)  # type: ignore[arg-type]
+        for k in range(3):
+            push(one, 1.0 + k, -1.0)
+        other = learner(9.0, 9.0, **settings)  # type: ignore[arg-type]
+        other.load_state(one.state())
+        assert same_bits(one.state(), other.state())
+        for k in range(3):
+            push(one, -k, 0.5)
+            push(other, -k, 0.5)
+        assert same_bits(one.state(), other.state())
+
+    def test_the_two_share_no_memory(self) -> None:
+        one, other = learner(1.0), learner(9.0)
+        push(one, 1.0)
+        other.load_state(one.state())
+        before = values(other), float(other.state()["optimizer"]["w0"]["exp_avg"])
+        push(one, 5.0)
+        assert (values(other), float(other.state()["optimizer"]["w0"]["exp_avg"])) == before

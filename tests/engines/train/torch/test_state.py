@@ -1,0 +1,127 @@
+"""What the train engine keeps: references, its state, and models that are in memory already."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.engines.train.torch.test_engine import (
+    critic_samples,
+    drawn,
+    objective,
+)
+from tests.support.tiny import (
+    LORA,
+    frozen_copy,
+    lora_policies,
+    same_bits,
+    stir,
+    tiny_model,
+    train_engine,
+    with_behaviour,
+    with_columns,
+)
+
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.engines.train.protocol import Objective
+from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine, reference_name
+from kapelle.errors import ModelError
+from kapelle.team import Critic, Lora, Policy
+
+
+class TestReferences:
+    def test_a_reference_stays_until_it_is_refreshed(self) -> None:
+        models = {"base": tiny_model(), "own": tiny_model(seed=3)}
+        policies = [*lora_policies("a"), Policy("whole", base="own")]
+        engine = train_engine(policies, models=models, references=True, stirred=False)
+        stir(engine.weights("a"), 1)
+        engine.refresh_references()
+        for name in ("a", "whole"):
+            reference = reference_name(name)
+            as_reference = drawn([reference])
+            start = engine.score(drawn([name]))
+            assert same_bits(engine.score(as_reference), start)
+            engine.update(with_behaviour(engine, drawn([name])), objective())
+            assert same_bits(engine.score(as_reference), start)
+            assert not same_bits(engine.score(drawn([name])), start)
+            engine.refresh_references()
+            assert same_bits(engine.score(as_reference), engine.score(drawn([name])))
+
+    def test_a_penalty_to_it_pulls_back(self) -> None:
+        engine = train_engine(lora_policies("a"), references=True, max_grad_norm=None)
+        loss = SurrogateConfig(kl_coefficient=1.0, kl_estimator="k2").build()
+        samples = with_behaviour(engine, drawn(["a"]))
+        scored = engine.score(samples)
+        silent = with_columns(
+            samples,
+            advantage=[torch.zeros_like(s) for s in scored],
+            # The reference gave these tokens e^0.3 times the probability.
+            reference=[s + 0.3 for s in scored],
+        )
+        metrics = engine.update(silent, Objective(loss))
+        assert metrics["kl/a"] == pytest.approx(0.045, abs=1e-5)
+        after = engine.score(samples)
+        assert float(torch.cat(after).mean()) > float(torch.cat(scored).mean())
+
+
+class TestState:
+    def test_a_new_engine_goes_on_bit_for_bit(self) -> None:
+        def fresh(seed: int) -> TorchTrainEngine:
+            policies = [*lora_policies("a"), Policy("whole", base="own")]
+            return train_engine(
+                policies,
+                [Critic("v", lora=LORA)],
+                models={"base": tiny_model(), "own": tiny_model(seed=3)},
+                references=True,
+                weight_decay=0.1,
+                schedule="linear",
+                limits=Limits(total_steps=50),
+                stirred=False,
+                seed=seed,
+            )
+
+        def advance(engine: TorchTrainEngine, seed: int) -> None:
+            samples = with_behaviour(engine, drawn(["a", "whole"], seed)) + critic_samples(["v"], seed)
+            engine.update(samples, objective(epochs=2, minibatches=3))
+
+        one = fresh(0)
+        for seed in range(2):
+            advance(one, seed)
+        one.refresh_references()
+        advance(one, 2)
+        other = fresh(0)
+        other.load_state(copy.deepcopy(one.state()))
+        assert same_bits(one.state(), other.state())
+        assert other.versions == {"a": 18, "whole": 18}
+        for seed in range(3, 5):
+            advance(one, seed)
+            advance(other, seed)
+        assert same_bits(one.state(), other.state())
+
+    def test_versions_count_steps_and_only_what_moved_is_published(self) -> None:
+        engine = train_engine(lora_policies("a", "b"))
+        assert engine.publish() == {}
+        engine.update(with_behaviour(engine, drawn(["a"])), objective(epochs=3, minibatches=2))
+        published = engine.publish()
+        assert {name: p.version for name, p in published.items()} == {"a": 6}
+        assert engine.versions == {"a": 6, "b": 0}
+        assert engine.publish() == {}
+
+
+class TestModelsInMemory:
+    def test_a_second_engine_goes_on_with_the_adapters(self) -> None:
+        model = tiny_model()
+        first = train_engine(lora_policies("a"), [Critic("v", lora=LORA)], models={"base": model})
+        first.update(with_behaviour(first, drawn(["a"])) + critic_samples(["v"]), objective())
+        kept = frozen_copy(first.weights("a")), frozen_copy(first.weights("v"))
+        second = train_engine(
+            lora_policies("a"), [Critic("v", lora=LORA)], models={"base": model}, stirred=False
+        )
+        assert same_bits((frozen_copy(second.weights("a")), frozen_copy(second.weights("v"))), kept)
+
+    def test_an_adapter_of_another_size_is_refused(self) -> None:
+        model = tiny_model()
+        train_engine(lora_policies("a"), models={"base": model})
+        with pytest.raises(ModelError, match="'a' from before"):
+            train_engine(lora_policies("a", lora=Lora(rank=3)), models={"base": model})

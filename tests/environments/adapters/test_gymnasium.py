@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gymnasium")
+
+from kapelle.environment import environment_class
+from kapelle.environments.adapters.gymnasium import Gymnasium
+from kapelle.environments.adapters.spaces import observation_text
+from kapelle.errors import ConfigError
+
+
+async def test_a_hand_of_blackjack_is_played_by_numbers() -> None:
+    environment = Gymnasium(id="Blackjack-v1", rewards=(-1.5, 1.5))
+    environment.check(["a"])
+    task = environment.task("train", 0)
+    world = environment.start(task, ["a"], seed=1)
+    first = world.observe("a")
+    total, shown, _ = map(int, first.splitlines()[0].split())
+    assert 4 <= total <= 21
+    assert 1 <= shown <= 10
+    assert first.splitlines()[1] == "Legal actions: <0 | 1>"
+    assert environment.start(task, ["a"], seed=1).observe("a") == first
+    paid = await world.step({"a": "0"})
+    assert paid["a"] in {-1.0, 0.0, 1.0, 1.5}
+    assert world.movers() == ()
+    assert not world.outcome().truncated
+    assert world.outcome().info["total"] == paid["a"]
+    await world.close()
+
+
+async def test_a_mask_says_which_actions_are_legal_and_others_cost() -> None:
+    environment = Gymnasium(id="Taxi-v4", rewards=(-200, 20), penalty=-3, max_steps=2)
+    world = environment.start(environment.task("train", 0), ["a"], seed=0)
+    legal = world.observe("a").rpartition("<")[2].removesuffix(">").split(" | ")
+    assert 1 < len(legal) < 6, "a taxi at a wall cannot go everywhere"
+    illegal = next(str(number) for number in range(6) if str(number) not in legal)
+    assert await world.step({"a": illegal}) == {"a": -4.0}, "the penalty and the price of a step"
+    assert await world.step({"a": "north!"}) == {"a": -4.0}
+    assert world.movers() == ()
+    assert world.outcome().truncated
+    assert environment.reward_range == (-206.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"id": "CartPle-v1"}, "cannot be made"),
+        ({"id": "Pendulum-v1"}, "cannot be written as a number or a text"),
+        ({"id": "Blackjack-v1", "arguments": {"cards": 3}}, "cannot be made"),
+    ],
+)
+def test_what_cannot_be_played_in_text_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Gymnasium.model_validate(settings).check(["a"])
+
+
+def test_it_is_for_one_agent_and_says_when_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment_class("gymnasium") is Gymnasium
+    with pytest.raises(ConfigError, match=r"team has 2 \(a, b\)"):
+        Gymnasium(id="Blackjack-v1").check(["a", "b"])
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kapelle\[games\]'"):
+        Gymnasium(id="Blackjack-v1").check(["a"])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("as it is", "as it is"),
+        (np.array([1, 0, 2]), "1 0 2"),
+        (np.array([[0.5, 1.0], [2.0, 0.25]]), "0.5 1\n2 0.25"),
+        (np.int64(7), "7"),
+        ((15, 10, 0), "15 10 0"),
+        ({"observation": np.array([3]), "action_mask": np.array([1, 0])}, "3"),
+        ({"you": 1, "they": (2, 3)}, "you: 1\nthey: 2 3"),
+        (np.array([True, False]), "1 0"),
+    ],
+)
+def test_observations_become_text(value: Any, text: str) -> None:
+    assert observation_text(value) == text

@@ -1,0 +1,126 @@
+"""The adapter against a stand-in of the package: the same calls, with problems that anybody can check."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.workflows.stage import expert, lines, play
+
+from kapelle.environment import Answerable, Scripted, environment_class
+from kapelle.environments.adapters import reasoning_gym
+from kapelle.environments.adapters.reasoning_gym import ReasoningGym, evaluated_by, split_of
+from kapelle.errors import ConfigError
+from kapelle.types import Split
+from kapelle.workflows.parallel import Parallel
+
+sympy: Any = importlib.import_module("sympy")
+
+
+class Doubling:
+    """What `create_dataset` returns: problems by place, each with its verifier."""
+
+    def __init__(self, size: int, seed: int, largest: int = 10**6) -> None:
+        self._seed, self._largest = seed, largest
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        number = (self._seed + place) % self._largest
+        return {"question": f"Twice {number}?\n", "answer": str(2 * number), "metadata": {}}
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return 1.0 if answer == entry["answer"] else 0.01
+
+
+class Evaluating(Doubling):
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(self.read(answer) == int(entry["answer"]))
+
+    def read(self, answer: str | None) -> int:
+        return looked_up(answer)
+
+
+def looked_up(answer: str | None) -> int:
+    return int(sympy.sympify(answer))
+
+
+def parse_expr(text: str | None) -> int:
+    """A reader of one's own with a name that SymPy's has, too."""
+    return int(text or 0)
+
+
+class Reading(Doubling):
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(parse_expr(answer) == int(entry["answer"]))
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
+    vars(module)["create_dataset"] = lambda name, **settings: {"doubling": Doubling}[name](**settings)
+    vars(factory)["DATASETS"] = {
+        "doubling": (Doubling, object),
+        "evaluating": (Evaluating, object),
+        "composite": (Doubling, object),
+    }
+    monkeypatch.setitem(sys.modules, "reasoning_gym", module)
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
+    reasoning_gym._load.cache_clear()
+    yield
+    reasoning_gym._load.cache_clear()
+
+
+async def test_an_answer_earns_what_the_verifier_says() -> None:
+    environment = ReasoningGym(dataset="doubling")
+    task = environment.task("train", 3)
+    number = int(task.question.removeprefix("Twice ").removesuffix("?"))
+    texts = {"a": f"Let me see. <answer>{2 * number}</answer>", "b": f"{2 * number}", "c": "many"}
+    scripts = {name: lines(text) for name, text in texts.items()}
+    [episode] = await play(environment, Parallel(), ["a", "b", "c"], scripts, task)
+    assert episode.rewards == {"a": 1.0, "b": 1.0, "c": 0.01}
+    [solved] = await play(environment, Parallel(), ["a"], {"a": expert(environment)}, task)
+    assert solved.success == 1.0
+
+
+def test_the_splits_share_no_question_and_a_task_is_always_the_same() -> None:
+    environment = ReasoningGym(dataset="doubling")
+    train = [environment.task("train", index) for index in range(60)]
+    test = [environment.task("test", index) for index in range(60)]
+    assert not {task.question for task in train} & {task.question for task in test}
+    assert len({task.question for task in train}) == 60
+    assert all(split_of(task.question) == "test" for task in test)
+    assert ReasoningGym(dataset="doubling").task("test", 7) == test[7]
+    assert ReasoningGym(dataset="doubling", seed=1).task("test", 7) != test[7]
+
+
+def test_too_few_questions_and_unknown_kinds_are_refused() -> None:
+    few = ReasoningGym(dataset="doubling", arguments={"largest": 1})
+    other: Split = "train" if split_of("Twice 0?") == "test" else "test"
+    with pytest.raises(ConfigError, match="too few different questions"):
+        few.task(other, 0)
+    with pytest.raises(ConfigError, match="Did you mean 'doubling'"):
+        ReasoningGym(dataset="dubling").check(["a"])
+    with pytest.raises(ConfigError, match="makes no 'doubling'"):
+        ReasoningGym(dataset="doubling", arguments={"smallest": 1}).check(["a"])
+
+
+def test_verifiers_that_run_what_they_grade_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"runs what it grades as code \(`sympify`\)"):
+        ReasoningGym(dataset="evaluating").check(["a"])
+    with pytest.raises(ConfigError, match="would hide which verifiers"):
+        ReasoningGym(dataset="composite").check(["a"])
+    assert evaluated_by(Reading) is None
+    assert evaluated_by(Doubling) is None
+
+
+def test_it_is_found_by_name_and_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = ReasoningGym(dataset="doubling")
+    assert environment_class("reasoning_gym") is ReasoningGym
+    assert isinstance(environment, Answerable)
+    assert isinstance(environment, Scripted)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ConfigError, match="pip install reasoning-gym"):
+        environment.check(["a"])

@@ -1,0 +1,130 @@
+"""The adapter against a stand-in of the package: the same calls, on a game that anybody can check."""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.workflows.stage import lines, play
+
+from kapelle.environment import environment_class
+from kapelle.environments.adapters.textarena import TextArena
+from kapelle.errors import ConfigError
+from kapelle.workflows.play import Play
+
+
+class Guess:
+    """Players guess a number from 0 to 9 in turn; whoever says it wins. It draws as TextArena's games do."""
+
+    def reset(self, num_players: int, seed: int) -> None:
+        assert num_players == 2, "Guess is for two."
+        random.seed(seed)
+        self.number, self.player, self.told = random.randrange(10), 0, [["Guess 0 to 9."], ["Guess 0 to 9."]]
+        self.winner: int | None = None
+
+    def get_observation(self) -> tuple[int, str]:
+        return self.player, "\n".join(self.told[self.player])
+
+    def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+        if action.isdigit():
+            int(action)  # as games do: too many digits are a ValueError
+        for told in self.told:
+            told.append(f"[Player {self.player}] {action}, the die shows {random.randrange(1000)}")
+        if action == str(self.number):
+            self.winner = self.player
+        self.player = 1 - self.player
+        return self.winner is not None, {}
+
+    def close(self) -> tuple[dict[int, int], dict[int, dict[str, Any]]]:
+        assert self.winner is not None
+        return {self.winner: 1, 1 - self.winner: -1}, {k: {"reason": "guessed"} for k in range(2)}
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("textarena")
+
+    def make(env_id: str) -> Guess:
+        if env_id != "Guess-v0":
+            raise ValueError(f"Environment {env_id} not found in registry.")
+        return Guess()
+
+    vars(module)["make"] = make
+    monkeypatch.setitem(sys.modules, "textarena", module)
+
+
+async def test_players_talk_in_turn_and_the_winner_is_paid() -> None:
+    environment = TextArena(id="Guess-v0")
+    world = environment.start(environment.task("train", 0), ["a", "b"], seed=5)
+    said = 0
+    while world.movers():
+        assert world.movers() == (("a", "b")[said % 2],)
+        seen = world.observe(world.movers()[0])
+        assert len(seen.splitlines()) == said + 1, "everything that was said so far"
+        await world.step({world.movers()[0]: str(said)})
+        said += 1
+    winner, loser = (("a", "b"), ("b", "a"))[(said - 1) % 2]
+    assert world.outcome().rewards == {winner: 1.0, loser: -1.0}
+    assert world.outcome().info["reasons"] == {"a": "guessed", "b": "guessed"}
+    assert not world.outcome().truncated
+
+
+async def test_games_are_drawn_from_their_seed_and_leave_the_shared_generator_alone() -> None:
+    environment = TextArena(id="Guess-v0")
+    task = environment.task("train", 0)
+    random.seed(1)
+    before = random.getstate()
+    scripts = {"a": lines("1"), "b": lines("2")}
+    workflow = Play(max_rounds=2, memory="conversation")
+    [one] = await play(environment, workflow, ["a", "b"], scripts, task, seed=1)
+    assert random.getstate() == before
+    random.seed(2)
+    [two] = await play(environment, workflow, ["a", "b"], scripts, task, seed=1)
+    assert "the die shows" in one.turns[1].heard[-1].content
+    assert one == two
+
+
+async def test_whoever_breaks_the_game_loses_and_nobody_wins() -> None:
+    environment = TextArena(id="Guess-v0")
+    world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
+    await world.step({"a": "none"})
+    await world.step({"b": "9" * 5000})
+    assert world.movers() == ()
+    outcome = world.outcome()
+    assert outcome.rewards == {"a": 0.0, "b": -1.0}
+    assert "4300 digits" in outcome.info["reasons"]["b"]
+    assert not outcome.truncated
+
+
+async def test_a_game_that_is_not_over_pays_nobody() -> None:
+    environment = TextArena(id="Guess-v0", max_moves=1)
+    world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
+    await world.step({"a": "none"})
+    assert world.movers() == ()
+    assert world.outcome().rewards == {"a": 0.0, "b": 0.0}
+    assert world.outcome().truncated
+
+
+def test_what_cannot_be_played_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment_class("textarena") is TextArena
+    with pytest.raises(ConfigError, match=r"cannot be played by 3 agents .*Guess is for two"):
+        TextArena(id="Guess-v0").check(["a", "b", "c"])
+    with pytest.raises(ConfigError, match="not found in registry"):
+        TextArena(id="Gues-v0").check(["a", "b"])
+    monkeypatch.setitem(sys.modules, "textarena", None)
+    with pytest.raises(ConfigError, match="pip install textarena"):
+        TextArena(id="Guess-v0").check(["a", "b"])
+
+
+async def test_a_move_is_read_after_thinking_and_rules_of_ones_own_stand_before_the_games() -> None:
+    environment = TextArena(id="Guess-v0", thinking=True, rules="Guess the number.")
+    world = environment.start(environment.task("train", 0), ["a", "b"], seed=5)
+    first = world.movers()[0]
+    assert world.observe(first).startswith("Guess the number.\nYou may think first")
+    await world.step({first: "<think>0, 1 or 2?</think>17"})
+    second = world.movers()[0]
+    assert f"[Player {first == 'b':d}] 17, the die" in world.observe(second)
+    assert "0, 1 or 2?" not in world.observe(second), "what is thought is told to nobody"

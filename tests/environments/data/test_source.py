@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from kapelle.environments.data.source import DataSource, Splits
+from kapelle.errors import DataError
+
+ROWS = [{"question": f"q{number}", "answer": number} for number in range(6)]
+
+
+def source(
+    path: Path | str, train: str = "train", test: str = "test", config: str | None = None
+) -> DataSource:
+    return DataSource(str(path), config, train, test, test_share=0.3)
+
+
+def load(path: Path | str, train: str = "train", test: str = "test", config: str | None = None) -> Splits:
+    return source(path, train, test, config).load("question", "question_field")
+
+
+def lines(rows: list[dict[str, object]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def questions(splits: Splits) -> tuple[list[object], list[object]]:
+    return [row.fields["question"] for row in splits.train], [row.fields["question"] for row in splits.test]
+
+
+def fill(folder: Path, train: bytes, test: bytes = lines(ROWS[4:])) -> Path:
+    (folder / "train.jsonl").write_bytes(train)
+    (folder / "test.jsonl").write_bytes(test)
+    return folder
+
+
+EXPECTED = (["q0", "q1", "q2", "q3"], ["q4", "q5"])
+
+
+def test_every_local_form_gives_the_same_rows(tmp_path: Path) -> None:
+    from pyarrow import Table, parquet
+
+    for suffix in ("jsonl", "jsonl.gz", "json", "json.gz", "parquet"):
+        folder = tmp_path / suffix
+        folder.mkdir()
+        for name, rows in (("train", ROWS[:4]), ("test", ROWS[4:])):
+            file = folder / f"{name}.{suffix}"
+            if suffix == "parquet":
+                parquet.write_table(Table.from_pylist(rows), file)
+                continue
+            content = lines(rows) if "jsonl" in suffix else json.dumps(rows).encode()
+            file.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+        assert questions(load(folder)) == EXPECTED, suffix
+
+
+def test_shards_of_a_hub_download_are_found_in_the_configurations_folder(tmp_path: Path) -> None:
+    from pyarrow import Table, parquet
+
+    (tmp_path / "main").mkdir()
+    for name, rows in (
+        ("train-00000-of-00002", ROWS[:2]),
+        ("train-00001-of-00002", ROWS[2:4]),
+        ("test-0", ROWS[4:]),
+    ):
+        parquet.write_table(Table.from_pylist(rows), tmp_path / "main" / f"{name}.parquet")
+    assert questions(load(tmp_path, config="main")) == EXPECTED
+
+
+def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    splits = load(fill(tmp_path, b"\n" + lines(ROWS[:1]) + b"\n\n" + lines(ROWS[1:2])))
+    assert [row.place.rpartition(", ")[2] for row in splits.train] == ["line 2", "line 5"]
+
+
+def test_one_file_is_divided_by_a_hash_of_each_question(tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+    rows: list[dict[str, object]] = [{"question": f"q{k}", "answer": k} for k in range(500)]
+    file.write_bytes(lines([*rows, *rows]))
+    train, test = questions(load(file))
+    assert not set(train) & set(test)
+    assert 0.22 < len(test) / 1000 < 0.38
+    shuffled = tmp_path / "shuffled.jsonl"
+    shuffled.write_bytes(lines(rows[::-1]))
+    assert set(questions(load(shuffled))[1]) == set(test), "where a row stands does not matter"
+
+
+def test_train_rows_that_are_tested_are_left_out_and_counted(tmp_path: Path) -> None:
+    splits = load(fill(tmp_path, lines(ROWS[:5]), lines(ROWS[3:])))
+    assert questions(splits) == (["q0", "q1", "q2"], ["q3", "q4", "q5"])
+    assert splits.left_out == 2
+
+
+def test_splits_that_are_the_same_data_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="Every train row"):
+        load(fill(tmp_path, lines(ROWS), lines(ROWS)))
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (lines(ROWS[:2]) + b"{oops\n", r"train.jsonl, line 3 is not JSON"),
+        (lines(ROWS[:2]) + b"[1]\n", r"line 3 holds list, not an object"),
+        (lines(ROWS[:2]) + b'{"question": "\xff"}\n', r"line 3 is not JSON"),
+        (
+            b'{"Question": "q"}\n',
+            r"line 1 has no field 'question'.*Did you mean 'Question'.*environment.question_field",
+        ),
+        (b'{"question": null}\n', r"line 1: the field 'question' holds NoneType.*Mend"),
+        (b'{"question": true}\n', r"holds bool"),
+        (b"[" * 100_000 + b"\n", r"nested too deeply|not JSON"),
+        (b"", r"The train split of .* is empty"),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_a_bad_row_is_named_with_its_file_and_line(tmp_path: Path, train: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(fill(tmp_path, train))
+
+
+def test_a_file_cut_short_is_named_with_the_way_out(tmp_path: Path) -> None:
+    whole = gzip.compress(lines(ROWS * 50))
+    fill(tmp_path, b"").joinpath("train.jsonl").unlink()
+    file = tmp_path / "train.jsonl.gz"
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(
+        DataError, match=r"train.jsonl.gz' is damaged or cut short after row \d+.*Fetch the file again"
+    ):
+        load(tmp_path)
+    file.write_bytes(b"\x00" + whole)
+    with pytest.raises(DataError, match="damaged"):
+        load(tmp_path)
+    file.write_bytes(whole[:20] + b"\xff\xff\xff\xff" + whole[24:])
+    with pytest.raises(DataError, match=r"damaged|not JSON"):
+        load(tmp_path)
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    fill(tmp_path, b"").joinpath("train.jsonl").unlink()
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"train.parquet' cannot be read as parquet"):
+        load(tmp_path)
+
+
+def test_what_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
+    fill(tmp_path, lines(ROWS[:4]))
+    with pytest.raises(DataError, match=r"no file 'validation'.*It holds test.jsonl, train.jsonl"):
+        load(tmp_path, test="validation")
+    with pytest.raises(DataError, match=r"no file or folder '.*nowhere'"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no file or folder"):
+        load("data/gsm8k.jsonl")
+    odd = tmp_path / "rows.csv"
+    odd.write_bytes(b"question,answer\n")
+    with pytest.raises(DataError, match="its form is not known"):
+        load(odd)
+
+
+def test_an_object_in_place_of_an_array_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    file.write_text('{"rows": []}')
+    with pytest.raises(DataError, match=r"holds dict, not an array of rows"):
+        load(file)
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    def load_dataset(path: str, config: str | None, *, split: str) -> object:
+        assert (path, config) == ("owner/name", "main")
+        if isinstance(answer, Exception):
+            raise answer
+        return ROWS[:4] if split == "train" else ROWS[4:]
+
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+
+
+def test_a_hub_name_is_loaded_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, None)
+    assert questions(load("owner/name", config="main")) == EXPECTED
+
+
+def test_a_hub_that_cannot_be_reached_is_a_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, ConnectionError("no route\nand much more"))
+    with pytest.raises(
+        DataError, match=r"did not give its split 'train2': no route. Check the name and the network"
+    ):
+        load("owner/name", config="main", train="train2")
+
+
+def test_sources_are_described_apart(tmp_path: Path) -> None:
+    folder = source(fill(tmp_path, lines(ROWS[:4])))
+    assert folder.describe("train") == f"{tmp_path}, train"
+    assert folder.describe("test") == f"{tmp_path}, test"
+    file = source(tmp_path / "train.jsonl")
+    assert file.describe("test").endswith("train.jsonl, 30% of the rows, by a hash of the question")
+    assert "70%" in file.describe("train")

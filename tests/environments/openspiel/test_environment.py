@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("pyspiel")
+
+from kapelle.environment import Answerable, Environment, Scripted, environment_class
+from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.environments.openspiel.games import walk
+from kapelle.environments.openspiel.text import read_listed
+from kapelle.environments.openspiel.world import GameWorld, show
+from kapelle.errors import EpisodeError
+from kapelle.types import Message
+
+
+def game(name: str = "kuhn_poker", **settings: Any) -> OpenSpiel:
+    return OpenSpiel.model_validate({"game": name, **settings})
+
+
+def start(environment: OpenSpiel, *agents: str, seed: int = 0, index: int = 0) -> GameWorld:
+    return environment.start(environment.task("train", index), agents, seed)
+
+
+def state_after(environment: OpenSpiel, history: Sequence[int | Sequence[int]]) -> Any:
+    state = environment.loaded.new_initial_state()
+    for action in history:
+        if isinstance(action, int):
+            state.apply_action(action)
+        else:
+            state.apply_actions(list(action))
+    return state
+
+
+# A game, two histories that differ in what one player alone may know, who may not know it, who may.
+SECRETS: list[tuple[str, Mapping[str, Any], Sequence[Any], Sequence[Any], int, int]] = [
+    ("kuhn_poker", {}, [1, 0], [1, 2], 0, 1),
+    ("kuhn_poker", {}, [0, 1, 0, 1], [2, 1, 0, 1], 1, 0),
+    ("kuhn_poker", {"players": 3}, [1, 0, 2, 0], [1, 0, 3, 0], 1, 2),
+    ("leduc_poker", {}, [0, 1], [0, 2], 0, 1),
+    ("leduc_poker", {}, [0, 1, 1, 1, 4], [0, 2, 1, 1, 4], 0, 1),
+    ("liars_dice", {}, [0, 1, 3], [2, 1, 3], 1, 0),
+    ("tiny_hanabi", {}, [0, 0], [0, 1], 0, 1),
+    ("tiny_hanabi", {}, [0, 0, 2], [1, 0, 2], 1, 0),
+    # In Hanabi it is the player's own hand that only the others see.
+    ("hanabi_very_small", {}, [0, 0, 1, 2], [3, 4, 1, 2], 0, 1),
+    ("hanabi_small", {"players": 3}, [0, 1, 2, 3, 4, 5], [0, 1, 7, 8, 4, 5], 1, 0),
+    ("hanabi_full", {"players": 5}, [*range(20)], [*range(8), 20, 21, 22, 23, *range(12, 20)], 2, 3),
+    ("trade_comm", {}, [3, 7], [4, 7], 0, 1),
+    ("coin_game", {}, [0, 1], [0, 2], 0, 1),
+    ("phantom_ttt", {}, [0, 1], [0, 2], 0, 1),
+    ("dark_hex", {}, [0, 1], [0, 2], 0, 1),
+    ("goofspiel", {"imp_info": True, "points_order": "descending"}, [(0, 1)], [(0, 2)], 0, 1),
+]
+
+
+@pytest.mark.parametrize("wording", ["full", "short"])
+@pytest.mark.parametrize(("name", "parameters", "one", "other", "outsider", "insider"), SECRETS)
+def test_what_only_another_player_knows_changes_nothing_that_a_player_sees(
+    name: str,
+    parameters: Mapping[str, Any],
+    one: Sequence[Any],
+    other: Sequence[Any],
+    outsider: int,
+    insider: int,
+    wording: str,
+) -> None:
+    environment = game(name, parameters=parameters, wording=wording)
+    rules = environment.conduct
+    first, second = state_after(environment, one), state_after(environment, other)
+    assert show(first, outsider, rules) == show(second, outsider, rules)
+    assert show(first, insider, rules) != show(second, insider, rules), "the secret is one"
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_negotiators_see_their_own_values_alone(seed: int) -> None:
+    world = start(game("negotiation"), "a", "b", seed=seed)
+    assert "Agent 0 util vec" in world.observe("a")
+    assert "Agent 1 util vec" not in world.observe("a")
+    assert "Agent 0 util vec" not in world.observe("b")
+
+
+@pytest.mark.parametrize("wording", ["full", "short"])
+@pytest.mark.parametrize(("name", "states"), [("kuhn_poker", 12), ("leduc_poker", 936), ("tiny_hanabi", 8)])
+def test_each_information_state_has_one_text_of_its_own(name: str, states: int, wording: str) -> None:
+    """The number of information states is that of the literature: nothing is lost and nothing added."""
+    environment = game(name, wording=wording)
+    texts: dict[str, set[str]] = {}
+    for state in walk(environment.loaded):
+        seat = state.current_player()
+        texts.setdefault(state.information_state_string(seat), set()).add(
+            show(state, seat, environment.conduct)
+        )
+    assert len(texts) == states
+    assert all(len(shown) == 1 for shown in texts.values())
+    assert len({text for shown in texts.values() for text in shown}) == states
+
+
+async def test_a_hand_of_kuhn_poker_in_both_wordings() -> None:
+    full, short = start(game(), "a", "b", seed=2), start(game(wording="short"), "a", "b", seed=2)
+    assert full.observe("a") == (
+        "Kuhn poker: each of the 2 players puts 1 chip into the pot and gets one card of 3, numbered 0 to 2. In turn players "
+        "pass or bet 1 chip. After a bet each other player acts once more at most: Bet calls it, Pass folds. The highest "
+        "card among those who bet, or among all if nobody did, wins the pot.\n"
+        "You are player 1 of 2 in Kuhn Poker.\nYour card: 2\nMoves so far: none\nLegal moves: <Pass | Bet>"
+    )
+    assert short.observe("a") == "1/2 2 <Pass | Bet>"
+    assert short.observe("b") == "2/2 1", "only who is to move is told the moves"
+    assert short.movers() == ("a",)
+    assert await short.step({"a": "Bet"}) == {}
+    assert short.observe("b") == "2/2 1b <Pass | Bet>"
+    await short.step({"b": "bet"})
+    outcome = short.outcome()
+    assert outcome.rewards == {"a": 2.0, "b": -2.0}
+    assert outcome.success is None
+    assert outcome.info["moves"] == ["1: Bet", "2: Bet"]
+    assert not outcome.truncated
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("Bet", True),
+        ("bet", True),
+        (" BET \n", True),
+        ("`Bet`.", True),
+        ("I hold the king.\n\nBet", True),
+        ("Bet, I think", False),
+        ("Pass | Bet", False),
+        ("<Bet>", False),
+        ("", False),
+        ("Fold", False),
+        ("1", False),
+        ("Веt", False),
+    ],
+)
+async def test_a_move_is_its_own_text_and_nothing_else(text: str, valid: bool) -> None:
+    world = start(game(), "a", "b")
+    paid = await world.step({"a": text})
+    assert (paid == {}) == valid
+    assert world.outcome().info["invalid"] == {"a": 0 if valid else 1, "b": 0}
+
+
+async def test_an_invalid_move_costs_more_than_the_random_one_can_win() -> None:
+    environment = game()
+    totals, made = [], set()
+    for seed in range(40):
+        world = start(environment, "a", "b", seed=seed)
+        paid = await world.step({"a": "I win"})
+        assert paid == {"a": -4.0}, "greatest less least utility"
+        while world.movers():
+            await world.step(dict.fromkeys(world.movers(), "Pass"))
+        totals.append(paid["a"] + world.outcome().rewards["a"])
+        # Kuhn poker has at most three moves: the adapter may charge for each.
+        assert environment.reward_range == (-14.0, 2.0)
+        made.add(world.outcome().info["moves"][0])
+    assert max(totals) <= -2.0
+    assert made == {"1: Pass", "1: Bet"}, "the move made in its place differs from seed to seed"
+
+
+async def test_a_stated_penalty_is_charged_at_once_for_each_invalid_move() -> None:
+    world = start(game("tic_tac_toe", penalty=-0.25), "a", "b")
+    assert await world.step({"a": "middle"}) == {"a": -0.25}
+    assert await world.step({"b": "?"}) == {"b": -0.25}
+    assert await world.step({"a": "x(9,9)"}) == {"a": -0.25}
+    assert world.outcome().info["invalid"] == {"a": 2, "b": 1}
+
+
+async def test_a_forfeit_loses_the_least_and_the_rest_goes_to_the_others() -> None:
+    world = start(game(invalid="forfeit"), "a", "b")
+    assert await world.step({"a": "?"}) == {"a": 0.0}
+    assert world.movers() == ()
+    outcome = world.outcome()
+    assert outcome.rewards == {"a": -2.0, "b": 2.0}
+    assert outcome.info["forfeited"] == [1]
+    assert not outcome.truncated
+    three = start(game(invalid="forfeit", penalty=-1, parameters={"players": 3}), "a", "b", "c")
+    assert await three.step({"a": "?"}) == {"a": -1.0}
+    assert three.outcome().rewards == {"a": -2.0, "b": 1.0, "c": 1.0}
+    together = start(game("tiny_hanabi", invalid="forfeit"), "a", "b")
+    await together.step({"a": "a1"})
+    await together.step({"b": "?"})
+    assert together.outcome().rewards == {"a": 0.0, "b": 0.0}
+    assert together.outcome().success == 0.0
+
+
+async def test_a_forfeit_takes_from_a_team_what_it_had() -> None:
+    world, place = dealt_a_one(game("hanabi_very_small", invalid="forfeit"))
+    await world.step({"a": f"Play {place}"})
+    assert world.state.returns() == [1.0, 1.0]
+    await world.step({"b": "?"})
+    assert world.outcome().rewards == {"a": 0.0, "b": 0.0}
+    assert world.outcome().success == 0.0
+
+
+async def test_two_who_forfeit_at_once_both_lose() -> None:
+    world = start(game("matrix_rps", invalid="forfeit"), "a", "b")
+    await world.step({"a": "Well", "b": "?"})
+    assert world.outcome().rewards == {"a": -1.0, "b": -1.0}
+
+
+async def test_players_who_move_at_once_see_nothing_of_each_other() -> None:
+    world = start(game("matrix_pd"), "a", "b")
+    assert world.movers() == ("a", "b")
+    with pytest.raises(EpisodeError, match="It is the turn of"):
+        await world.step({"a": "Defect"})
+    await world.step({"a": "Defect", "b": "Cooperate"})
+    assert world.outcome().rewards == {"a": 10.0, "b": 0.0}
+
+
+def dealt_a_one(environment: OpenSpiel) -> tuple[GameWorld, int]:
+    """Return a game of Hanabi in which the first player holds a one, and the one's place."""
+    for seed in range(200):
+        world = start(environment, "a", "b", seed=seed)
+        first = [line for line in hand(world) if line.startswith("R")]
+        if any(line.startswith("R1") for line in first):
+            return world, next(k for k, line in enumerate(first) if line.startswith("R1"))
+    raise AssertionError("nobody was dealt a one")
+
+
+def hand(world: GameWorld) -> list[str]:
+    """Return the first player's cards in Hanabi, which only the others see."""
+    text: str = world.state.to_string()
+    return text.split("-----", maxsplit=1)[0].partition("Cur player\n")[2].splitlines()
+
+
+def test_cards_are_dealt_as_often_as_there_are_of_them() -> None:
+    """Of ten cards in very small Hanabi three are ones and one is a five."""
+    environment = game("hanabi_very_small")
+    cards = [hand(start(environment, "a", "b", seed=seed))[0][:2] for seed in range(800)]
+    assert cards.count("R1") / 800 == pytest.approx(0.3, abs=0.05)
+    assert cards.count("R5") / 800 == pytest.approx(0.1, abs=0.04)
+
+
+async def test_step_rewards_are_what_a_move_changed_and_wait_for_the_first_word() -> None:
+    world, place = dealt_a_one(game("hanabi_very_small", step_rewards=True))
+    assert await world.step({"a": f"Play {place}"}) == {"a": 1.0}, "b has not moved and is paid later"
+    paid = await world.step({"b": read_listed(world.observe("b"))[-1]})
+    assert paid["b"] == 1.0
+    assert paid["a"] == 0.0
+
+
+async def test_one_agent_may_play_every_seat_of_a_common_game() -> None:
+    world = start(game("tiny_hanabi", wording="short"), "solo")
+    assert world.observe("solo").startswith("1/2 ")
+    await world.step({"solo": "a1"})
+    assert world.observe("solo").startswith("2/2 ")
+    await world.step({"solo": "p1a1"})
+    outcome = world.outcome()
+    assert outcome.rewards["solo"] in {8.0, 0.0, 4.0, 10.0}
+    assert outcome.success == outcome.rewards["solo"] / 10
+    assert outcome.info["seats"] == {"solo": [1, 2]}
+
+
+async def test_rotation_seats_everybody_everywhere_and_keeps_the_order() -> None:
+    environment = game(rotate=True, parameters={"players": 3})
+    seen = set()
+    for seed in range(40):
+        seats = start(environment, "a", "b", "c", seed=seed).outcome().info["seats"]
+        assert (seats["b"][0] - seats["a"][0]) % 3 == 1
+        seen.add(seats["a"][0])
+    assert seen == {1, 2, 3}
+
+
+async def test_chance_belongs_to_the_episode_or_to_the_task() -> None:
+    def hands(environment: OpenSpiel) -> set[str]:
+        return {start(environment, "a", "b", seed=seed).observe("a") for seed in range(30)}
+
+    assert len(hands(game())) == 3
+    assert len(hands(game(chance="task"))) == 1
+
+
+GAMES: list[tuple[str, Mapping[str, Any]]] = [
+    ("kuhn_poker", {}),
+    ("kuhn_poker", {"players": 4}),
+    ("leduc_poker", {}),
+    ("tic_tac_toe", {}),
+    ("connect_four", {}),
+    ("liars_dice", {}),
+    ("negotiation", {}),
+    ("tiny_hanabi", {}),
+    ("hanabi_very_small", {}),
+    ("hanabi_small", {"players": 5}),
+    ("hanabi_full", {}),
+    ("goofspiel", {"num_cards": 4}),
+    ("matrix_rps", {}),
+    ("coin_game", {}),
+    ("trade_comm", {}),
+    ("pig", {"winscore": 15}),
+    ("bargaining", {}),
+    ("oshi_zumo", {"coins": 6}),
+    ("repeated_game(stage_game=matrix_pd(),num_repetitions=3)", {}),
+]
+
+
+async def wander(environment: OpenSpiel, seed: int, invalid: float) -> tuple[dict[str, float], GameWorld]:
+    """Play moves that a player draws from what it reads; return totals and the world."""
+    agents = [f"p{k}" for k in range(environment.loaded.num_players())]
+    world = start(environment, *agents, seed=seed)
+    draw, totals = random.Random(seed), dict.fromkeys(agents, 0.0)
+    while movers := world.movers():
+        said = {
+            agent: "nonsense" if draw.random() < invalid else draw.choice(read_listed(world.observe(agent)))
+            for agent in movers
+        }
+        for agent, paid in (await world.step(said)).items():
+            totals[agent] += paid
+    for agent, paid in world.outcome().rewards.items():
+        totals[agent] += paid
+    return totals, world
+
+
+@given(
+    st.sampled_from(GAMES),
+    st.integers(0, 2**40),
+    st.sampled_from(["full", "short"]),
+    st.sampled_from(["random", "forfeit"]),
+    st.sampled_from([0.0, 0.2]),
+    st.booleans(),
+)
+def test_any_play_ends_within_the_declared_range_and_repeats_by_its_seed(
+    chosen: tuple[str, Mapping[str, Any]], seed: int, wording: str, invalid: str, share: float, steps: bool
+) -> None:
+    name, parameters = chosen
+    environment = game(name, parameters=parameters, wording=wording, invalid=invalid, step_rewards=steps)
+    totals, world = asyncio.run(wander(environment, seed, share))
+    low, high = environment.reward_range
+    assert all(low - 1e-9 <= total <= high + 1e-9 for total in totals.values())
+    outcome = world.outcome()
+    assert not outcome.truncated
+    whole = environment.loaded.utility_sum()
+    if share == 0.0:
+        assert not any(outcome.info["invalid"].values())
+        if whole is not None:
+            assert sum(totals.values()) == pytest.approx(whole)
+    again, repeated = asyncio.run(wander(environment, seed, share))
+    assert again == totals
+    assert repeated.outcome().info["moves"] == outcome.info["moves"]
+
+
+async def test_a_game_that_is_left_early_is_truncated_and_pays_what_there_is() -> None:
+    world = start(game(), "a", "b")
+    await world.step({"a": "Pass"})
+    outcome = world.outcome()
+    assert outcome.truncated
+    assert outcome.rewards == {"a": 0.0, "b": 0.0}
+
+
+def test_the_script_prefers_a_move_in_each_view_and_needs_the_list() -> None:
+    environment: Environment = game()
+    assert isinstance(environment, Scripted)
+    assert not isinstance(environment, Answerable)
+    assert environment_class("openspiel") is OpenSpiel
+    task = environment.task("train", 0)
+    heard = [Message("user", "Well? 1/2 2 <Pass | Bet>")]
+    assert {environment.script("a", task, heard, seed) for seed in range(20)} == {"Pass", "Bet"}
+    bets = {
+        view: sum(environment.script("a", task, [Message("user", view)], k) == "Bet" for k in range(400))
+        for view in (f"1/2 {card} <Pass | Bet>" for card in range(3))
+    }
+    assert all(250 < count < 350 or 50 < count < 150 for count in bets.values()), (
+        "three in four as it prefers"
+    )
+    assert min(bets.values()) < 200 < max(bets.values()), "what it prefers depends on the card"
+    with pytest.raises(EpisodeError, match="list_moves: true"):
+        environment.script("a", task, [Message("user", "1/2 2")], 0)
+
+
+async def test_the_legal_moves_may_be_left_out() -> None:
+    assert start(game(list_moves=False, wording="short"), "a", "b", seed=2).observe("a") == "1/2 2"

@@ -1,0 +1,153 @@
+"""What OpenSpiel's games pay during play stands on the turns that it belongs to, and adds up to their returns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspiel")
+
+from tests.workflows.stage import play
+
+from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithms.mars import MARS
+from kapelle.engines.rollout.protocol import Request
+from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.environments.openspiel.text import read_listed
+from kapelle.setup.recipe import load_recipe
+from kapelle.types import Episode, Group
+from kapelle.workflows.play import Play
+
+DURING: list[tuple[str, Mapping[str, Any]]] = [
+    ("2048", {}),
+    ("cliff_walking", {"horizon": 20}),
+    ("coop_box_pushing", {"horizon": 12}),
+    ("deep_sea", {}),
+    ("hanabi_very_small", {}),
+    ("hanabi_small", {"players": 3}),
+    ("hanabi_full", {"players": 5}),
+    ("laser_tag", {"horizon": 40}),
+    ("morpion_solitaire", {}),
+    ("pathfinding", {"horizon": 20}),
+    ("repeated_game(stage_game=matrix_pd(),num_repetitions=4)", {}),
+    ("solitaire", {}),
+    ("stones_and_gems", {}),
+]
+"""Games of which OpenSpiel says that they have rewards during play."""
+AT_THE_END: list[tuple[str, Mapping[str, Any]]] = [
+    ("kuhn_poker", {"players": 3}),
+    ("tic_tac_toe", {}),
+    ("negotiation", {}),
+    ("goofspiel", {"num_cards": 4}),
+    ("coin_game", {}),
+]
+
+
+def wanderer(request: Request) -> str:
+    draw = random.Random(f"{request.seed}/{request.agent}")
+    return draw.choice(read_listed(request.messages[-1].content))
+
+
+async def wander(environment: OpenSpiel, seed: int) -> Episode:
+    agents = [f"p{seat}" for seat in range(environment.loaded.num_players())]
+    scripts = dict.fromkeys(agents, wanderer)
+    [episode] = await play(
+        environment, Play(max_rounds=400), agents, scripts, environment.task("train", seed), seed=seed
+    )
+    assert episode.error is None, episode.error
+    return episode
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "parameters"), [*DURING, *AT_THE_END])
+async def test_turns_and_terminal_rewards_add_up_to_the_games_returns(
+    name: str, parameters: Mapping[str, Any], seed: int
+) -> None:
+    episode = await wander(OpenSpiel(game=name, parameters=parameters), seed)
+    assert [episode.total(agent) for agent in episode.agents] == pytest.approx(
+        episode.info["returns"], rel=1e-12, abs=1e-9
+    )
+    paid = any(turn.reward for turn in episode.turns)
+    left = any(episode.rewards.values())
+    if (name, parameters) in AT_THE_END:
+        assert not paid, "what only the end decides is paid at the end"
+    else:
+        assert not left, "nothing waits for the end"
+
+
+async def replayed(environment: OpenSpiel, episode: Episode) -> list[tuple[int, list[float]]]:
+    """Return what OpenSpiel itself says each move of a turn-based game paid, with the mover, from its history."""
+    state = environment.loaded.new_initial_state()
+    world = environment.start(episode.task, episode.agents, episode.seed)
+    turns = iter(episode.turns)
+    while movers := world.movers():
+        await world.step({movers[0]: next(turns).text})
+    found: list[tuple[int, list[float]]] = []
+    for action in world.state.history():
+        mover = -1 if state.is_chance_node() else state.current_player()
+        state.apply_action(action)
+        if mover >= 0:  # after a card is drawn OpenSpiel says the last move's rewards again
+            found.append((mover, state.rewards()))
+    return found
+
+
+@pytest.mark.parametrize(("name", "parameters"), DURING[4:7])
+async def test_a_reward_stands_on_the_last_turn_of_each_who_is_paid_or_on_its_first(
+    name: str, parameters: Mapping[str, Any]
+) -> None:
+    environment = OpenSpiel(game=name, parameters=parameters)
+    some = 0
+    for seed in range(12):
+        episode = await wander(environment, seed)
+        expected = [0.0] * len(episode.turns)
+        first = {agent: episode.by(agent)[0].index for agent in episode.agents if episode.by(agent)}
+        for place, (mover, rewards) in enumerate(await replayed(environment, episode)):
+            assert episode.turns[place].agent == f"p{mover}"
+            for seat, reward in enumerate(rewards):
+                spoken = [turn.index for turn in episode.by(f"p{seat}") if turn.index <= place]
+                if f"p{seat}" in first:
+                    expected[max(spoken, default=first[f"p{seat}"])] += reward
+                some += reward > 0
+        assert [turn.reward for turn in episode.turns] == expected
+    assert some, "somebody scored"
+
+
+async def test_what_is_earned_by_who_never_speaks_is_paid_at_the_end() -> None:
+    environment = OpenSpiel(game="hanabi_very_small")
+    for seed in range(200):
+        world = environment.start(environment.task("train", seed), ["a", "b"], seed)
+        fits = [move for move in read_listed(world.observe("a")) if move.startswith("Play")]
+        assert await world.step({"a": fits[0]}) in ({"a": 0.0}, {"a": 1.0})
+        if world.state.returns()[0] == 1.0:
+            assert world.outcome().rewards == {"a": 0.0, "b": 1.0}
+            return
+    raise AssertionError("no card was right")
+
+
+async def test_the_recipe_of_mars_gives_turns_of_one_agent_returns_of_their_own() -> None:
+    """2510.15414: a turn's return-to-go counts what was earned from it on, so that it falls where a card was played."""
+    config = load_recipe("mars_hanabi_lora").config
+    environment, algorithm = config.environment, config.algorithm
+    assert isinstance(environment, OpenSpiel)
+    assert isinstance(algorithm, MARS)
+    episodes = [trained(await wander(environment, seed)) for seed in range(40)]
+    groups = [Group(episode.task, (episode,)) for episode in episodes]
+    credit = algorithm.credit(groups, Estimates())
+    drops = 0
+    for g, episode in enumerate(episodes):
+        for agent in episode.agents:
+            own = episode.by(agent)
+            to_go = [sum(turn.reward for turn in own[k:]) for k in range(len(own))]
+            given = [float(credit[TurnKey(g, 0, turn.index)].advantage_T[0]) for turn in own]
+            for k in range(len(own) - 1):
+                assert (given[k] > given[k + 1]) == (to_go[k] > to_go[k + 1])
+                drops += given[k] != given[k + 1]
+    assert drops > 20, "with pay at the end alone all turns of an agent have one return"
+
+
+def trained(episode: Episode) -> Episode:
+    return replace(episode, turns=tuple(replace(turn, trained=True) for turn in episode.turns))

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.workflows.stage import lines, play
+
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.tool_questions import Tools
+from kapelle.environments.tools.contract import ToolFault
+from kapelle.environments.tools.mcp import Mcp, McpTools
+from kapelle.errors import ConfigError
+from kapelle.types import Json, Task
+from kapelle.workflows.tool_use import ToolUse
+
+SERVER = str(Path(__file__).parent / "mcp_server.py")
+Call = Callable[[Mapping[str, Json]], str]
+
+
+def settings(mode: str = "", call_s: float = 10.0) -> Mcp:
+    return Mcp(command=(sys.executable, "-S", SERVER, mode), call_s=call_s)
+
+
+@pytest.fixture
+def opened() -> Iterator[McpTools]:
+    tools = settings(call_s=20.0).open()
+    yield tools
+    tools.close()
+
+
+def by_name(opened: McpTools) -> dict[str, Call]:
+    return {tool.schema.name: tool.call for tool in opened.tools}
+
+
+def test_tools_of_every_page_are_offered() -> None:
+    schemas = {schema.name: schema for schema in settings().schemas()}
+    assert list(schemas)[:5] == ["add", "count", "fail", "picture", "hang"]
+    assert schemas["add"].as_json() == {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    }
+
+
+def test_results_are_texts_and_the_process_stays(opened: McpTools) -> None:
+    tools = by_name(opened)
+    assert opened._server is None, "nothing has started yet"
+    assert tools["add"]({"a": 2, "b": 3}) == "5"
+    assert tools["count"]({}) == "2"
+    assert tools["picture"]({}) == "(image that is not text)\na cat"
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "lost"),
+    [
+        ("fail", "^it does not work$", False),
+        ("unknown", "The server refused: no", False),
+        ("hang", r"did not answer within 0.2 s", True),
+        ("die", "has ended", True),
+        ("flood", "more than 1,048,576 bytes at once", True),
+        ("babble", "no message", True),
+    ],
+)
+def test_what_goes_wrong_is_a_fault_and_the_next_call_is_answered(
+    opened: McpTools, name: str, why: str, lost: bool
+) -> None:
+    tools = by_name(opened)
+    tools["count"]({})
+    if name == "hang":
+        assert opened._server is not None
+        opened._server._limit_s = 0.2
+    with pytest.raises(ToolFault, match=why):
+        opened._call(name, {})
+    assert tools["count"]({}) == ("1" if lost else "3")
+
+
+def test_a_server_is_given_no_secret(opened: McpTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAPELLE_TEST_SECRET", "token")
+    assert "KAPELLE_TEST_SECRET" not in by_name(opened)["environment"]({})
+    named = Mcp(command=settings().command, env=("KAPELLE_TEST_SECRET",)).open()
+    assert "KAPELLE_TEST_SECRET" in by_name(named)["environment"]({})
+    named.close()
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        (Mcp(command=("no-such-program",)), "cannot be started"),
+        (Mcp(command=(sys.executable, "-c", "")), "has ended"),
+        (settings("silent", call_s=0.3), r"did not answer within 0.3 s"),
+        (settings("no list"), "its list of tools is none"),
+    ],
+)
+def test_a_server_that_offers_nothing_is_refused_before_the_run(server: Mcp, why: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=why):
+        server.check()
+    assert time.monotonic() - started < 5.0
+
+
+def test_an_endless_list_ends() -> None:
+    assert len(settings("endless").schemas()) < 200
+
+
+def test_no_process_is_left(opened: McpTools) -> None:
+    by_name(opened)["count"]({})
+    assert opened._server is not None
+    number = opened._server._process.pid
+    opened.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+async def test_agents_use_it_like_any_tool() -> None:
+    environment = Tools(questions=Arithmetic(), tools=(settings(),))
+    environment.check(["a", "b"])
+    ask = '<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>'
+    scripts = {"a": lines(ask, ask, "132"), "b": lines(ask, "132")}
+    task = Task("train-0", "47+85", {"answer": 132})
+    [episode] = await play(environment, ToolUse(), ["a", "b"], scripts, task)
+    heard = {name: [turn.heard[0].content for turn in episode.by(name)][1:] for name in ("a", "b")}
+    assert heard == {"a": ["1", "2"], "b": ["1"]}, "a process for each agent"
+    assert episode.rewards == {"a": 1.0, "b": 1.0}

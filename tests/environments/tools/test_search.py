@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kapelle.environments.tools.contract import ToolFault
+from kapelle.environments.tools.search import CorpusIndex, Passage, Search
+from kapelle.errors import ConfigError, DataError
+
+TEXTS = {
+    "Bern": "Bern is the seat of the government of Switzerland. The Aare flows around its old town.",
+    "Zurich": "Zurich is the largest city of Switzerland, on a lake.",
+    "Bears": "A bear is the animal on the flag of Bern. Bears sleep in winter.",
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    file = tmp_path / "corpus.jsonl"
+    file.write_text("".join(json.dumps({"title": t, "text": x}) + "\n" for t, x in TEXTS.items()))
+    return str(file)
+
+
+def search(settings: Search, query: str) -> str:
+    settings.check()
+    [tool] = settings.open().tools
+    return tool.call({"query": query})
+
+
+def test_the_passage_that_fits_best_comes_first(corpus: str) -> None:
+    assert (
+        search(Search(corpus=corpus, results=1), "river around the old town") == f"[1] Bern\n{TEXTS['Bern']}"
+    )
+    assert search(Search(corpus=corpus), "sleeping bear").startswith("[1] Bears\n")
+    assert search(Search(corpus=corpus), "lake").count("[") == 1
+    assert search(Search(corpus=corpus), "submarine") == "Nothing was found."
+
+
+def test_a_folder_of_texts_is_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "towns").mkdir()
+    (tmp_path / "towns" / "bern.md").write_text(TEXTS["Bern"])
+    (tmp_path / "zurich.txt").write_text(TEXTS["Zurich"])
+    (tmp_path / "ignored.bin").write_bytes(b"Bern")
+    assert search(Search(corpus=str(tmp_path)), "Aare") == f"[1] towns/bern.md\n{TEXTS['Bern']}"
+
+
+@pytest.mark.parametrize(
+    "query",
+    ['"', "NEAR(a b)", "title:Bern", "Bern AND", "* ^ -", "'; DROP TABLE texts; --", "Bern\x00", "(" * 5000],
+)
+def test_the_query_language_of_the_index_is_out_of_reach(corpus: str, query: str) -> None:
+    for _ in range(2):
+        try:
+            search(Search(corpus=corpus), query)
+        except ToolFault as fault:
+            assert str(fault) == "The query holds no word."  # noqa: PT017 (either is right)
+    assert search(Search(corpus=corpus), "lake").startswith("[1] Zurich")
+
+
+@given(st.text(max_size=80))
+def test_no_query_breaks_the_index(query: str) -> None:
+    index = CorpusIndex([Passage("a", "b c d")])
+    try:
+        assert len(index.search(query, 3)) <= 1
+    except ToolFault:
+        return
+
+
+def test_threads_search_side_by_side(corpus: str) -> None:
+    settings = Search(corpus=corpus, results=1)
+    settings.check()
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda word: search(settings, word), ["lake", "Aare"] * 40))
+    assert {text.split("\n")[0] for text in found[::2]} == {"[1] Zurich"}
+    assert {text.split("\n")[0] for text in found[1::2]} == {"[1] Bern"}
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="There is no corpus 'nowhere'"):
+        Search(corpus="nowhere").check()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no text"):
+        Search(corpus=str(tmp_path / "empty")).check()
+    monkeypatch.delenv("KAPELLE_TEST_KEY", raising=False)
+    with pytest.raises(ConfigError, match="KAPELLE_TEST_KEY of the tool `search` is not set"):
+        Search(url="https://example.org/?q={query}", key_env="KAPELLE_TEST_KEY").check()
+
+
+class Engine(BaseHTTPRequestHandler):
+    """A search server that says what it was asked."""
+
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query).get("q", [""])[0]
+        found = {"title": query, "snippet": self.headers.get("Authorization", "no key")}
+        answers = {"odd": "5", "none": "[]", "broken": "<html>"}
+        body = answers.get(query, json.dumps({"results": [found] * 9})).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/?q={{query}}"
+        running.shutdown()
+
+
+def test_a_server_of_ones_own_is_asked(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAPELLE_TEST_KEY", "a token")
+    settings = Search(url=server, local=True, key_env="KAPELLE_TEST_KEY", results=2)
+    assert search(settings, "a&b=ü") == "[1] a&b=ü\nBearer a token\n\n[2] a&b=ü\nBearer a token"
+    assert search(Search(url=server, local=True, results=1), "x") == "[1] x\nno key"
+    assert search(Search(url=server, local=True), "none") == "Nothing was found."
+
+
+@pytest.mark.parametrize(("query", "why"), [("odd", "with a list"), ("broken", "not JSON")])
+def test_a_server_that_answers_something_else_is_a_fault_for_the_agent(
+    server: str, query: str, why: str
+) -> None:
+    with pytest.raises(ToolFault, match=why):
+        search(Search(url=server, local=True), query)
+
+
+def test_a_server_on_this_machine_must_be_allowed(server: str) -> None:
+    with pytest.raises(ToolFault, match="not public"):
+        search(Search(url=server), "x")

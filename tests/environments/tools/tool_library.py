@@ -1,0 +1,57 @@
+"""Functions that tests name as tools."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from kapelle.environments.tools.contract import ToolFault
+
+
+def forecast(city: str, days: int = 1, unit: Literal["C", "F"] = "C") -> str:
+    """Return the forecast of a city.
+
+    More about it, which no agent needs.
+    """
+    return f"{city}: {20 + days} {unit}"
+
+
+def mean(numbers: list[float], weights: dict[str, float] | None = None) -> float:
+    """Return the mean."""
+    return sum(numbers) / len(numbers)
+
+
+def average(numbers: list[float], offset: float | None = None) -> float:
+    """Return the mean of numbers."""
+    return sum(numbers) / len(numbers) + (offset or 0.0)
+
+
+def fail(kindly: bool) -> str:
+    """Fail."""
+    if kindly:
+        raise ToolFault("It is closed on Sundays.")
+    raise RuntimeError("broken")
+
+
+def sleep(seconds: float) -> str:
+    """Sleep."""
+    time.sleep(seconds)
+    return "slept"
+
+
+def untyped(x) -> str:  # type: ignore[no-untyped-def]
+    """Take anything."""
+    return str(x)
+
+
+def bundled(*numbers: int) -> str:
+    """Take many."""
+    return str(numbers)
+
+
+async def later(x: int) -> str:
+    """Answer later."""
+    return str(x)
+
+
+NOT_A_FUNCTION = 5

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kapelle.grading.math.grade import COMPARISON, grade_math, math_processes, why_not_comparable
+from kapelle.grading.processes import GaveUp, KillableProcesses, Limits
+
+
+@pytest.fixture(scope="module")
+def patient_pool() -> Iterator[KillableProcesses]:
+    """Says the same on a busy machine."""
+    with math_processes(size=1, limits=Limits(cpu_s=20.0, wall_s=60.0)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def no_pool() -> Iterator[KillableProcesses]:
+    """A pool that cannot start: what it is asked gives up."""
+    with KillableProcesses("tests.grading.no_such_module", 1) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "score"),
+    [
+        (r"\sin^2 x", r"1-\cos^2 x", 1.0),
+        (r"\sqrt[3]{16}", r"2\sqrt[3]{2}", 1.0),
+        (r"x > 5", r"5 < x", 1.0),
+        (r"\log 8", r"3\log 2", 1.0),
+        (r"\sin x", r"\cos x", 0.0),
+        (r"\sqrt[3]{16}", r"2\sqrt[3]{3}", 0.0),
+        (r"x > 5", r"x \ge 5", 0.0),
+        (r"1", r"\sin^2 2+\cos^2 2", 1.0),
+    ],
+)
+def test_what_only_the_library_knows(
+    gold: str, answer: str, score: float, patient_pool: KillableProcesses
+) -> None:
+    for one, other in ((answer, gold), (gold, answer)):
+        grade = grade_math(rf"\boxed{{{one}}}", other, ["only_box"], patient_pool)
+        assert (grade.score, grade.status) == (score, "graded"), grade
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "status"),
+    [
+        ("5", "5", "graded"),
+        ("5", "6", "graded"),
+        (r"\sin x", r" \sin  x ", "graded"),
+        ("x^2", "(x)(x)", "graded"),
+        ("5", "9^{9^9}", "no_answer"),
+        (r"e^{x}", r"1.5^{x}", "no_answer"),
+        (r"e^{x}", r"e^{x}, 2", "no_answer"),
+        (r"\sin x", r"\sin y", "no_answer"),
+        (r"\sin x", r"\def\x{1}", "no_answer"),
+        (r"\sin x", r"\sin x?", "no_answer"),
+        (r"\sin x", r"\sin x = 1 = 2", "no_answer"),
+        (r"\sin x", "ｓｉｎ x", "no_answer"),
+        (r"\sin x", r"\sin 2 3", "no_answer"),
+        (r"\sin x", r"\sin 2x", "ungraded"),
+    ],
+)
+def test_the_library_is_asked_only_for_what_could_be_right(
+    gold: str, answer: str, status: str, no_pool: KillableProcesses
+) -> None:
+    assert grade_math(rf"\boxed{{{answer}}}", gold, ["only_box"], no_pool).status == status
+
+
+def test_a_timeout_is_ungraded_and_never_a_zero_that_counts(math_pool: KillableProcesses) -> None:
+    grade = grade_math(r"\boxed{\tan(\tan(\tan(\tan(\tan 5))))}", "5", ["only_box"], math_pool)
+    assert grade.status == "ungraded"
+    assert "longer than" in grade.explanation
+
+
+def test_no_comparison_holds_a_grader_for_a_second_on_any_machine() -> None:
+    assert COMPARISON.cpu_s < 1.0, "work"
+    assert COMPARISON.wall_s < 1.0, "or waiting for a core"
+    assert math_processes()._limits is COMPARISON
+
+
+def test_threads_grade_side_by_side(patient_pool: KillableProcesses) -> None:
+    answers = [r"\boxed{\sin^2 x}", r"\boxed{\cos^2 x}"] * 4
+    with ThreadPoolExecutor(4) as threads:
+        grades = threads.map(
+            lambda text: grade_math(text, r"1-\cos^2 x", ["only_box"], patient_pool), answers
+        )
+        assert [grade.score for grade in grades] == [1.0, 0.0] * 4
+
+
+def test_the_library_is_not_asked_to_evaluate(patient_pool: KillableProcesses) -> None:
+    # Its reader of plain expressions evaluates Python; only the LaTeX reader may see an answer.
+    try:
+        assert patient_pool.ask({"gold": "5", "answer": "__import__('os').getpid()"}) is None
+    except GaveUp:
+        pytest.fail("the question reaches no evaluation, so nothing can give up")
+
+
+def test_why_not_comparable_is_empty_for_honest_answers() -> None:
+    assert not why_not_comparable(r"x = \frac{\sin t}{2}", r"\frac12\sin t")
+    assert not why_not_comparable(r"2\le x", r"x\ge2")

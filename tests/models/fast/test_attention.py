@@ -1,0 +1,114 @@
+"""Attention by products: the numbers of torch's own attention, and gradients that finite differences confirm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kapelle.models.fast import attention as module
+from kapelle.models.fast.attention import MOST, STEP, attention
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def inputs(length: int, keys: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        drawn(3, length, 4, 8, dtype=dtype),
+        drawn(3, keys, 2, 8, dtype=dtype, seed=1),
+        drawn(3, keys, 2, 8, dtype=dtype, seed=2),
+    )
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """By torch, in double precision, each key head repeated for its two query heads."""
+    rows = (q, k.repeat_interleave(2, 2), v.repeat_interleave(2, 2))
+    query, key, value = (x.detach().double().transpose(1, 2) for x in rows)
+    seen = None if mask is None else mask[:, None]
+    gathered = scaled_dot_product_attention(query, key, value, seen, is_causal=mask is None, scale=scale)
+    return gathered.transpose(1, 2)
+
+
+def branch_mask(length: int, prefix: int) -> Tensor:
+    """Three branches whose prefixes have different lengths, then what is causal."""
+    real = torch.arange(prefix) < torch.tensor([[prefix], [prefix - 1], [1]])
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    return torch.cat((real[:, None].expand(-1, length, -1), causal.expand(3, -1, -1)), 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float32, 3e-6), (torch.float64, 1e-14), (torch.bfloat16, 0.03)]
+)
+def test_it_gathers_what_torch_gathers(dtype: torch.dtype, bound: float) -> None:
+    for length, prefix in ((1, 1), (5, 3), (STEP, 0), (2 * STEP + 1, 2), (MOST + 1, 0)):
+        mask = branch_mask(length, prefix) if prefix else None
+        q, k, v = inputs(length, length + prefix, dtype)
+        gathered = attention(q, k, v, mask, 0.3)
+        assert gathered.shape == q.shape
+        assert float((gathered.detach() - reference(q, k, v, mask, 0.3)).abs().max()) < bound
+
+
+@pytest.mark.parametrize("step", [1, 3, 4])
+@pytest.mark.parametrize("prefix", [0, 3])
+def test_its_gradients_are_those_of_finite_differences(
+    prefix: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STEP", step)
+    mask = branch_mask(4, prefix) if prefix else None
+    q, k, v = inputs(4, 4 + prefix, torch.float64)
+    assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, mask, 0.3), (q, k, v))
+
+
+def test_a_key_that_is_hidden_changes_nothing() -> None:
+    mask = branch_mask(4, 3)
+    q, k, v = inputs(4, 7, torch.float32)
+    before = attention(q, k, v, mask, 1.0)
+    with torch.no_grad():
+        k[2, 1:3] = 1e4
+        v[2, 1:3] = 1e4
+    assert torch.equal(attention(q, k, v, mask, 1.0), before)
+    attention(q, k, v, mask, 1.0).sum().backward()
+    for x in (k, v):
+        assert x.grad is not None
+        assert not x.grad[2, 1:3].any()
+
+
+class TestKeysThatQueryHeadsShare:
+    @pytest.mark.parametrize("prefix", [0, 3])
+    def test_they_may_be_repeated_first(self, prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As on a GPU, which has no kernel that shares them under a mask."""
+        monkeypatch.setattr(module, "MOST", 0)
+        mask = branch_mask(5, prefix) if prefix else None
+        q, k, v = inputs(5, 5 + prefix, torch.float64)
+        given = drawn(*q.shape, dtype=torch.float64, seed=7).detach()
+        shared = attention(q, k, v, mask, 0.3)
+        shared_grads = torch.autograd.grad(shared, (q, k, v), given)
+        asked: list[bool] = []
+
+        def always(_device: torch.device, _dtype: torch.dtype, *, masked: bool) -> bool:
+            asked.append(masked)
+            return True
+
+        monkeypatch.setattr(module, "repeats_keys", always)
+        repeated = attention(q, k, v, mask, 0.3)
+        assert asked == [mask is not None]
+        assert float((repeated - shared).detach().abs().max()) < 1e-14
+        for one, other in zip(torch.autograd.grad(repeated, (q, k, v), given), shared_grads, strict=True):
+            assert float((one - other).abs().max()) < 1e-13
+
+    @pytest.mark.parametrize(
+        ("device", "dtype", "masked", "expected"),
+        [
+            ("cuda", torch.bfloat16, False, False),
+            ("cuda", torch.float16, False, False),
+            ("cuda", torch.bfloat16, True, True),
+            ("cuda", torch.float32, False, True),
+            ("cpu", torch.float32, True, False),
+        ],
+    )
+    def test_where(self, device: str, dtype: torch.dtype, masked: bool, expected: bool) -> None:
+        assert module.repeats_keys(torch.device(device), dtype, masked=masked) is expected

@@ -1,0 +1,325 @@
+"""Grouped updates of adapters: the numbers of one product after another, forward, backward and under dropout.
+
+The kernel is CUDA's; torch computes the same products on a CPU, one group after another, under the same rules for
+types and sizes. So everything here is what a GPU is asked for, except how fast it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import same_bits, stir, tiny_model
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kapelle.models.fast import grouped
+from kapelle.models.fast.grouped import Group, add_updates, backward_updates, has_kernel, takes_groups
+from kapelle.models.fast.plan import plan_sequences
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.lora_bank import Route, linear
+from kapelle.team import Lora
+
+EVERYWHERE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+KINDS = {
+    "a": Lora(rank=2, alpha=4.0, targets=EVERYWHERE),
+    "b": Lora(rank=11, alpha=5.0, targets=("q_proj", "v_proj", "down_proj")),
+    "c": Lora(rank=1, alpha=0.5, targets=("o_proj", "down_proj")),
+    "d": Lora(rank=3, alpha=3.0, targets=EVERYWHERE),
+}
+LENGTHS = (5, 9, 4, 3, 7, 2)
+ROUTE: Route = [("a", 0, 5), (None, 5, 14), ("b", 14, 18), ("c", 18, 21), ("a", 21, 28), (None, 28, 30)]
+
+
+def bank_of(
+    kinds: Mapping[str, Lora], dtype: str = "float32", size: float = 0.3
+) -> tuple[LanguageModel, dict[str, Tensor]]:
+    """A tiny model with stirred adapters that learn, and their parameters by adapter and name."""
+    model = tiny_model(dtype=dtype, size=size)
+    for seed, (name, lora) in enumerate(kinds.items()):
+        model.bank.add(name, lora, seed)
+        stir(model.bank.parameters(name), seed, size)
+    model.bank.train(on=True)
+    return model, {
+        f"{name} {key}": parameter for name in kinds for key, parameter in model.bank.parameters(name).items()
+    }
+
+
+def learned(
+    model: LanguageModel, parameters: Mapping[str, Tensor], route: Route = ROUTE, seed: int = 0
+) -> dict[str, Tensor | None]:
+    """One pass and its backward pass: hidden states, the gradient of the embeddings, and each parameter's."""
+    torch.manual_seed(seed)
+    embedding = model.model.get_input_embeddings().weight.requires_grad_(True)
+    tokens_N = torch.randint(6, 262, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
+    position_N = torch.cat([torch.arange(length) for length in LENGTHS])
+    with model.computing(route):
+        hidden_ND = model.hidden(tokens_N, position_N, plan_sequences(LENGTHS))
+    given_ND = torch.randn(hidden_ND.shape, generator=torch.Generator().manual_seed(2))
+    names = ("embedding", *parameters)
+    grads = torch.autograd.grad(
+        (hidden_ND.float() * given_ND).sum(), (embedding, *parameters.values()), allow_unused=True
+    )
+    return {"hidden": hidden_ND.detach(), **dict(zip(names, grads, strict=True))}
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that compute something."""
+
+    count: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += int(not func.is_view and "empty" not in func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def with_dropout(shares: Sequence[float]) -> dict[str, Lora]:
+    """The adapters, each with its share of dropout."""
+    return {
+        name: Lora(rank=lora.rank, alpha=lora.alpha, targets=lora.targets, dropout=share)
+        for (name, lora), share in zip(KINDS.items(), shares, strict=True)
+    }
+
+
+def of_a_layer(
+    model: LanguageModel,
+    parameters: Mapping[str, Tensor],
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Tensor]:
+    """The output of one layer that all adapters of the route target, and the gradients of all that it reads."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(5)
+    x_NI = torch.randn(sum(LENGTHS), 32, generator=generator).to(dtype).requires_grad_(True)
+    layer = model.model.model.layers[1].mlp.down_proj
+    reads = {
+        name: p for name, p in parameters.items() if "layers.1.mlp.down_proj" in name and name[0] in "abc"
+    }
+    with model.bank.routed(ROUTE):
+        y_NO = linear(layer, x_NI)
+    given_NO = torch.randn(y_NO.shape, generator=generator).to(dtype)
+    grads = torch.autograd.grad(y_NO, (x_NI, *reads.values()), given_NO)
+    return {"y": y_NO.detach(), **dict(zip(("x", *reads), grads, strict=True))}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many groups each grouped product had."""
+    sizes: list[int] = []
+    plain = torch.nn.functional.grouped_mm
+
+    def watched(*args: Any, offs: Tensor) -> Tensor:
+        sizes.append(len(offs))
+        return plain(*args, offs=offs)
+
+    monkeypatch.setattr(grouped, "grouped_mm", watched)
+    return sizes
+
+
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "has_kernel", lambda _device, _dtype: True)
+
+
+def far(one: Tensor, other: Tensor) -> float:
+    """Largest difference, relative to the largest number."""
+    return float((one - other).abs().max() / other.abs().max())
+
+
+class TestNumbers:
+    def test_two_groups_by_hand(self) -> None:
+        """y = x + s·B·A·x: 1 + 2·3·(4·1) = 25 for the first row, 1 for the bare one, 1 + 0.5·5·(6·1) = 16."""
+        one_11 = torch.ones(1, 4) / 4
+        x_NI, out_NO = torch.ones(3, 4), torch.ones(3, 4)
+        groups = [
+            Group(0, 1, 16 * one_11, torch.full((4, 1), 0.75 * 2), 2.0, 0.0),
+            Group(2, 3, 24 * one_11, torch.full((4, 1), 1.25), 0.5, 0.0),
+        ]
+        low_Nr, mask_NI = add_updates(groups, x_NI, out_NO)
+        assert low_Nr[:, 0].tolist() == [16.0, 0.0, 24.0]
+        assert mask_NI is None
+        assert out_NO[:, 0].tolist() == [1 + 2 * 1.5 * 16, 1.0, 1 + 0.5 * 1.25 * 24]
+
+    def test_rows_may_lie_anywhere(self) -> None:
+        generator = torch.Generator().manual_seed(6)
+        wide_NI, given_NO = torch.randn(2, 6, 9, generator=generator)
+        a_rI, b_Or = torch.randn(3, 8, generator=generator), torch.randn(8, 3, generator=generator)
+        groups = [Group(0, 4, a_rI, b_Or, 0.5, 0.0), Group(4, 6, -a_rI, b_Or, 0.5, 0.0)]
+        made = []
+        for x_NI, dy_NO in (
+            (wide_NI[:, 1:], given_NO[:, :8]),
+            (wide_NI[:, 1:].clone(), given_NO[:, :8].clone()),
+        ):
+            out_NO, dx_NI = torch.zeros(6, 8), torch.zeros(6, 8)
+            low_Nr, mask_NI = add_updates(groups, x_NI, out_NO)
+            assert bool(out_NO.any(1).all())
+            factors = backward_updates(groups, low_Nr, mask_NI, x_NI, dy_NO, dx_NI, factors=True)
+            made.append([out_NO, dx_NI, *(tensor for each in factors for tensor in each)])
+        assert same_bits(*made)
+
+    def test_they_are_those_of_one_product_after_another(
+        self, monkeypatch: pytest.MonkeyPatch, calls: list[int]
+    ) -> None:
+        model, parameters = bank_of(KINDS)
+        apart = learned(model, parameters)
+        assert calls == []
+        always(monkeypatch)
+        together = learned(model, parameters)
+        assert calls
+        assert max(calls) == len(ROUTE)
+        for name, expected in apart.items():
+            found = together[name]
+            if expected is None:
+                assert found is None, name
+            else:
+                assert found is not None
+                assert found.dtype == expected.dtype
+                assert far(found, expected) < 2e-5, name
+
+    @pytest.mark.parametrize("dropout", [(0.0,) * 4, (0.5, 0.0, 0.2, 0.1)])
+    def test_a_layer_by_itself(self, monkeypatch: pytest.MonkeyPatch, dropout: Sequence[float]) -> None:
+        model, parameters = bank_of(with_dropout(dropout))
+        apart, other = of_a_layer(model, parameters), of_a_layer(model, parameters, seed=1)
+        always(monkeypatch)
+        together = of_a_layer(model, parameters)
+        assert len(apart) == 8
+        for name, expected in apart.items():
+            assert far(together[name], expected) < 1e-6, name
+        assert torch.equal(other["x"], apart["x"]) != any(dropout)
+
+    def test_a_whole_model_under_dropout(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, parameters = bank_of(with_dropout((0.5, 0.0, 0.2, 0.1)))
+        apart = learned(model, parameters)
+        always(monkeypatch)
+        together = learned(model, parameters)
+        for name, expected in apart.items():
+            found = together[name]
+            if expected is not None:
+                assert found is not None
+                assert far(found, expected) < 1e-4, name
+
+    def test_in_half_precision_they_are_as_near_the_truth(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, parameters = bank_of(KINDS)
+        exact = of_a_layer(model, parameters)
+        apart = of_a_layer(model, parameters, dtype=torch.bfloat16)
+        always(monkeypatch)
+        together = of_a_layer(model, parameters, dtype=torch.bfloat16)
+        for name, expected in exact.items():
+            error = float((together[name].float() - expected).square().mean().sqrt())
+            error_apart = float((apart[name].float() - expected).square().mean().sqrt())
+            assert 0 < error < 1.25 * error_apart, name
+
+
+class TestStarts:
+    @pytest.mark.parametrize(("adapters", "share"), [(2, 1.0), (4, 0.75), (8, 0.5)])
+    def test_fewer_operations_are_started(
+        self, adapters: int, share: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each is a kernel on a GPU. Forward and backward, ranks that need no filling up, no bare rows."""
+        lora = Lora(rank=8, alpha=12.0, targets=EVERYWHERE)
+        model, parameters = bank_of({f"agent_{k}": lora for k in range(adapters)}, "bfloat16")
+        rows = sum(LENGTHS) // adapters
+        last = sum(LENGTHS)
+        route = [(f"agent_{k}", k * rows, (k + 1) * rows) for k in range(adapters - 1)]
+        route.append((f"agent_{adapters - 1}", (adapters - 1) * rows, last))
+
+        def started() -> int:
+            learned(model, parameters, route)
+            with Operations() as operations:
+                learned(model, parameters, route)
+            return int(operations.count)
+
+        apart = started()
+        always(monkeypatch)
+        assert started() < share * apart
+
+
+class TestSeparation:
+    def test_an_adapter_that_is_not_there_gets_no_gradient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        always(monkeypatch)
+        grads = learned(*bank_of(KINDS))
+        for name, grad in grads.items():
+            assert (grad is None) == name.startswith("d "), name
+
+    def test_an_adapters_gradient_knows_no_other_to_the_bit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        always(monkeypatch)
+        model, parameters = bank_of(KINDS)
+        before = learned(model, parameters)
+        stir(model.bank.parameters("b"), seed=77)
+        after = learned(model, parameters)
+        for name in parameters:
+            one, other = before[name], after[name]
+            if name.startswith(("a ", "c ")):
+                assert one is not None
+                assert other is not None
+                assert torch.equal(one, other), name
+        name = "b base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+        assert not same_bits(before[name], after[name])
+
+    def test_frozen_adapters_beside_one_that_learns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        always(monkeypatch)
+        model, parameters = bank_of(KINDS)
+        whole = learned(model, parameters)
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name.startswith("c "))
+        some = learned(model, {name: p for name, p in parameters.items() if name.startswith("c ")})
+        for name, grad in some.items():
+            expected = whole[name]
+            assert grad is not None
+            assert expected is not None
+            assert torch.equal(grad, expected), name
+
+
+class TestRule:
+    @pytest.fixture
+    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A machine whose first GPU is a Hopper, the second an Ampere."""
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device: [(9, 0), (8, 0)][device.index or 0]
+        )
+
+    @pytest.mark.usefixtures("gpu")
+    @pytest.mark.parametrize(
+        ("device", "dtype", "expected"),
+        [
+            ("cuda:0", torch.bfloat16, True),
+            ("cuda:0", torch.float32, False),
+            ("cuda:0", torch.float16, False),
+            ("cuda:1", torch.bfloat16, False),
+            ("cpu", torch.bfloat16, False),
+        ],
+    )
+    def test_where_the_kernel_is(self, device: str, dtype: torch.dtype, expected: bool) -> None:
+        assert has_kernel(torch.device(device), dtype) is expected
+
+    @pytest.mark.usefixtures("gpu")
+    def test_a_build_for_other_gpus_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.version, "cuda", None)
+        assert not has_kernel(torch.device("cuda"), torch.bfloat16)
+
+    @pytest.mark.parametrize(
+        ("features", "adapters", "expected"),
+        [((64, 48), 2, True), ((64, 48), 1, False), ((60, 48), 2, False), ((64, 44), 9, False)],
+    )
+    def test_how_many_and_which_sizes(
+        self, monkeypatch: pytest.MonkeyPatch, features: Sequence[int], adapters: int, expected: bool
+    ) -> None:
+        always(monkeypatch)
+        x_NI = torch.zeros(3, features[0], dtype=torch.bfloat16)
+        assert takes_groups(x_NI, features[1], adapters) is expected
+
+    def test_a_cpu_takes_one_after_another(self) -> None:
+        assert not takes_groups(torch.zeros(3, 64, dtype=torch.bfloat16), 64, 8)
+
+    def test_sizes_that_do_not_fit_are_computed_one_after_another(
+        self, monkeypatch: pytest.MonkeyPatch, calls: list[int]
+    ) -> None:
+        model, parameters = bank_of(KINDS)
+        apart = learned(model, parameters)
+        always(monkeypatch)
+        monkeypatch.setattr(grouped, "ALIGNMENT", 256)  # 64 numbers: no layer of this model
+        together = learned(model, parameters)
+        assert calls == []
+        assert same_bits(together, apart)

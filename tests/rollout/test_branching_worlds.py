@@ -1,0 +1,247 @@
+"""Trees in games, where agents move at once and cards are hidden, and in every workflow."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, cast
+
+import pytest
+from tests.support.plugins import Digest
+from tests.support.trees import at_grpo, candidates, many, moments, stage
+
+from kapelle.algorithm import Algorithm, Estimates, TurnKey
+from kapelle.algorithms.magrpo import MAGRPO
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environments.matrix import Matrix
+from kapelle.rollout.play import Play, play_episode, rollout
+from kapelle.types import Episode
+from kapelle.workflow import BUILTIN_WORKFLOWS, workflow_class
+from kapelle.workflows.parallel import Parallel
+from kapelle.workflows.play import Play as PlayGame
+
+TABLE = {
+    "AA": (4.0, 1.0), "AB": (0.0, 2.0), "AC": (1.0, 7.0),
+    "BA": (3.0, 5.0), "BB": (2.0, 6.0), "BC": (9.0, 3.0),
+}  # fmt: skip
+
+
+def moves(request: Request) -> str:
+    return random.Random(request.seed).choice("AB" if request.agent == "a" else "ABC")
+
+
+def game(algorithm: Algorithm, rounds: int = 1, **over: Any) -> Play:
+    engine = ScriptedEngine({"a": moves, "b": moves})
+    environment = Matrix(game="custom", payoffs=TABLE, rounds=rounds, memory=None)
+    return stage(
+        algorithm,
+        engine,
+        names=("a", "b"),
+        environment=environment,
+        workflow=over.pop("workflow", Parallel()),
+        **over,
+    )
+
+
+def both(episode: Episode, first: int = 0) -> tuple[dict[str, list[str]], dict[str, list[float]]]:
+    """Texts and worths of the candidates of turns `first` and `first` + 1, in the order of sampling."""
+    texts, worths = {}, {}
+    for index in (first, first + 1):
+        chosen, *others = moments(episode)[index]
+        texts[chosen.agent] = [turn.text for turn in (chosen, *others)]
+        worths[chosen.agent] = [cast("float", turn.worth) for turn in (chosen, *others)]
+    return texts, worths
+
+
+class TestSimultaneous:
+    """Matrix games of one round: every worth is known from the table."""
+
+    async def test_alone_beside_the_others_first_candidate(self) -> None:
+        for one in await many(game(at_grpo(4, team_reward="individual")), 30):
+            (episode,) = one.episodes
+            chosen = {turn.agent: turn for turn in episode.turns}
+            # The first candidate is what the agent says without a tree.
+            plain = await play_episode(replace(game(at_grpo()), tree=None), one.task, episode.seed)
+            said = {turn.agent: turn.text for turn in plain.turns}
+            for agent, seat in (("a", 0), ("b", 1)):
+                for turn in candidates(episode, agent):
+                    assert turn.worth == TABLE["".join({**said, agent: turn.text}.values())][seat]
+                assert chosen[agent].worth == max(t.worth or 0.0 for t in candidates(episode, agent))
+
+    async def test_aligned_takes_the_candidates_of_one_number_together(self) -> None:
+        algorithm = MAGRPO(tree=True, group_size=4, team_reward="sum", scale="none").build()
+        for one in await many(game(algorithm), 30):
+            texts, worths = both(one.episodes[0])
+            together = [sum(TABLE[a + b]) for a, b in zip(texts["a"], texts["b"], strict=True)]
+            assert worths == {"a": together, "b": together}
+
+    async def test_cross_is_the_mean_over_all_combinations(self) -> None:
+        algorithm = MAGRPO(tree=True, group_size=3, joint="cross", team_reward="mean", scale="none").build()
+        for one in await many(game(algorithm), 30):
+            texts, worths = both(one.episodes[0])
+            paid = [[fmean(TABLE[a + b]) for b in texts["b"]] for a in texts["a"]]
+            assert worths["a"] == pytest.approx([fmean(row) for row in paid])
+            assert worths["b"] == pytest.approx([fmean(column) for column in zip(*paid, strict=True)])
+
+    async def test_magrpo_goes_on_as_the_team_plays(self) -> None:
+        algorithm = MAGRPO(tree=True, group_size=3).build()
+        for one in await many(game(algorithm, rounds=3), 10):
+            (episode,) = one.episodes
+            plain = await play_episode(replace(game(algorithm, rounds=3), tree=None), one.task, episode.seed)
+            assert [t.text for t in episode.turns] == [t.text for t in plain.turns]
+            assert len(episode.branches) == 3 * 2 * 2
+
+    async def test_agents_of_a_moment_share_one_advantage_when_aligned(self) -> None:
+        algorithm = MAGRPO(tree=True, group_size=4, team_reward="sum", scale="none").build()
+        groups = await many(game(algorithm, rounds=2), 5)
+        assert algorithm.credit is not None
+        credit = algorithm.credit(groups, Estimates())
+        for g, one in enumerate(groups):
+            own = moments(one.episodes[0])
+            for round_ in (0, 2):
+                a, b = (
+                    [float(credit[TurnKey(g, 0, t.index)].advantage_T[0]) for t in own[round_ + seat]]
+                    for seat in (0, 1)
+                )
+                assert a == b
+                assert sum(a) == pytest.approx(0.0, abs=1e-9)
+
+    async def test_later_rounds_repeat_earlier_ones(self) -> None:
+        algorithm = MAGRPO(tree=True, group_size=4, team_reward="sum").build()
+        for one in await many(game(algorithm, rounds=2), 10):
+            (episode,) = one.episodes
+            assert episode.error is None
+            before = sum(TABLE["".join(turn.text for turn in episode.turns[:2])])
+            texts, worths = both(episode, 2)
+            together = [before + sum(TABLE[a + b]) for a, b in zip(texts["a"], texts["b"], strict=True)]
+            assert worths["a"] == pytest.approx(together)
+
+    async def test_a_game_cut_off_by_its_workflow_is_worth_what_was_paid(self) -> None:
+        cut = PlayGame(max_rounds=1)
+        for one in await many(game(at_grpo(2, team_reward="sum"), rounds=3, workflow=cut), 5):
+            (episode,) = one.episodes
+            assert episode.truncated
+            assert max(turn.worth or 0.0 for turn in episode.turns) <= max(map(sum, TABLE.values()))
+
+
+class TestOpenSpiel:
+    async def test_a_game_with_hidden_cards_is_played_on_with_the_same_deal(self) -> None:
+        pytest.importorskip("pyspiel")
+        from kapelle.environments.openspiel.environment import OpenSpiel
+
+        def bets(request: Request) -> str:
+            return random.Random(request.seed).choice(["Pass", "Bet"])
+
+        play = stage(
+            at_grpo(4, team_reward="individual", continuations=2),
+            ScriptedEngine({"a": bets, "b": bets}),
+            names=("a", "b"),
+            environment=OpenSpiel(),
+            workflow=PlayGame(),
+        )
+        for one in await many(play, 20):
+            (episode,) = one.episodes
+            assert episode.error is None
+            assert len(episode.branches) == 3 * len(episode.turns)
+            for turn in candidates(episode, "a"):
+                assert turn.worth in {-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0}
+            # The last move's worth is what it pays.
+            last = episode.turns[-1]
+            assert last.worth == episode.total(last.agent)
+
+
+WORKFLOWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "solo": (("a",), {}),
+    "parallel": (("a", "b"), {}),
+    "chain": (("a", "b", "c"), {}),
+    "debate": (("a", "b", "c"), {"rounds": 3, "consensus": 1.0, "settled_after": 2, "score_rounds": True}),
+    "vote": (("a", "b", "c"), {}),
+    "summary": (("a", "b", "c"), {"layers": 2}),
+    "reflect": (("a", "b"), {"attempts": 3, "accept": "yes"}),
+    "cory": (("a", "b"), {}),
+    "router": (("a", "b", "c"), {"handovers": 3}),
+    "dag": (
+        ("a", "b"),
+        {
+            "nodes": [
+                {"id": "x", "agent": "a"},
+                {"id": "y", "agent": "b"},
+                {"id": "z", "agent": "a", "dependencies": ["x", "y"]},
+            ]
+        },
+    ),
+}
+
+
+class TestEveryWorkflow:
+    def test_none_is_left_out(self) -> None:
+        # Of games: `parallel` and `play` above. `tool_use`: below.
+        assert {*WORKFLOWS, "play", "tool_use"} == set(BUILTIN_WORKFLOWS)
+
+    @pytest.mark.parametrize("name", WORKFLOWS)
+    async def test_it_is_led_to_every_moment_again(self, name: str) -> None:
+        names, settings = WORKFLOWS[name]
+
+        def babbles(request: Request) -> str:
+            return random.Random(request.seed).choice(["yes", "no", "@b", "@c well"])
+
+        play = stage(
+            at_grpo(3, continuations=2),
+            ScriptedEngine(dict.fromkeys(names, babbles)),
+            names=names,
+            environment=Digest(),
+            workflow=workflow_class(name)(**settings),
+        )
+        for one in await many(play, 12):
+            (episode,) = one.episodes
+            assert episode.error is None
+            assert all(turn.worth is not None for turn in (*episode.turns, *episode.branches))
+            assert len(episode.branches) == 2 * len(episode.turns)
+
+    async def test_answers_after_wrong_ones_are_repeated(self) -> None:
+        from kapelle.environments.arithmetic import Arithmetic
+        from kapelle.workflows.dag import Dag
+
+        sums = Arithmetic(digits=1)
+        task = sums.task("train", 0)
+        gold = sums.script("a", task, [], 0)
+
+        def guesses(request: Request) -> str:
+            return random.Random(request.seed).choice([gold, "no", "no", "1"])
+
+        graph = Dag.model_validate({"nodes": [{"id": "x", "agent": "a"}], "max_assistant_turns": 3})
+        play = stage(
+            at_grpo(3), ScriptedEngine({"a": guesses}), names=("a",), environment=sums, workflow=graph
+        )
+        (one,) = await rollout(play, [task], 12, 0)
+        assert {episode.error for episode in one.episodes} == {None}
+        assert max(len(episode.turns) for episode in one.episodes) > 1
+        # Of the first answers the right ones end it; a wrong one is worth what the later ones bring.
+        first = [turn for episode in one.episodes for turn in moments(episode)[0]]
+        assert {turn.worth for turn in first if turn.text == gold} == {1.0}
+        assert {turn.worth for turn in first if turn.text != gold} == {0.0, 1.0}
+
+    async def test_results_of_tools_are_repeated(self) -> None:
+        from kapelle.environments.arithmetic import Arithmetic
+        from kapelle.environments.tool_questions import Tools
+        from kapelle.workflows.tool_use import ToolUse
+
+        call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'
+
+        def asks(request: Request) -> str:
+            return random.Random(request.seed).choice([call, call, "2", "3"])
+
+        tools = Tools(questions=Arithmetic(digits=1), max_turns=3)
+        task = tools.task("train", 0)
+        play = stage(
+            at_grpo(3),
+            ScriptedEngine({"a": asks}),
+            names=("a",),
+            environment=tools,
+            workflow=ToolUse(),
+        )
+        (one,) = await rollout(play, [task], 6, 0)
+        assert {episode.error for episode in one.episodes} == {None}
+        assert max(len(episode.turns) for episode in one.episodes) == 3

@@ -1,0 +1,337 @@
+"""Weights that are no numbers: they are never saved, never published, and never taken from a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import same_bits, sections
+from torch import Tensor
+
+from kapelle.errors import CheckpointError, ModelError, NumericsError
+from kapelle.models.finite import poisoned
+from kapelle.models.sealed import seal
+from kapelle.runs import checkpoint
+from kapelle.runs.writer import read_metrics
+from kapelle.training.observer import Silent
+from kapelle.training.trainer import Trainer
+
+STEPS = 4
+
+
+class Heard(Silent):
+    """Keeps what a run says of its checkpoints."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def phase(self, name: str, detail: str) -> None:
+        if name == "checkpoint":
+            self.said.append(detail)
+
+
+def settings(non_finite: str = "stop", keep: int = 9, **over: Any) -> dict[str, Any]:
+    training = {"steps": STEPS, "tasks_per_step": 2, "non_finite": non_finite, "max_failed_share": 1.0}
+    return sections(training=training, checkpoint={"every": 1, "keep": keep}, **over)
+
+
+def states(run: Path) -> dict[str, Any]:
+    """What each checkpoint of a step holds; that of the start is left out."""
+    folders = checkpoint.list_checkpoints(run / "checkpoints")
+    folders = [folder for folder in folders if folder.name != "00000000"]
+    return {folder.name: checkpoint.load(folder)["train"] for folder in folders}
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else []
+    return [tensor for each in inner for tensor in tensors(each)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    with Trainer(**settings(), run_dir=run) as trainer:
+        trainer.train()
+    return run
+
+
+@pytest.mark.parametrize("lr", [1e38, 1e22])
+def test_a_rate_that_breaks_the_weights_stops_the_run_with_the_reason(lr: float, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for resume in (False, True):
+        with (
+            Trainer(**settings(optimizer={"lr": lr}), run_dir=run, resume=resume) as trainer,
+            pytest.raises(NumericsError, match=r"update 0 of 'agent_0' at a rate of 1e\+(38|22)"),
+        ):
+            trainer.train()
+        assert states(run) == {}
+
+
+@pytest.mark.parametrize("way", [{"optimizer": {"lr": 1e-2}}, {"non_finite": "skip"}])
+def test_a_run_that_was_stopped_by_its_rate_goes_on_with_other_settings(
+    way: dict[str, Any], undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    broken: dict[str, Any] = {"optimizer": {"lr": 1e38}}
+    with Trainer(**settings(**broken), run_dir=run) as trainer, pytest.raises(NumericsError):
+        trainer.train()
+    with Trainer(**settings(**{**broken, **way}), run_dir=run, resume=True) as trainer:
+        assert trainer.train().steps == STEPS
+    rows = read_metrics(run)
+    if "optimizer" in way:
+        assert same_bits(states(run), states(undisturbed))
+    else:
+        assert all(row["undone/agent_0"] == row["skipped/agent_1"] == 1.0 for row in rows)
+        first = checkpoint.load(run / "checkpoints" / "00000000")["train"]
+        assert all(same_bits(state, first) for state in states(run).values())
+
+
+Breaks = Callable[[str, float], None]
+
+
+@pytest.fixture
+def breaks(monkeypatch: pytest.MonkeyPatch) -> Breaks:
+    """Break the first policy's weights or moments in the third step, from inside the optimiser."""
+
+    def spoil_step(part: str, value: float) -> None:
+        taken, right = 0, torch.optim.AdamW.step
+
+        def step(self: torch.optim.AdamW, *rest: Any, **named: Any) -> Any:
+            nonlocal taken
+            taken += 1
+            found = right(self, *rest, **named)
+            if taken == 5:  # two learners: the first of the third step
+                first = self.param_groups[0]["params"][-1]
+                broken = first.data if part == "weights" else self.state[first][part]
+                broken.view(-1)[-1] = value
+            return found
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", step)
+
+    return spoil_step
+
+
+PLACES = pytest.mark.parametrize("part", ["weights", "exp_avg", "exp_avg_sq"])
+VALUES = pytest.mark.parametrize("value", [math.nan, -math.inf, 1e38])
+
+
+@PLACES
+@VALUES
+def test_a_step_that_breaks_something_leaves_finite_checkpoints_and_a_run_that_goes_on(
+    part: str,
+    value: float,
+    undisturbed: Path,
+    tmp_path: Path,
+    breaks: Breaks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "run"
+    breaks(part, value)
+    with (
+        Trainer(**settings(), run_dir=run) as trainer,
+        pytest.raises(NumericsError, match=f"broke what it learns: .*{part}.*runs rollback"),
+    ):
+        trainer.train()
+    monkeypatch.undo()
+    found = states(run)
+    assert list(found) == ["00000001", "00000002"]
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors(found))
+    with Trainer(**settings(), run_dir=run, resume=True) as trainer:
+        assert trainer.train().steps == STEPS
+    assert same_bits(states(run), states(undisturbed))
+    assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
+
+
+@PLACES
+@VALUES
+def test_under_skip_the_step_of_that_policy_alone_is_undone_and_counted(
+    part: str, value: float, undisturbed: Path, tmp_path: Path, breaks: Breaks
+) -> None:
+    run = tmp_path / "run"
+    breaks(part, value)
+    with Trainer(**settings("skip"), run_dir=run) as trainer:
+        assert trainer.train().steps == STEPS
+    found, right = states(run), states(undisturbed)
+    before, after = (found[step]["learners"] for step in ("00000002", "00000003"))
+    assert same_bits(after["agent_0"], before["agent_0"])
+    assert same_bits(after["agent_1"], right["00000003"]["learners"]["agent_1"])
+    assert [after[name]["steps"] for name in ("agent_0", "agent_1")] == [2, 3]
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors(found))
+    rows = read_metrics(run)
+    assert ["undone/agent_0" in row for row in rows] == [False, False, True, False]
+    assert [row["skipped/agent_0"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
+    assert [row["skipped/agent_1"] for row in rows] == [0.0] * 4
+    # And the learner goes on from there.
+    assert not same_bits(found["00000004"]["learners"]["agent_0"], before["agent_0"])
+
+
+@pytest.mark.parametrize("learner", ["critic", "verifier"])
+@pytest.mark.parametrize("non_finite", ["stop", "skip"])
+def test_critics_and_verifiers_are_looked_at_as_policies_are(
+    learner: str, non_finite: str, tmp_path: Path
+) -> None:
+    algorithm = {"name": "ippo", "group_size": 2}
+    if learner == "verifier":
+        algorithm = {"name": "verifier", "data": "recorded", "group_size": 4}
+    over: dict[str, Any] = {"algorithm": algorithm, "optimizer": {"lr": 1e-2, "critic_lr": 1e38}}
+    over["environment"] = {"name": "tests.support.copies:Copies"}
+    if learner == "verifier":
+        over["team"] = {"sharing": "frozen", "agents": 2, "sampling": {"max_tokens": 4}}
+    run = tmp_path / "run"
+    with Trainer(**settings(non_finite, **over), run_dir=run) as trainer:
+        if non_finite == "stop":
+            with pytest.raises(NumericsError, match=f"of '.*{learner}.*broke what it learns"):
+                trainer.train()
+            assert states(run) == {}
+            return
+        trainer.train()
+    assert all(
+        any(name.startswith("undone/") and learner in name for name in row) for row in read_metrics(run)
+    )
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors(states(run)))
+
+
+@pytest.mark.parametrize("non_finite", ["stop", "skip"])
+def test_a_mixer_is_looked_at_after_every_fit(
+    non_finite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, taken, right = tmp_path / "run", 0, torch.optim.Adam.step
+
+    def step(self: torch.optim.Adam, *rest: Any, **named: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        found = right(self, *rest, **named)
+        if taken == 6:  # three updates a step: in the second fit
+            self.param_groups[0]["params"][0].data.view(-1)[0] = math.nan
+        return found
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    algorithm = {"name": "vdn", "group_size": 2, "fit": {"min_fill": 1, "updates": 3}}
+    with Trainer(**settings(non_finite, algorithm=algorithm), run_dir=run) as trainer:
+        if non_finite == "stop":
+            with pytest.raises(NumericsError, match=r"At step 2 the fit .* broke what it learns"):
+                trainer.train()
+            assert list(states(run)) == ["00000001"]
+            return
+        trainer.train()
+    rows = read_metrics(run)
+    assert ["mixer_undone" in row for row in rows] == [False, True, False, False]
+    folders = checkpoint.list_checkpoints(run / "checkpoints")[1:]
+    fits = [checkpoint.load(folder)["credit"]["memory"]["fit"] for folder in folders]
+    assert same_bits(fits[1], fits[0])
+    assert [fit["updates"] for fit in fits] == [3, 3, 6, 9]
+
+
+def _weight(state: dict[str, Any]) -> Tensor:
+    learner = next(iter(state["train"]["learners"].values()))
+    return next(iter(learner["weights"].values()))  # type: ignore[no-any-return]
+
+
+def _moment(state: dict[str, Any]) -> Tensor:
+    learner = next(iter(state["train"]["learners"].values()))
+    return next(iter(learner["optimizer"].values()))["exp_avg_sq"]  # type: ignore[no-any-return]
+
+
+POISONS: dict[str, tuple[Callable[[dict[str, Any]], Tensor], float, str]] = {
+    "nan weight": (_weight, math.nan, "1 of the .* are not finite"),
+    "infinite weight": (_weight, math.inf, "1 of the .* are not finite"),
+    "great weight": (_weight, -1e38, "reaches 1e.38, whose square is not finite"),
+    "nan moment": (_moment, math.nan, "1 of the .* are not finite"),
+    "negative second moment": (_moment, -1e-3, "falls to -0.001, and is a mean of squares"),
+}
+
+
+def spoil(run: Path, step: int, poison: str) -> None:
+    """Put a sealed checkpoint of that step in place of the right one, as kapelle of before wrote them."""
+    where, value, _ = POISONS[poison]
+    right = run / "checkpoints" / f"{step:08d}"
+    state = checkpoint.load(right)
+    where(state).view(-1)[0] = value
+    shutil.rmtree(right)
+    assert checkpoint.save(run / "checkpoints", step, state) == right
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_poisoned_checkpoint_is_passed_over_and_said(
+    poison: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    run, heard = tmp_path / "run", Heard()
+    shutil.copytree(undisturbed, run)
+    spoil(run, 3, poison)
+    spoil(run, 4, poison)
+    # With one checkpoint kept, the poisoned ones must not count as it.
+    with Trainer(**settings(keep=1), run_dir=run, resume=True, listener=heard) as trainer:
+        assert trainer.done == 2
+        trainer.train(1)
+        names = [folder.name for folder in checkpoint.list_checkpoints(run / "checkpoints")]
+        assert names == ["00000003-2", "00000004"]
+        assert trainer.train().steps == STEPS
+    assert len(heard.said) == 2
+    for said in heard.said:
+        assert re.search(f"is damaged: .*{POISONS[poison][2]}", said)
+        assert f"kapelle runs rollback {run} --to 2" in said
+    assert same_bits(states(run)["00000004-2"], states(undisturbed)["00000004"])
+    assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
+
+
+def test_with_nothing_but_poison_there_is_no_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for step in range(STEPS + 1):
+        spoil(run, step, "nan weight")
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint.*kapelle runs show"):
+        Trainer.from_run(run)
+
+
+def test_what_somebody_broke_between_two_steps_is_not_saved(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with Trainer(**settings(), run_dir=run) as trainer:
+        trainer.train(1)
+        weights = trainer.engine.weights("agent_1")
+        with torch.no_grad():
+            next(iter(weights.values())).view(-1)[0] = math.nan
+        with pytest.raises(NumericsError, match="step 1 is not written: 1 of the"):
+            trainer.save()
+    assert list(states(run)) == ["00000001"]
+
+
+def test_no_policy_starts_from_poisoned_weights(undisturbed: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "adapter"
+    shutil.copytree(undisturbed / "checkpoints" / "00000004" / "policies" / "agent_0", folder)
+    held = load_file(folder / "adapter_model.safetensors")
+    next(iter(held.values())).view(-1)[0] = math.nan
+    save_file(held, folder / "adapter_model.safetensors")
+    seal(folder)
+    with pytest.raises(ModelError, match="cannot be learned on from: 1 of the"):
+        Trainer(**settings(), start_from={"agent_0": folder})
+
+
+def test_pruning_does_not_count_what_the_run_passed_over(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {"loop": {"step": step}})
+    again = checkpoint.save(tmp_path, 2, {"loop": {"step": 2}})
+    assert [folder.name for folder in checkpoint.prune(tmp_path, keep=1, newest=again)] == [
+        "00000002",
+        "00000001",
+    ]
+    assert [folder.name for folder in checkpoint.list_checkpoints(tmp_path)] == ["00000002-2", "00000003"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_numbers_of_every_width_are_looked_at(dtype: torch.dtype) -> None:
+    right = torch.ones(5, dtype=dtype)
+    assert poisoned({"w": right, "also": torch.ones(3), "count": torch.ones(2, dtype=torch.int64)}) is None
+    for value in (math.nan, math.inf):
+        wrong = right.clone()
+        wrong[2] = value
+        assert poisoned({"also": torch.ones(3), "w": wrong}) == "1 of the 5 numbers of w are not finite"

@@ -1,0 +1,77 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kapelle.errors import DataError, RunDirectoryError
+from kapelle.runs.writer import (
+    episode_steps,
+    is_run,
+    read_config,
+    read_episodes,
+    read_groups,
+    read_latest,
+    read_metrics,
+    read_status,
+)
+
+
+def test_half_a_last_row_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
+
+
+def test_a_damaged_row_in_the_middle_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st\x00p": 2\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2 is damaged"):
+        read_metrics(tmp_path)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    assert not is_run(tmp_path)
+    with pytest.raises(RunDirectoryError, match="no run of kapelle"):
+        read_config(tmp_path)
+    with pytest.raises(RunDirectoryError, match="Cannot read"):
+        read_metrics(tmp_path)
+    with pytest.raises(RunDirectoryError, match="holds no train episodes of step 3"):
+        read_groups(tmp_path, 3)
+    assert episode_steps(tmp_path) == []
+    assert list(read_episodes(tmp_path)) == []
+    assert read_latest(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "state", "read"),
+    [
+        (socket.gethostname(), "running", "interrupted"),
+        (socket.gethostname(), "finished", "finished"),
+        ("another-host", "running", "running"),
+    ],
+)
+def test_a_run_whose_process_is_gone_is_not_running(tmp_path: Path, host: str, state: str, read: str) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_status(tmp_path, host=host, state=state, pid=ended.pid)
+    assert read_status(tmp_path).state == read
+
+
+def test_a_run_whose_process_lives_is_running(tmp_path: Path) -> None:
+    write_status(tmp_path, host=socket.gethostname(), state="running", pid=os.getpid())
+    assert read_status(tmp_path).state == "running"
+
+
+def write_status(run: Path, *, host: str, state: str, pid: int) -> None:
+    row = {
+        "state": state,
+        "phase": "rollout",
+        "step": 3,
+        "pid": pid,
+        "host": host,
+        "started": "",
+        "updated": "",
+    }
+    (run / "status.json").write_text(json.dumps(row))

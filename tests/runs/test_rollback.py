@@ -1,0 +1,240 @@
+"""Going back to a checkpoint: nothing is lost, and what goes on equals a run that was never beyond it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runs.test_poisoned import POISONS, spoil
+from tests.support.killed_runs import spawn
+from tests.support.tiny import same_bits, sections
+
+from kapelle.errors import CheckpointError, RunDirectoryError
+from kapelle.runs import checkpoint, rollback
+from kapelle.runs.lock import RunLock
+from kapelle.runs.reader import episode_steps
+from kapelle.runs.rollback import ASIDE, plan_rollback, roll_back
+from kapelle.runs.writer import read_evaluations, read_metrics, read_status
+from kapelle.training.trainer import Trainer
+from kapelle.types import Split
+
+STEPS = 5
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+def settings() -> dict[str, Any]:
+    return sections(
+        training={"steps": STEPS, "tasks_per_step": 2, "max_failed_share": 1.0},
+        evaluation={"problems": 3, "problems_while_training": 2, "every": 2},
+        checkpoint={"every": 1, "keep": 9},
+    )
+
+
+def train(run: Path, *, resume: bool = False) -> None:
+    with Trainer(**settings(), run_dir=run, resume=resume) as trainer:
+        trainer.train()
+
+
+def stop_after(run: Path, step: int) -> None:
+    """Train as if the run were killed right after it saved that step."""
+    with Trainer(**settings(), run_dir=run) as trainer:
+        trainer.evaluate()
+        next(taken for taken in trainer.steps() if taken.number == step)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "run"
+    train(run)
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def content(run: Path) -> dict[str, Any]:
+    """All that a run has come to, times aside."""
+    metrics = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
+    folders = checkpoint.list_checkpoints(run / "checkpoints")
+    learned = {folder.name: checkpoint.load(folder) for folder in folders}
+    for state in learned.values():
+        # The rows hold times, which differ in length; the process draws from its generators for others too.
+        del state["loop"]["positions"], state["loop"]["random"]
+    episodes = {
+        f"{split}/{step}": (run / "episodes" / split / f"{step:08d}.jsonl").read_text()
+        for split in SPLITS
+        for step in episode_steps(run, split)
+    }
+    latest = (run / "latest").read_text()
+    return {"m": metrics, "e": read_evaluations(run), "c": learned, "episodes": episodes, "latest": latest}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+@pytest.mark.parametrize("to", [0, 2, 3])
+def test_what_goes_on_equals_a_run_that_was_never_beyond(
+    to: int, run: Path, trained: Path, tmp_path: Path
+) -> None:
+    plan = roll_back(run, to)
+    assert [folder.name for folder in plan.checkpoints] == [f"{k:08d}" for k in range(to + 1, STEPS + 1)]
+    assert (read_status(run).state, read_status(run).step) == ("interrupted", to)
+    if to:
+        stopped = tmp_path / "stopped"
+        stop_after(stopped, to)
+        assert same_bits(content(run), content(stopped))
+    train(run, resume=True)
+    assert same_bits(content(run), content(trained))
+
+
+def test_what_came_later_is_kept_to_the_byte(run: Path) -> None:
+    before = files(run)
+    plan = roll_back(run, 2)
+    after, aside = files(run), files(plan.aside)
+    gone = before.keys() - after.keys()
+    assert {name for name in gone if not name.startswith(("checkpoints/", "episodes/"))} == set()
+    assert gone <= aside.keys()
+    assert all(aside[name] == before[name] for name in gone)
+    for table in ("metrics.jsonl", "evaluations.jsonl"):
+        assert after[table] + aside[table] == before[table]
+    told = json.loads(aside["rollback.json"])
+    assert told["checkpoints"] == ["00000003", "00000004", "00000005"]
+    assert told["rows"] == {"metrics.jsonl": 3, "evaluations.jsonl": 2}
+
+
+def test_a_second_time_there_is_nothing_to_do(run: Path) -> None:
+    roll_back(run, 2)
+    before = files(run)
+    assert roll_back(run, 2).nothing
+    del before["lock"]
+    assert {name: data for name, data in files(run).items() if name != "lock"} == before
+
+
+def test_looking_changes_nothing(run: Path) -> None:
+    before = files(run)
+    assert not plan_rollback(run, 2).nothing
+    assert files(run) == before
+
+
+PLACES = {
+    "nothing yet": (rollback, "_copy_aside", "before", 1),
+    "an episode linked": (rollback, "_link", "after", 2),
+    "all copied": (rollback, "_copy_aside", "after", 1),
+    "the newest moved": (rollback, "_move", "after", 1),
+    "all moved": (rollback, "_move", "after", 3),
+    "one table cut": ("run_dir", "_cut", "after", 1),
+    "one file of episodes gone": (Path, "unlink", "after", 1),
+    "all cut": ("RunDirectory", "rewind", "after", 1),
+    "latest written": ("RunDirectory", "point_latest", "after", 1),
+    "status written": ("RunDirectory", "report", "after", 1),
+}
+
+
+def _killed(run: str, place: str) -> None:
+    from kapelle.runs import writer as run_dir
+
+    owner, name, side, times = PLACES[place]
+    where: Any = {"run_dir": run_dir, "RunDirectory": run_dir.RunDirectory}.get(str(owner), owner)
+    call, counted = getattr(where, name), 0
+
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal counted
+        counted += 1
+        if counted == times and side == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = call(*arguments, **keywords)
+        if counted == times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(where, name, watched)
+    roll_back(Path(run), 2)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_killed_at_any_instant_it_goes_on_where_it_was_and_loses_nothing(
+    place: str, run: Path, trained: Path, tmp_path: Path
+) -> None:
+    before = files(run)
+    process = spawn(_killed, str(run), place)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    # As it lies there the run goes on to the same end, whatever the rollback had done.
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    train(other, resume=True)
+    assert same_bits(content(other)["m"], content(trained)["m"])
+    assert same_bits(content(other)["c"]["00000005"], content(trained)["c"]["00000005"])
+    # And the same command ends what it began, with all that came later in one folder.
+    roll_back(run, 2)
+    [aside] = (run / ASIDE).iterdir()
+    kept, left = files(aside), files(run)
+    for name in before.keys() - left.keys():
+        assert kept[name] == before[name]
+    assert left["metrics.jsonl"] + kept["metrics.jsonl"] == before["metrics.jsonl"]
+    assert left["evaluations.jsonl"] + kept["evaluations.jsonl"] == before["evaluations.jsonl"]
+    stopped = tmp_path / "stopped"
+    stop_after(stopped, 2)
+    assert same_bits(content(run), content(stopped))
+
+
+class TestRefusals:
+    def test_while_a_trainer_holds_the_run(self, run: Path) -> None:
+        before = files(run)
+        lock = RunLock(run / "lock")
+        with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()}"):
+            roll_back(run, 2)
+        lock.release()
+        assert {k: v for k, v in files(run).items() if k != "lock"} == {
+            k: v for k, v in before.items() if k != "lock"
+        }
+
+    def test_a_step_without_a_checkpoint_names_those_that_are_whole(self, run: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"no checkpoint of step 9.*steps: 0, 1, 2, 3, 4, 5\."):
+            roll_back(run, 9)
+
+    def test_a_damaged_checkpoint_names_those_that_are_whole(self, run: Path) -> None:
+        (run / "checkpoints" / "00000002" / "state.json").write_bytes(b"{}")
+        (run / "checkpoints" / "00000004" / "manifest.json").unlink()
+        with pytest.raises(CheckpointError, match=r"00000002 is damaged.*steps: 0, 1, 3, 5\."):
+            roll_back(run, 2)
+        assert not (run / ASIDE).exists()
+
+    @pytest.mark.parametrize("poison", POISONS)
+    def test_a_poisoned_checkpoint_is_none_to_go_back_to(self, poison: str, run: Path) -> None:
+        spoil(run, 2, poison)
+        with pytest.raises(
+            CheckpointError, match=rf"is damaged: .*{POISONS[poison][2]}.*steps: 0, 1, 3, 4, 5\."
+        ):
+            roll_back(run, 2)
+
+    def test_rows_that_are_lost(self, run: Path) -> None:
+        (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[:10])
+        with pytest.raises(RunDirectoryError, match="has lost rows"):
+            roll_back(run, 2)
+        assert not (run / ASIDE).exists()
+
+    def test_what_is_no_run(self, tmp_path: Path) -> None:
+        with pytest.raises(RunDirectoryError, match="no run of kapelle"):
+            roll_back(tmp_path / "nothing", 2)
+        assert not (tmp_path / "nothing").exists()
+
+
+def test_the_newest_of_two_checkpoints_of_a_step_is_taken(run: Path) -> None:
+    state = checkpoint.load(run / "checkpoints" / "00000003")
+    again = checkpoint.save(run / "checkpoints", 3, state)
+    plan = roll_back(run, 3)
+    assert plan.to == again
+    (again / "state.json").write_bytes(b"{}")
+    plan = roll_back(run, 3)
+    assert plan.to.name == "00000003"
+    assert plan.checkpoints == (again,)

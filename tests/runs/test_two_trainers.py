@@ -1,0 +1,345 @@
+"""Two processes that both want one run directory: whatever happens to its files, only one of them writes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.killed_runs import STEPS, spawn, start, trainer
+from tests.support.writers import writer
+
+from kapelle.errors import CheckpointError, RunDirectoryError
+from kapelle.runs import checkpoint
+from kapelle.runs.lock import RunLock
+from kapelle.runs.reader import is_run, read_metrics, read_status
+from kapelle.runs.writer import RunDirectory
+from kapelle.training.stages import open_stages, read_stages
+
+ALL = ("row", "status", "episodes", "latest")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestALockThatIsRemoved:
+    def test_nobody_else_comes_in_and_the_trainer_goes_on(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        with writer(run) as first:
+            assert first.said() == "taken"
+            (run / "lock").unlink()
+            assert is_run(run)
+            with writer(run, "resume") as second:
+                assert "is in use by" in second.said()
+            assert first.told("row", 1) == "written"
+            assert json.loads((run / "lock").read_text())["pid"] == first.pid
+            with writer(run, "resume") as third:
+                assert f"is in use by process {first.pid} on " in third.said()
+
+    def test_a_file_put_in_its_place_is_taken_over(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        with writer(run) as first:
+            assert first.said() == "taken"
+            (run / "lock").unlink()
+            (run / "lock").write_text("of another time")
+            assert first.told("status", 1) == "written"
+            with writer(run, "resume", "no-folder-locks") as second:
+                assert f"is in use by process {first.pid} on " in second.said()
+
+    @pytest.mark.parametrize("what", ALL)
+    def test_one_that_another_process_has_locked_stops_the_trainer(self, tmp_path: Path, what: str) -> None:
+        run = tmp_path / "run"
+        with writer(run) as first:
+            assert first.said() == "taken"
+            (run / "lock").unlink()
+            with writer(run, "resume", "no-folder-locks") as second:  # who knows the file alone
+                assert second.said() == "taken"
+                before = contents(run)
+                said = first.told(what, 1)
+                assert said.startswith("stopped: ")
+                assert f"is in use by process {second.pid} on " in said
+                assert contents(run) == before
+                assert second.told(what, 1) == "written"
+
+    @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+    def test_what_is_no_plain_file_stops_the_trainer_and_refuses_the_next(
+        self, tmp_path: Path, kind: str
+    ) -> None:
+        run = tmp_path / "run"
+        with writer(run) as first:
+            assert first.said() == "taken"
+            (run / "lock").unlink()
+            if kind == "link":
+                (tmp_path / "elsewhere").touch()
+                (run / "lock").symlink_to(tmp_path / "elsewhere")
+            elif kind == "folder":
+                (run / "lock").mkdir()
+            else:
+                os.mkfifo(run / "lock")
+            rows = (run / "metrics.jsonl").read_bytes()
+            assert "stopped" in (said := first.told("row", 1))
+            assert "is no plain file" in said
+            assert (run / "metrics.jsonl").read_bytes() == rows
+        with writer(run, "resume") as second:
+            assert "is no plain file" in second.said()
+
+
+class TestADiskThatLocksNoFolders:
+    def test_the_file_alone_keeps_the_second_out(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        with writer(run, "no-folder-locks") as first:
+            assert first.said() == "taken"
+            assert first.told("row", 1) == "written"
+            with writer(run, "resume", "no-folder-locks") as second:
+                assert f"is in use by process {first.pid} on " in second.said()
+
+    @pytest.mark.parametrize("what", ALL)
+    def test_a_trainer_whose_lock_is_gone_stops_before_it_writes(self, tmp_path: Path, what: str) -> None:
+        run = tmp_path / "run"
+        with writer(run, "no-folder-locks") as first:
+            assert first.said() == "taken"
+            (run / "lock").unlink()
+            with writer(run, "resume", "no-folder-locks") as second:
+                assert second.said() == "taken"
+                before = contents(run)
+                assert "another trainer may have this run now" in first.told(what, 1)
+                assert contents(run) == before
+
+    def test_it_does_not_even_make_the_file_anew(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        with writer(run, "no-folder-locks") as first:
+            assert first.said() == "taken"
+            (run / "lock").unlink()
+            assert "another trainer may have this run now" in first.told("row", 1)
+            assert not (run / "lock").exists()
+
+
+class TestADirectoryThatGoesAway:
+    def test_one_that_was_moved_is_written_no_more(self, tmp_path: Path) -> None:
+        run, moved = tmp_path / "run", tmp_path / "moved"
+        with writer(run) as first:
+            assert first.said() == "taken"
+            run.rename(moved)
+            before = contents(moved)
+            for what in ALL:
+                assert "was moved, deleted or replaced" in first.told(what, 1)
+            assert not run.exists()
+            assert contents(moved) == before
+            with writer(moved, "resume") as second:
+                assert f"is in use by process {first.pid}" in second.said()
+        with writer(moved, "resume") as third:
+            assert third.said() == "taken"
+
+    def test_a_copy_in_its_place_belongs_to_who_took_the_copy(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        with writer(run) as first:
+            assert first.said() == "taken"
+            run.rename(tmp_path / "moved")
+            shutil.copytree(tmp_path / "moved", run)
+            with writer(run, "resume") as second:
+                assert second.said() == "taken"
+                before = contents(run)
+                assert "was moved, deleted or replaced" in first.told("row", 1)
+                assert contents(run) == before
+                assert second.told("row", 1) == "written"
+
+    def test_one_that_was_deleted_is_not_made_again(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        with writer(run) as first:
+            assert first.said() == "taken"
+            shutil.rmtree(run)
+            for what in ALL:
+                assert "was moved, deleted or replaced" in first.told(what, 1)
+        assert not run.exists()
+
+    def test_one_behind_a_link_can_be_trained_in(self, tmp_path: Path) -> None:
+        (tmp_path / "disk").mkdir()
+        run = tmp_path / "run"
+        run.symlink_to(tmp_path / "disk")
+        with writer(run) as first:
+            assert first.said() == "taken"
+            assert first.told("row", 1) == "written"
+            with writer(tmp_path / "disk", "resume") as second:
+                assert "is in use by" in second.said()
+
+
+def test_a_copy_by_hard_links_is_a_run_of_its_own(tmp_path: Path) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    with writer(run) as first:
+        assert first.said() == "taken"
+        assert first.told("row", 1) == "written"
+        shutil.copytree(run, copy, copy_function=os.link)
+        with writer(copy, "resume") as second:
+            assert second.said() == "taken"
+            assert second.told("row", 7) == "written"
+            assert first.told("row", 2) == "written"
+            assert [row["step"] for row in read_metrics(run)] == [1, 2]
+            assert [row["step"] for row in read_metrics(copy)] == [7]
+
+
+@pytest.mark.parametrize("how", ["fork", "fork exec"])
+def test_a_child_that_outlives_the_trainer_keeps_nothing(tmp_path: Path, how: str) -> None:
+    run = tmp_path / "run"
+    with writer(run, *how.split()) as first:
+        child = int(first.said())
+        try:
+            assert first.said() == "taken"
+            first.process.send_signal(signal.SIGKILL)
+            first.process.wait()
+            os.kill(child, 0)  # it lives
+            with writer(run, "resume") as second:
+                assert second.said() == "taken"
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_process_with_the_number_of_the_dead_trainer_is_not_the_trainer(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with writer(run) as first:
+        assert first.said() == "taken"
+        assert read_status(run).state == "running"
+    assert read_status(run).state == "interrupted"
+    # As if the number had been given again, to this process.
+    for name in ("status.json", "lock"):
+        values = json.loads((run / name).read_bytes())
+        (run / name).write_text(json.dumps({**values, "pid": os.getpid()}))
+    assert read_status(run).state == "interrupted"
+
+
+def test_a_checkpoint_appears_only_while_the_run_is_held(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", config="a: 1\n", provenance={}, resume=False)
+
+    def replaced(folder: Path) -> None:
+        (tmp_path / "run").rename(tmp_path / "moved")
+        shutil.copytree(tmp_path / "moved", tmp_path / "run")
+
+    def taken_away(folder: Path) -> None:
+        (tmp_path / "run").rename(tmp_path / "moved")
+
+    with pytest.raises(RunDirectoryError, match="was moved, deleted or replaced"):
+        checkpoint.save(run.checkpoints, 1, {"a": {"b": 1}}, replaced, run.recheck)
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "moved").rename(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="was moved, deleted or replaced"):
+        checkpoint.save(run.checkpoints, 1, {"a": {"b": 1}}, taken_away, run.recheck)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RunDirectoryError, match="was moved, deleted or replaced"):
+        checkpoint.save(run.checkpoints, 1, {"a": {"b": 1}}, None, run.recheck)
+    assert not (tmp_path / "run").exists()
+    assert not list((tmp_path / "moved" / "checkpoints").glob("0*"))
+    with pytest.raises(RunDirectoryError, match="was moved, deleted or replaced"):
+        run.prune(1, tmp_path)
+    run.close()
+    with pytest.raises(RunDirectoryError, match="no longer held"):
+        run.report("training", 1)
+
+
+def test_a_lock_that_is_forgotten_is_given_back(tmp_path: Path) -> None:
+    RunLock(tmp_path / "lock")
+    RunLock(tmp_path / "lock").release()
+
+
+def test_stages_are_trained_by_one_process(tmp_path: Path) -> None:
+    stages = read_stages("mrlm_hybrid")
+    lock = open_stages(tmp_path / "run", stages, resume=False)
+    with pytest.raises(RunDirectoryError, match=rf"run is in use by process {os.getpid()}"):
+        open_stages(tmp_path / "run", stages, resume=True)
+    lock.release()
+    open_stages(tmp_path / "run", stages, resume=True).release()
+
+
+def _train_slowly(run: str, resume: bool, pipe: Connection) -> None:
+    """Train, and wait after every step until the other end says go."""
+    import random
+
+    import numpy as np
+    import torch
+
+    from kapelle.training.observer import Silent
+
+    random.seed(int(resume))  # as tests.support.killed_runs.start seeds its processes
+    np.random.seed(int(resume))
+    torch.manual_seed(int(resume))
+
+    class Waiting(Silent):
+        def step(self, step: Any, steps: int) -> None:
+            pipe.send(step.number)
+            pipe.recv()
+
+    try:
+        with trainer("grpo", Path(run), resume=resume, listener=Waiting()) as made:
+            made.train()
+        pipe.send("done")
+    except (RunDirectoryError, CheckpointError) as error:
+        pipe.send(str(error))
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., tuple[Any, Connection]]]:
+    started = []
+
+    def begin(run: Path, *, resume: bool = False) -> tuple[Any, Connection]:
+        ours, theirs = multiprocessing.Pipe()
+        process = spawn(_train_slowly, str(run), resume, theirs)
+        theirs.close()
+        started.append(process)
+        return process, ours
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.join()
+
+
+class TestTrainers:
+    def test_one_whose_lock_is_removed_ends_with_the_bits_of_one_left_alone(
+        self, tmp_path: Path, begin: Callable[..., tuple[Any, Connection]]
+    ) -> None:
+        assert start("grpo", tmp_path / "alone") == 0
+        run = tmp_path / "run"
+        _, first = begin(run)
+        for step in range(1, STEPS + 1):
+            assert first.recv() == step
+            (run / "lock").unlink()
+            if step in (1, STEPS):
+                assert start("grpo", run, resume=True) not in (0, None)  # refused
+            first.send("go")
+        assert first.recv() == "done"
+        assert _weights(run) == _weights(tmp_path / "alone")
+        assert [row["step"] for row in read_metrics(run)] == list(range(1, STEPS + 1))
+
+    def test_one_whose_run_was_replaced_while_it_was_paused_leaves_it_to_the_other(
+        self, tmp_path: Path, begin: Callable[..., tuple[Any, Connection]]
+    ) -> None:
+        assert start("grpo", tmp_path / "alone") == 0
+        run = tmp_path / "run"
+        process, first = begin(run)
+        assert first.recv() == 1
+        first.send("go")
+        assert first.recv() == 2
+        os.kill(process.pid, signal.SIGSTOP)
+        run.rename(tmp_path / "moved")
+        shutil.copytree(tmp_path / "moved", run)
+        _, second = begin(run, resume=True)
+        os.kill(process.pid, signal.SIGCONT)
+        first.send("go")
+        assert "was moved, deleted or replaced" in first.recv()
+        for step in range(1, STEPS + 1):
+            assert second.recv() == step
+            second.send("go")
+        assert second.recv() == "done"
+        assert _weights(run) == _weights(tmp_path / "alone")
+        assert [row["step"] for row in read_metrics(run)] == list(range(1, STEPS + 1))
+
+
+def _weights(run: Path) -> bytes:
+    return (run / "checkpoints" / f"{STEPS:08d}" / "train.safetensors").read_bytes()

@@ -1,0 +1,334 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kapelle.errors import NumericsError, RunDirectoryError
+from kapelle.runs import checkpoint
+from kapelle.runs.writer import (
+    RunDirectory,
+    default_path,
+    episode_steps,
+    read_config,
+    read_episodes,
+    read_evaluations,
+    read_groups,
+    read_latest,
+    read_metrics,
+    read_provenance,
+    read_status,
+    saved_steps,
+)
+from kapelle.types import Episode, Group, Task
+
+CONFIG = "algorithm:\n  lr: 0.001\nsteps: 50\n"
+
+
+def open_run(path: Path, *, resume: bool = False, config: str = CONFIG) -> RunDirectory:
+    return RunDirectory.create(path, config=config, provenance={"steps": "default"}, resume=resume)
+
+
+def group(name: str, *seeds: int) -> Group:
+    task = Task(name, "12+30")
+    return Group(task, tuple(Episode(task, seed, ("actor",)) for seed in seeds))
+
+
+def files(run: Path) -> dict[str, bytes]:
+    """The content of every file but those that say who runs and when."""
+    live = {"lock", "status.json"}
+    return {
+        path.relative_to(run).as_posix(): path.read_bytes()
+        for path in sorted(run.rglob("*"))
+        if path.is_file() and path.name not in live
+    }
+
+
+# ------------------------------------------------------------------------------------------- a new run
+
+
+def test_a_new_run_has_every_file_of_the_documentation(tmp_path: Path) -> None:
+    with open_run(tmp_path / "runs" / "a") as run:
+        assert read_config(run.path) == CONFIG
+        assert read_provenance(run.path) == {"steps": "default"}
+        assert read_metrics(run.path) == []
+        assert read_evaluations(run.path) == []
+        assert read_latest(run.path) is None
+        assert not run.resumed
+        status = read_status(run.path)
+        assert (status.state, status.step, status.pid) == ("running", 0, os.getpid())
+        assert {path.name for path in run.path.iterdir()} == {
+            "config.yaml",
+            "provenance.json",
+            "status.json",
+            "metrics.jsonl",
+            "evaluations.jsonl",
+            "episodes",
+            "checkpoints",
+            "lock",
+        }
+
+
+def test_rows_are_read_back_exactly(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        run.record_metrics(1, {"loss/actor": 0.1 + 0.2, "samples": 256})
+        run.record_metrics(2, {"loss/actor": -1e-300})
+        run.record_evaluation(0, {"accuracy": 0.54, "interval": [0.49, 0.58], "split": "test"})
+        run.record_episodes(1, [group("a", 1, 2), group("b", 3)])
+        run.record_episodes(2, [group("a", 4)])
+        run.record_episodes(0, [group("t", 5)], "test")
+    assert read_metrics(run.path) == [
+        {"step": 1, "loss/actor": 0.30000000000000004, "samples": 256},
+        {"step": 2, "loss/actor": -1e-300},
+    ]
+    assert read_evaluations(run.path) == [
+        {"step": 0, "accuracy": 0.54, "interval": [0.49, 0.58], "split": "test"}
+    ]
+    assert episode_steps(run.path) == [1, 2]
+    assert read_groups(run.path, 1) == [group("a", 1, 2), group("b", 3)]
+    assert [episode.seed for episode in read_episodes(run.path)] == [1, 2, 3, 4]
+    assert [episode.seed for episode in read_episodes(run.path, step=2)] == [4]
+    assert [episode.seed for episode in read_episodes(run.path, split="test")] == [5]
+
+
+def test_latest_is_a_text_file_with_a_relative_path(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        folder = run.checkpoints / "00000012"
+        folder.mkdir()
+        run.point_latest(folder)
+        assert (run.path / "latest").read_text() == "checkpoints/00000012\n"
+
+
+def test_the_newest_whole_checkpoint_counts_whatever_latest_says(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        first, second = (checkpoint.save(run.checkpoints, step, {"loop": {}}) for step in (1, 2))
+        run.point_latest(first)
+    moved = run.path.rename(tmp_path / "moved")
+    assert read_latest(moved) == moved / "checkpoints" / second.name
+    assert saved_steps(moved) == 2
+    (moved / "latest").unlink()
+    (moved / "checkpoints" / "00000002" / "state.json").unlink()
+    assert read_latest(moved) == moved / "checkpoints" / first.name
+    assert saved_steps(moved) == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_refused_by_name(tmp_path: Path, value: float) -> None:
+    with open_run(tmp_path / "run") as run:
+        with pytest.raises(NumericsError, match="'loss/actor' of step 3"):
+            run.record_metrics(3, {"kl": 0.0, "loss/actor": value})
+        with pytest.raises(NumericsError, match="step 3"):
+            run.record_evaluation(3, {"accuracy": [value]})
+    assert read_metrics(run.path) == []
+    assert read_evaluations(run.path) == []
+
+
+def test_the_default_name_holds_recipe_and_time_and_is_never_taken(tmp_path: Path) -> None:
+    at = datetime(2031, 2, 3, 4, 5, 6, tzinfo=UTC)
+    assert default_path("gsm8k", at) == Path("runs/gsm8k-20310203-040506")
+    first = default_path("my recipes/the best.yaml", at, tmp_path)
+    assert first == tmp_path / "the-best-20310203-040506"
+    first.mkdir()
+    assert default_path("the best", at, tmp_path) == tmp_path / "the-best-20310203-040506-2"
+
+
+# --------------------------------------------------------------------------------------------- refusals
+
+
+def test_an_existing_run_needs_resume(tmp_path: Path) -> None:
+    open_run(tmp_path / "run").close()
+    with pytest.raises(RunDirectoryError, match=r"already holds a run\. Continue it with --resume"):
+        open_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_foreign_folder_is_refused_and_left_alone(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunDirectoryError, match=r"holds 'thesis\.tex'"):
+        open_run(tmp_path, resume=resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("make", [False, True])
+def test_there_must_be_something_to_resume(tmp_path: Path, make: bool) -> None:
+    if make:
+        (tmp_path / "run").mkdir()
+    with pytest.raises(RunDirectoryError, match=r"no run at .* to resume"):
+        open_run(tmp_path / "run", resume=True)
+
+
+def test_another_config_is_refused_and_says_what_differs(tmp_path: Path) -> None:
+    open_run(tmp_path / "run").close()
+    before = files(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=r"no longer 'lr: 0\.001' and 1 more"):
+        open_run(tmp_path / "run", resume=True, config=CONFIG.replace("0.001", "0.5"))
+    assert files(tmp_path / "run") == before
+
+
+def test_a_change_that_the_caller_allows_is_taken_over(tmp_path: Path) -> None:
+    open_run(tmp_path / "run").close()
+    longer = CONFIG.replace("50", "100")
+
+    def only_steps(_old: str, _new: str) -> Sequence[str]:
+        return []
+
+    RunDirectory.create(
+        tmp_path / "run", config=longer, provenance={}, resume=True, differences=only_steps
+    ).close()
+    assert read_config(tmp_path / "run") == longer
+
+
+def test_a_second_trainer_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        for resume in (False, True):
+            with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()}"):
+                open_run(tmp_path / "run", resume=resume)
+        run.record_metrics(1, {"loss": 0.0})
+    assert len(read_metrics(run.path)) == 1
+
+
+def test_a_refused_directory_is_not_kept_locked(tmp_path: Path) -> None:
+    open_run(tmp_path / "run").close()
+    with pytest.raises(RunDirectoryError, match="--resume"):
+        open_run(tmp_path / "run")
+    open_run(tmp_path / "run", resume=True).close()
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunDirectoryError, match="a file stands where a folder should be"):
+        open_run(tmp_path / "run")
+
+
+# ----------------------------------------------------------------------------------------------- resume
+
+
+def test_a_resumed_run_loses_no_row_and_repeats_none(tmp_path: Path) -> None:
+    def step(run: RunDirectory, number: int) -> None:
+        run.record_episodes(number, [group("a", number)])
+        run.record_metrics(number, {"loss": 1 / number})
+        run.record_evaluation(number, {"accuracy": number / 10})
+        run.record_episodes(number, [group("t", number)], "test")
+
+    with open_run(tmp_path / "whole") as whole:
+        for number in range(1, 6):
+            step(whole, number)
+
+    with open_run(tmp_path / "killed") as run:
+        for number in range(1, 4):
+            step(run, number)
+        saved = json.loads(json.dumps(run.positions()))
+        step(run, 4)
+        run.record_episodes(5, [group("a", 5)])
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 5, "lo')
+    with open_run(run.path, resume=True) as run:
+        assert run.resumed
+        run.rewind(saved)
+        assert [row["step"] for row in read_metrics(run.path)] == [1, 2, 3]
+        assert run.positions() == saved
+        step(run, 4)
+        step(run, 5)
+    assert files(run.path) == files(whole.path)
+
+
+Write = Callable[[RunDirectory], None]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda run: run.record_metrics(1, {"loss": 0.5}),
+        lambda run: run.record_evaluation(0, {"accuracy": 0.5}),
+        lambda run: run.record_episodes(1, [group("a", 1)]),
+        lambda run: run.record_episodes(0, [group("t", 1)], "test"),
+    ],
+)
+def test_nothing_is_deleted_that_no_checkpoint_replaces(tmp_path: Path, write: Write) -> None:
+    with open_run(tmp_path / "run") as run:
+        write(run)
+    before = files(run.path)
+    with (
+        open_run(run.path, resume=True) as run,
+        pytest.raises(RunDirectoryError, match=r"no checkpoint.*config\.yaml --run-dir OTHER"),
+    ):
+        run.start_anew()
+    assert files(run.path) == before
+
+
+def test_a_run_without_a_whole_row_begins_anew(tmp_path: Path) -> None:
+    open_run(tmp_path / "run").close()
+    (tmp_path / "run" / "evaluations.jsonl").write_bytes(b'{"step": 0, "accu')
+    with open_run(tmp_path / "run", resume=True) as run:
+        run.start_anew()
+        run.record_evaluation(0, {"accuracy": 0.5})
+    assert read_evaluations(run.path) == [{"step": 0, "accuracy": 0.5}]
+
+
+def test_a_resumed_run_must_rewind_first(tmp_path: Path) -> None:
+    open_run(tmp_path / "run").close()
+    with open_run(tmp_path / "run", resume=True) as run, pytest.raises(AssertionError, match="rewinds"):
+        run.record_metrics(1, {"loss": 0.5})
+
+
+def test_rows_that_the_checkpoint_counts_and_the_file_lacks_are_missed(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        run.record_metrics(1, {"loss": 0.5})
+        saved = run.positions()
+    content = (run.path / "metrics.jsonl").read_bytes()
+    for broken in (b"", content[:-1], content[:-1] + b" "):
+        (run.path / "metrics.jsonl").write_bytes(broken)
+        with open_run(run.path, resume=True) as run, pytest.raises(RunDirectoryError, match="has lost rows"):
+            run.rewind(saved)
+
+
+def test_a_run_that_died_while_it_was_made_can_be_made_again(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        pass
+    (run.path / "config.yaml").unlink()
+    (run.path / ".config.yaml.partial").write_text("half")
+    for resume in (False, True):
+        with open_run(run.path, resume=resume) as run:
+            assert not run.resumed
+        (run.path / "config.yaml").unlink()
+
+
+# ----------------------------------------------------------------------------------------------- status
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(ValueError, "failed"), (KeyboardInterrupt, "interrupted"), (None, "interrupted")]
+)
+def test_how_the_block_is_left_is_how_the_run_ended(
+    tmp_path: Path, error: type[BaseException] | None, state: str
+) -> None:
+    def leave() -> None:
+        with open_run(tmp_path / "run") as run:
+            run.report("rollout", 7)
+            if error is not None:
+                raise error
+
+    if error is None:
+        leave()
+    else:
+        with pytest.raises(error):
+            leave()
+    status = read_status(tmp_path / "run")
+    assert (status.state, status.phase, status.step) == (state, "rollout", 7)
+
+
+def test_a_finished_run_stays_finished(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        run.report("done", 50, "finished")
+    assert read_status(tmp_path / "run").state == "finished"
+
+
+def test_reading_a_run_needs_the_standard_library_alone() -> None:
+    code = "import sys, kapelle.runs.writer; print({'torch', 'numpy', 'pydantic', 'yaml'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

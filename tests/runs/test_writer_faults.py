@@ -1,0 +1,168 @@
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kapelle.errors import NumericsError, RunDirectoryError
+from kapelle.runs.writer import RunDirectory, read_metrics, read_status
+from kapelle.types import Episode, Group, Task
+
+CONFIG = "algorithm:\n  lr: 0.001\nsteps: 50\n"
+
+
+def open_run(path: Path, *, resume: bool = False, config: str = CONFIG) -> RunDirectory:
+    return RunDirectory.create(path, config=config, provenance={"steps": "default"}, resume=resume)
+
+
+def group(name: str, *seeds: int) -> Group:
+    task = Task(name, "12+30")
+    return Group(task, tuple(Episode(task, seed, ("actor",)) for seed in seeds))
+
+
+def files(run: Path) -> dict[str, bytes]:
+    """The content of every file but those that say who runs and when."""
+    live = {"lock", "status.json"}
+    return {
+        path.relative_to(run).as_posix(): path.read_bytes()
+        for path in sorted(run.rglob("*"))
+        if path.is_file() and path.name not in live
+    }
+
+
+Act = Callable[[RunDirectory], Any]
+ACTS: dict[str, Act] = {
+    "metrics": lambda run: run.record_metrics(2, {"loss": 0.25}),
+    "evaluation": lambda run: run.record_evaluation(2, {"accuracy": 0.5}),
+    "episodes": lambda run: run.record_episodes(2, [group("a", 2)]),
+    "status": lambda run: run.report("update", 2),
+    "latest": lambda run: run.point_latest(run.checkpoints / "00000002"),
+    "positions": lambda run: run.positions(),
+}
+CALLS = {
+    "metrics": ["open", "write"],
+    "evaluation": ["open", "write"],
+    "episodes": ["open", "write", "replace"],
+    "status": ["open", "write", "replace"],
+    "latest": ["open", "write", "fsync", "replace"],
+    "positions": ["open", "fsync"],
+}
+NUMBERS = {errno.ENOSPC: "disk is full", errno.EROFS: "read-only", errno.EIO: "fault"}
+
+
+@pytest.mark.parametrize(("act", "call"), [(act, call) for act, calls in CALLS.items() for call in calls])
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_disk_that_refuses_is_explained_and_nothing_recorded_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, call: str, number: int
+) -> None:
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with open_run(tmp_path / "run") as run:
+        run.record_metrics(1, {"loss": 0.5})
+        run.record_evaluation(1, {"accuracy": 0.25})
+        run.record_episodes(1, [group("a", 1)])
+        before = files(run.path)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refuse)
+            with pytest.raises(RunDirectoryError, match=NUMBERS[number]):
+                ACTS[act](run)
+        after = files(run.path)
+        assert {name: after.get(name) for name in before} == before
+        # The same act succeeds as soon as the disk does.
+        ACTS[act](run)
+
+
+def test_half_a_row_that_the_full_disk_took_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_run(tmp_path / "run") as run:
+        run.record_metrics(1, {"loss": 0.5})
+        real = os.write
+        calls = iter([lambda descriptor, data: real(descriptor, bytes(data[:9]))])
+
+        def short(descriptor: int, data: bytes) -> int:
+            for write in calls:
+                return write(descriptor, data)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", short)
+            with pytest.raises(RunDirectoryError, match="disk is full"):
+                run.record_metrics(2, {"loss": 0.25})
+        run.record_metrics(2, {"loss": 0.25})
+    assert read_metrics(run.path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_device_that_is_really_full_is_explained(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        (run.path / "metrics.jsonl").unlink()
+        (run.path / "metrics.jsonl").symlink_to("/dev/full")
+        with pytest.raises(RunDirectoryError, match="the disk is full"):
+            run.record_metrics(1, {"loss": 0.5})
+
+
+def test_a_full_disk_in_the_making_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if b"lr: 0.001" in bytes(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(RunDirectoryError, match="the disk is full"):
+            open_run(tmp_path / "run")
+    open_run(tmp_path / "run").close()
+
+
+def test_the_error_that_ended_the_run_is_not_hidden_by_the_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def leave() -> None:
+        with open_run(tmp_path / "run"):
+            monkeypatch.setattr(os, "write", full)
+            raise NumericsError("the loss is nan")
+
+    with pytest.raises(NumericsError):
+        leave()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from kapelle.runs.writer import RunDirectory
+run = RunDirectory.create(Path(sys.argv[1]), config="a: 1\\n", provenance={}, resume=False)
+for step in range(10**9):
+    run.record_metrics(step, {f"loss/{n}": step / 7 for n in range(40)})
+    print(step, flush=True)
+"""
+
+
+def test_every_row_that_was_recorded_survives_a_kill(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) == 200:
+            process.kill()
+            break
+    seen = [200, *map(int, process.stdout.read().split())]
+    process.stdout.close()
+    process.wait()
+    assert [row["step"] for row in read_metrics(tmp_path / "run")][: seen[-1] + 1] == list(
+        range(seen[-1] + 1)
+    )
+    assert read_status(tmp_path / "run").state == "interrupted"
+    with open_run(tmp_path / "run", resume=True, config="a: 1\n") as run:
+        run.rewind({})

@@ -1,0 +1,240 @@
+"""Who is waited for, for how long, and in which order those join who came while rows waited."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+import weakref
+from collections.abc import Sequence
+
+import pytest
+from tests.support.tiny import LORA, TASK, lora_policies, tiny_model
+
+from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.runtime.attendance import Part, over
+from kapelle.runtime.event_loop import run_async
+from kapelle.types import Sampling
+
+AGES = 3600.0
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The seeds of the requests that joined together, in their order."""
+    seeds: list[list[int]] = []
+    plain = Decoder.join
+
+    def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
+        seeds.append([job.seed for job in jobs])
+        return plain(decoder, jobs)
+
+    monkeypatch.setattr(Decoder, "join", watched)
+    return seeds
+
+
+def engine(patience: float = AGES, rows: int = 64) -> LocalEngine:
+    model = tiny_model()
+    model.bank.add("a", LORA, 0)
+    return LocalEngine({"base": model}, lora_policies("a"), rows, patience=patience)
+
+
+def ask(sampler: LocalEngine, seed: int, tokens: int = 3) -> asyncio.Task[Completion]:
+    return asyncio.ensure_future(
+        sampler.generate(Request("a", "a", (), (7, 8, 9), Sampling(max_tokens=tokens), seed, TASK))
+    )
+
+
+async def settled(turns: int = 100) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+class TestWhoIsWaitedFor:
+    async def test_rows_wait_for_an_episode_whose_world_waits(self, joined: list[list[int]]) -> None:
+        sampler, back = engine(), asyncio.Event()
+
+        async def quick() -> None:
+            with Part():
+                await ask(sampler, 1)
+
+        async def slow() -> None:
+            with Part():
+                with Part():
+                    await back.wait()
+                await ask(sampler, 2)
+
+        both = asyncio.gather(quick(), slow())
+        await settled()
+        assert joined == []
+        back.set()
+        await both
+        assert joined == [[1, 2]]
+
+    @pytest.mark.parametrize("end", ["returns", "raises", "is cancelled"])
+    async def test_an_episode_that_ends_is_not_waited_for(self, end: str, joined: list[list[int]]) -> None:
+        sampler, back = engine(), asyncio.Event()
+
+        async def quick() -> None:
+            with Part():
+                await ask(sampler, 1)
+
+        async def ending() -> None:
+            with Part(), Part():
+                await back.wait()
+                if end == "raises":
+                    raise ValueError
+
+        one, other = asyncio.ensure_future(quick()), asyncio.ensure_future(ending())
+        await settled()
+        assert joined == []
+        if end == "is cancelled":
+            other.cancel()
+        back.set()
+        await one
+        await asyncio.gather(other, return_exceptions=True)
+        assert joined == [[1]]
+
+    async def test_a_question_within_a_step_is_an_answer_that_the_step_waits_for(self) -> None:
+        sampler = engine()
+        with Part(), Part():
+            assert (await ask(sampler, 1)).ids
+
+    async def test_what_an_episode_leaves_running_is_not_waited_for(self, joined: list[list[int]]) -> None:
+        sampler, hanging = engine(), asyncio.Event()
+
+        async def step() -> None:
+            with Part():
+                await hanging.wait()
+
+        with Part():
+            given_up = asyncio.ensure_future(step())
+            await settled()
+        with Part():
+            await ask(sampler, 1)
+        assert joined == [[1]]
+        hanging.set()
+        await given_up
+
+    async def test_what_an_episode_tidies_up_is_not_waited_for(self, joined: list[list[int]]) -> None:
+        sampler, tidy = engine(), asyncio.Event()
+
+        async def ending(part: Part) -> None:
+            with part:
+                over()
+                await tidy.wait()
+
+        first = asyncio.ensure_future(ending(Part(0)))
+        with Part(1):
+            await ask(sampler, 1)
+        assert joined == [[1]]
+        second = asyncio.ensure_future(ending(Part(2, followed=True)))
+        with Part(3):
+            asked = ask(sampler, 2)
+            await settled()
+            assert joined == [[1]], "another episode begins when this one has ended"
+            tidy.set()
+            await asked
+        await asyncio.gather(first, second)
+
+
+class TestPatience:
+    async def test_it_ends_with_a_warning_and_begins_anew_with_the_next_request(
+        self, joined: list[list[int]]
+    ) -> None:
+        sampler, back, again = engine(patience=0.05), asyncio.Event(), asyncio.Event()
+
+        async def quick() -> None:
+            with Part():
+                for seed in (1, 2, 3):
+                    await ask(sampler, seed)
+
+        async def hanging() -> None:
+            with Part():
+                await back.wait()
+                await ask(sampler, 9)
+                await again.wait()
+
+        late = asyncio.ensure_future(hanging())
+        with pytest.warns(UserWarning, match="goes on without 1 of its episodes"):
+            await quick()
+        assert joined == [[1], [2], [3]], "who was given up is not waited for twice"
+        back.set()
+        await settled()
+        sampler._patience = AGES
+        with Part():
+            asked = ask(sampler, 4)
+            await settled()
+            assert joined[-1] == [9], "who asked is waited for again"
+            again.set()
+            await asked
+        await late
+
+    async def test_none_waits_for_nobody(self, joined: list[list[int]]) -> None:
+        sampler, back = engine(patience=0), asyncio.Event()
+
+        async def slow() -> None:
+            with Part():
+                await back.wait()
+
+        late = asyncio.ensure_future(slow())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with Part():
+                await ask(sampler, 1)
+        assert joined == [[1]]
+        back.set()
+        await late
+
+
+class TestOrder:
+    @pytest.mark.parametrize("arrival", [(0, 1, 2, 3), (3, 1, 0, 2)])
+    async def test_who_joins_together_joins_by_place(
+        self, arrival: Sequence[int], joined: list[list[int]]
+    ) -> None:
+        sampler, gates = engine(rows=2), [asyncio.Event() for _ in arrival]
+
+        async def episode(place: int) -> None:
+            with Part(place):
+                await gates[place].wait()
+                await ask(sampler, place)
+
+        all_of_them = asyncio.gather(*(episode(place) for place in range(4)))
+        for place in arrival:
+            await settled()
+            gates[place].set()
+        await all_of_them
+        assert joined == [[0, 1], [2, 3]]
+
+    async def test_who_was_answered_before_joins_before(self) -> None:
+        first, second, within = Part(0), Part(1), None
+        assert first.order < second.order
+        for part in (second, first):
+            part.ask()
+            part.hear()
+        assert second.order < first.order
+        with second:
+            within = Part()
+        assert second.order < within.order < first.order, "a step asks where its episode does"
+
+
+def test_an_event_loop_that_is_gone_leaves_nothing_behind() -> None:
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+    sampler = engine()
+
+    async def episode(wait_s: float) -> None:
+        with Part():
+            await asyncio.sleep(wait_s)
+            await ask(sampler, 1)
+
+    async def rollout() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await asyncio.gather(episode(0.0), episode(0.02))
+
+    for _ in range(2):
+        run_async(rollout)
+    gc.collect()
+    assert loops[0]() is None

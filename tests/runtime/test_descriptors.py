@@ -1,0 +1,104 @@
+"""Few descriptors make episodes wait in line; they fail none."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from kapelle.runtime.descriptors import room_for
+from kapelle.sandbox.bubblewrap import Bubblewrap
+
+PLAY = """
+import asyncio, json, os, resource, sys
+soft, hard = map(int, sys.argv[1:3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+from dataclasses import replace
+from tests.rollout.test_play import NAMES, stage
+from kapelle.engines.rollout.endpoint import EndpointEngine
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.tools.python import Python
+from kapelle.environments.tool_questions import Tools
+from kapelle.rollout.play import rollout
+from kapelle.team import Endpoint
+from kapelle.types import Task
+
+CALL = '<tool_call>{"name": "python", "arguments": {"program": "x = 1"}}</tool_call>'
+
+
+def speak(request):
+    said = [m for m in request.messages if m.role == "assistant"]
+    return CALL if not said else "1"
+
+
+async def interpreters(count):
+    from kapelle.workflows.tool_use import ToolUse
+    environment = Tools(questions=Arithmetic(), tools=(Python(call_s=60.0),), max_turns=2)
+    play = replace(
+        stage(), environment=environment, workflow=ToolUse(),
+        engine=ScriptedEngine(dict.fromkeys(stage().team.policies, speak)),
+    )
+    tasks = [environment.task("train", k) for k in range(count)]
+    groups = await rollout(play, tasks, 1, 0)
+    return [e.error or (e.info["call_faults"] if any(e.info["call_faults"].values()) else None)
+            or (None if all(e.info["calls"].values()) else "no calls") for g in groups for e in g.episodes]
+
+
+async def endpoints(count):
+    body = json.dumps({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}).encode()
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\\r\\n\\r\\n")
+        await asyncio.sleep(0.05)
+        writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=2048)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    play = replace(stage(), engine=EndpointEngine({n: Endpoint(url, "theirs") for n in NAMES}, retries=0))
+    tasks = [Task(f"{k}", "?", {}) for k in range(count)]
+    groups = await rollout(play, tasks, 1, 0)
+    return [episode.error for group in groups for episode in group.episodes]
+
+
+errors = asyncio.run(globals()[sys.argv[3]](int(sys.argv[4])))
+print(json.dumps({"errors": [e for e in errors if e], "played": len(errors),
+                  "soft": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}))
+"""
+
+
+def played(soft: int, hard: int, what: str, count: int) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", PLAY, *map(str, (soft, hard)), what, str(count)],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(["", *filter(None, sys.path)])},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(("what", "count"), [("interpreters", 48), ("endpoints", 300)])
+def test_more_episodes_than_descriptors_wait_in_line(sandbox: Bubblewrap, what: str, count: int) -> None:
+    found = played(128, 128, what, count)
+    assert (found["errors"], found["played"]) == ([], count)
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one(sandbox: Bubblewrap) -> None:
+    assert played(128, 1024, "endpoints", 2)["soft"] == 1024
+
+
+def test_room_is_what_is_left_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    monkeypatch.setattr("kapelle.runtime.descriptors._in_use", lambda: 68)
+    assert room_for(0, 4096) == 4096
+    assert room_for(6, 4096) == (1024 - 68 - 256) // 6
+    assert room_for(6, 10) == 10
+    assert room_for(5000, 10) == 1

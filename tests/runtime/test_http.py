@@ -1,0 +1,155 @@
+"""Servers that answer without end, a byte at a time, or never: an episode fails, in bounded time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from tests.rollout.test_play import NAMES, stage
+from tests.support.tiny import TASK
+
+from kapelle.engines.rollout.endpoint import EndpointEngine
+from kapelle.errors import EpisodeError
+from kapelle.grading.judge import endpoint as judge_endpoint
+from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
+from kapelle.rollout.play import Play, rollout
+from kapelle.runtime import http as chat_requests
+from kapelle.runtime.http import MAX_BYTES
+from kapelle.team import Endpoint
+from kapelle.types import Message
+
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+OPEN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+RIGHT = json.dumps({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}).encode()
+MB = b"x" * (1 << 20)
+
+
+async def right(writer: asyncio.StreamWriter) -> None:
+    writer.write(OPEN + b"content-length: %d\r\n\r\n" % len(RIGHT) + RIGHT)
+
+
+async def trickles(writer: asyncio.StreamWriter) -> None:
+    writer.write(OPEN + b"content-length: 100000\r\n\r\n")
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def trickles_headers(writer: asyncio.StreamWriter) -> None:
+    writer.write(OPEN + b"x-long: ")
+    while True:
+        writer.write(b"a")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def never(writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+async def sends_200_megabytes(writer: asyncio.StreamWriter) -> None:
+    writer.write(OPEN + b"content-length: %d\r\n\r\n" % (200 << 20))
+    for _ in range(200):
+        writer.write(MB)
+        await writer.drain()
+
+
+async def never_ends(writer: asyncio.StreamWriter) -> None:
+    writer.write(OPEN + b"transfer-encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"100000\r\n" + MB + b"\r\n")
+        await writer.drain()
+
+
+async def is_packed(writer: asyncio.StreamWriter) -> None:
+    writer.write(OPEN + b"content-encoding: gzip\r\ncontent-length: 9\r\n\r\n123456789")
+
+
+BAD: dict[Answer, str] = {
+    trickles: "not complete after 0.5 seconds",
+    trickles_headers: "not complete after 0.5 seconds",
+    never: "not complete after 0.5 seconds|Timeout",
+    sends_200_megabytes: f"more than {MAX_BYTES:,} bytes",
+    never_ends: f"more than {MAX_BYTES:,} bytes",
+    is_packed: "is compressed .gzip.",
+}
+
+
+@asynccontextmanager
+async def served(*answers: Answer) -> AsyncIterator[tuple[str, list[int]]]:
+    """Yield the address of a server that answers in these ways in turn, and how many connections are and were open."""
+    open_now, asked = [0, 0], 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        answer = answers[asked % len(answers)]
+        asked += 1
+        open_now[0] += 1
+        open_now[1] = max(open_now)
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(writer)
+            await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            open_now[0] -= 1
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", open_now
+    finally:
+        server.close()
+
+
+def playing(url: str, timeout: float = 0.5) -> Play:
+    endpoints = {name: Endpoint(url, "theirs") for name in NAMES}
+    return replace(stage(), engine=EndpointEngine(endpoints, timeout=timeout, retries=0))
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
+async def test_its_episode_fails_soon_and_the_others_go_on(bad: Answer) -> None:
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    async with served(right, right, right, bad) as (url, _):
+        (group,) = await asyncio.wait_for(
+            rollout(playing(url), [TASK], samples=4, seed=0, max_concurrent=1), 20
+        )
+    failed = [episode.error for episode in group.episodes if episode.error]
+    assert 0 < len(failed) < 4
+    for error in failed:
+        assert error.startswith("EpisodeError: The endpoint of policy")
+        with pytest.raises(EpisodeError, match=BAD[bad]):
+            raise EpisodeError(error)
+    assert time.monotonic() - start < 10
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    assert grown < 150, f"{grown} MiB more at the peak"
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
+async def test_a_judge_too(bad: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_endpoint, "TIMEOUT", 0.5)
+    async with served(bad) as (url, _):
+        ask = ask_endpoint(JudgeEndpoint(endpoint=url, model="big"))
+        with pytest.raises(EpisodeError, match=f"gave no answer: .*({BAD[bad]})"):
+            await asyncio.wait_for(ask([Message("user", "?")]), 10)
+
+
+async def test_no_more_connections_are_open_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_requests, "MAX_CONNECTIONS", 3)
+
+    async def slowly(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.05)
+        await right(writer)
+
+    async with served(slowly) as (url, connections):
+        (group,) = await rollout(playing(url, timeout=2.0), [TASK], samples=12, seed=0)
+        assert all(episode.error is None for episode in group.episodes)
+        assert 1 < connections[1] <= 4  # one may be closing here while it is closed there

@@ -1,0 +1,78 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from kapelle.runtime.interrupts import catch_interrupts
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_becomes_a_flag_with_its_exit_code(number: signal.Signals, code: int) -> None:
+    heard: list[signal.Signals] = []
+    with catch_interrupts(heard.append) as interrupts:
+        assert interrupts.exit_code == 0
+        os.kill(os.getpid(), number)
+        assert interrupts.received == number
+    assert interrupts.exit_code == code
+    assert heard == [number]
+
+
+def test_a_second_ctrl_c_raises_and_the_handlers_return() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with catch_interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_schedulers_may_repeat_themselves() -> None:
+    with catch_interrupts() as interrupts:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.exit_code == 143
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.exit_code == 143
+
+
+def test_outside_the_main_thread_nothing_is_touched() -> None:
+    handlers = signal.getsignal(signal.SIGINT)
+    seen: list[object] = []
+
+    def work() -> None:
+        with catch_interrupts() as interrupts:
+            seen.extend([signal.getsignal(signal.SIGINT), interrupts.received])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [handlers, None]
+
+
+LOOP = """
+import sys
+from kapelle.runtime.interrupts import catch_interrupts
+with catch_interrupts() as interrupts:
+    print("step", flush=True)
+    while interrupts.received is None:
+        sys.stdin.read(1)
+    print("saved", flush=True)
+sys.exit(interrupts.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_process_finishes_its_step_and_exits_with_the_code(number: signal.Signals, code: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "step\n"
+    process.send_signal(number)
+    rest, _ = process.communicate("x", timeout=30)
+    assert (rest, process.returncode) == ("saved\n", code)

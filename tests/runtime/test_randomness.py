@@ -1,0 +1,86 @@
+"""The generators of a whole process go on where they were, whatever is imported meanwhile."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kapelle.runs.checkpoint import load, save
+from kapelle.runtime.randomness import capture_random, keep_imports_from_drawing, restore_random
+
+
+@pytest.fixture
+def finders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the finders of this process as they were; begin without the guard, which an earlier trainer has set."""
+    guarded = [finder for finder in sys.meta_path if type(finder).__name__ != "_Guard"]
+    monkeypatch.setattr(sys, "meta_path", guarded)
+
+
+def test_the_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
+    own = torch.Generator().manual_seed(5)
+
+    def draw() -> list[object]:
+        return [
+            random.random(),
+            random.gauss(0, 1),
+            np.random.normal(),
+            np.random.randint(2**32),
+            torch.rand(3).tolist(),
+            torch.rand(3, generator=own).tolist(),
+        ]
+
+    random.seed(1)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.gauss(0, 1)  # the second half of its pair is part of the state
+    np.random.normal()  # and of this one's
+    folder = save(tmp_path, 0, {"random": capture_random(), "own": own.get_state()})
+    ahead = draw()
+    random.seed(99)
+    np.random.seed(99)
+    torch.manual_seed(99)
+    state = load(folder)
+    restore_random(state["random"])
+    own.set_state(state["own"])
+    assert draw() == ahead
+
+
+def test_a_checkpoint_of_before_holds_nothing_of_numpy() -> None:
+    state = {key: value for key, value in capture_random().items() if key != "numpy"}
+    restore_random(state)
+
+
+def test_what_a_module_draws_while_it_is_imported_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finders: None
+) -> None:
+    draws = "import random, numpy, torch\nDRAWN = random.random(), numpy.random.random(), torch.rand(())\n"
+    (tmp_path / "drawing_inner.py").write_text(draws)
+    (tmp_path / "drawing_outer.py").write_text(f"import drawing_inner\n{draws}")
+    (tmp_path / "drawing_broken.py").write_text(f"{draws}raise ImportError('no such library')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = len(sys.meta_path)
+    keep_imports_from_drawing()
+    keep_imports_from_drawing()
+    assert len(sys.meta_path) == before + 1
+
+    def draw() -> list[float]:
+        return [random.random(), np.random.random(), torch.rand(()).item()]
+
+    start = capture_random()
+    ahead = draw()
+    restore_random(start)
+    outer = importlib.import_module("drawing_outer")
+    with pytest.raises(ImportError, match="no such library"):
+        importlib.import_module("drawing_broken")
+    assert draw() == ahead
+    assert outer.DRAWN[0] != outer.drawing_inner.DRAWN[0]  # inside, each draw is a new one
+    assert inspect.getsource(outer) == f"import drawing_inner\n{draws}"
+    importlib.reload(outer)
+    assert draw() != ahead

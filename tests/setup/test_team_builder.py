@@ -1,0 +1,174 @@
+"""The team map: which agent acts with which weights, and who judges it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kapelle.errors import ConfigError
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.recipe import resolve
+from kapelle.setup.team_builder import build_team
+from kapelle.team import Critic, Lora, Policy, Team
+
+
+def config(agents: Any, algorithm: Any = "grpo", **team: Any) -> RunConfig:
+    return resolve(
+        {
+            "environment": {"name": "arithmetic"},
+            "workflow": {"name": "chain"},
+            "algorithm": {"name": algorithm} if isinstance(algorithm, str) else algorithm,
+            "team": {"agents": agents, **team},
+        }
+    )
+
+
+def build(agents: Any, algorithm: Any = "grpo", **team: Any) -> Team:
+    settings = config(agents, algorithm, **team)
+    return build_team(settings, settings.algorithm.build())  # type: ignore[attr-defined]
+
+
+def seats(*names: str, **fields: Any) -> list[dict[str, Any]]:
+    """Agents by name; a keyword gives further fields of the agent of that name."""
+    return [{"name": name, **fields.get(name, {})} for name in names]
+
+
+class TestWeights:
+    def test_a_number_makes_agents_alike_with_an_adapter_each(self) -> None:
+        team = build(3)
+        assert team.names == ("agent_0", "agent_1", "agent_2")
+        assert team.trained == team.names
+        assert all(policy.lora == Lora() and policy.base == "base" for policy in team.policies.values())
+        assert team.bases == {"base": "embedded"}
+
+    def test_shared_is_one_whole_model(self) -> None:
+        team = build(3, sharing="shared")
+        assert team.policies == {"shared": Policy("shared")}
+        assert team.agents_of("shared") == team.names
+
+    def test_frozen_learns_nothing(self) -> None:
+        assert build(2, sharing="frozen").trained == ()
+
+    def test_every_agent_may_have_its_own_kind(self) -> None:
+        fields = {
+            "a": {"lora": {"rank": 3}},
+            "b": {"weights": "frozen"},
+            "c": {"weights": {"model": "some/model"}},
+            "d": {"weights": {"model": "other/model", "train": "lora"}},
+            "e": {"weights": {"model": "other/model", "train": "none"}},
+            "f": {"weights": {"adapter": "both"}},
+            "g": {"weights": {"adapter": "both"}},
+            "h": {"weights": {"endpoint": "http://localhost:1/v1", "model": "remote"}},
+        }
+        team = build(seats(*fields, **fields))
+        assert team.trained == ("a", "c", "d", "both")
+        assert team.policy("a").lora == Lora(rank=3)
+        assert team.policy_of["f"] == team.policy_of["g"] == "both"
+        assert team.bases[team.policy("c").base] == "some/model"
+        assert team.policy("d").base == team.policy("e").base
+        assert (team.policy("e").lora, team.policy("e").trained) == (None, False)
+        assert team.policy("h").endpoint is not None
+        assert not team.policy("h").trained
+
+    @pytest.mark.parametrize("name", ["base", "shared", "frozen", "critic", "own", "reference"])
+    def test_no_name_of_an_agent_means_anything_else(self, name: str) -> None:
+        team = build(seats("other", name, **{name: {"weights": {"model": "some/model"}}}))
+        assert team.bases["base"] == "embedded"
+        assert team.bases[team.policy("other").base] == "embedded"
+        assert team.bases[team.policy(name).base] == "some/model"
+        plain = build(seats("other", name), "mappo")
+        assert not {*plain.policies} & {*plain.critics}
+
+    def test_a_model_folder_called_like_the_base_is_another_one(self) -> None:
+        team = build(seats("a", "b", b={"weights": {"model": "base", "train": "none"}}))
+        assert team.bases["base"] == "embedded"
+        assert team.policy("b").base != "base"
+
+    def test_what_shares_an_adapter_has_one_size_of_it(self) -> None:
+        fields = {"a": {"weights": {"adapter": "x"}}, "b": {"weights": {"adapter": "x"}, "lora": {"rank": 2}}}
+        with pytest.raises(ConfigError, match="'b' would give policy 'x' other settings"):
+            build(seats("a", "b", **fields))
+
+    def test_an_adapter_on_a_base_that_another_trains_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="same base weights"):
+            build(seats("a", "b", b={"weights": "shared"}))
+
+    @pytest.mark.parametrize("name", ["a.b", "a/b", "1a", "", "a b"])
+    def test_names_that_could_not_be_written_are_refused(self, name: str) -> None:
+        with pytest.raises(ConfigError, match=r"team\.agents.*name"):
+            config([{"name": name}])
+        with pytest.raises(ConfigError, match="adapter"):
+            config([{"name": "a", "weights": {"adapter": name}}])
+
+    def test_two_agents_of_one_name_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="names 'a' twice"):
+            build(seats("a", "a"))
+
+
+class TestCritics:
+    def test_local_critics_are_each_agents_own(self) -> None:
+        team = build(seats("a", "b"), "ippo")
+        assert team.critic_of == {"a": "critic:a", "b": "critic:b"}
+        assert team.critics["critic:a"] == Critic("critic:a")
+
+    def test_a_central_critic_is_one_for_all(self) -> None:
+        team = build(seats("a", "b", "c"), "mappo")
+        assert len(team.critics) == 1
+        assert len(set(team.critic_of.values())) == 1
+
+    def test_either_can_be_the_other_way(self) -> None:
+        assert len(build(seats("a", "b"), "ippo", critic_sharing="shared").critics) == 1
+        assert len(build(seats("a", "b"), "mappo", critic_sharing="own").critics) == 2
+
+    @pytest.mark.parametrize("whose", ["a", 0])
+    def test_an_agent_shares_another_ones_by_name_or_seat_number(self, whose: str | int) -> None:
+        team = build(seats("a", "b", "c", c={"share_critic_with": whose}), "ippo")
+        assert team.critic_of == {"a": "critic:a", "b": "critic:b", "c": "critic:a"}
+        assert list(team.critics) == ["critic:a", "critic:b"]
+
+    def test_sharing_goes_on_along_a_chain(self) -> None:
+        fields = {"a": {"share_critic_with": 1}, "b": {"share_critic_with": "c"}}
+        team = build(seats("a", "b", "c", **fields), "ippo")
+        assert set(team.critic_of.values()) == {"critic:c"}
+
+    def test_under_one_critic_for_all_a_single_wish_changes_nothing(self) -> None:
+        team = build(seats("a", "b", "c", c={"share_critic_with": "b"}), "mappo")
+        assert len(team.critics) == 1
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"a": {"share_critic_with": "a"}}, "goes in a circle"),
+            ({"a": {"share_critic_with": 1}, "b": {"share_critic_with": 0}}, "goes in a circle"),
+            ({"c": {"share_critic_with": "a"}, "a": {"share_critic_with": "c"}}, "goes in a circle"),
+            ({"a": {"share_critic_with": 3}}, "seats go from 0 to 2"),
+            ({"a": {"share_critic_with": -1}}, "seats go from 0 to 2"),
+            ({"a": {"share_critic_with": "bb"}}, "names 'bb'.*Did you mean 'b'|Known: a, b, c"),
+        ],
+    )
+    @pytest.mark.parametrize("algorithm", ["ippo", "mappo"])
+    def test_sharing_that_ends_nowhere_is_refused(
+        self, fields: dict[str, Any], message: str, algorithm: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            build(seats("a", "b", "c", **fields), algorithm)
+
+    def test_critics_of_an_algorithm_without_any_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="`grpo` has no critics"):
+            build(seats("a", "b", b={"share_critic_with": 0}), "grpo")
+
+    def test_agents_that_do_not_learn_have_none(self) -> None:
+        team = build(seats("a", "b", b={"weights": "frozen"}), "ippo")
+        assert team.critic_of == {"a": "critic:a"}
+
+    def test_the_critic_of_a_whole_model_stands_on_a_copy(self) -> None:
+        team = build(2, "ippo", sharing="shared")
+        bases = {critic.base for critic in team.critics.values()}
+        assert bases == {"base@critic"}
+        assert team.bases == {"base": "embedded", "base@critic": "embedded"}
+
+    def test_an_agent_called_critic_has_one_too(self) -> None:
+        team = build(seats("solver", "critic"), "mappo")
+        assert set(team.policies) == {"solver", "critic"}
+        assert not set(team.critics) & set(team.policies)

@@ -1,0 +1,83 @@
+"""Combinations that mean nothing are refused before a model loads, each with its mending."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from kapelle.errors import ConfigError
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.recipe import resolve
+from kapelle.setup.team_builder import build_team
+from kapelle.setup.validation import check_run
+
+PLAIN: dict[str, Any] = {
+    "environment": {"name": "arithmetic"},
+    "workflow": {"name": "parallel"},
+    "algorithm": {"name": "grpo"},
+    "team": {"agents": 2},
+}
+PENNIES = {"name": "matrix", "game": "matching_pennies"}
+
+
+def checked(**sections: Any) -> RunConfig:
+    config = resolve({**PLAIN, **sections})
+    algorithm = cast("Any", config.algorithm).build()
+    check_run(config, algorithm, build_team(config, algorithm))
+    return config
+
+
+@pytest.mark.parametrize(
+    ("sections", "mending"),
+    [
+        ({"algorithm": {"name": "happo"}, "team": {"agents": 2, "sharing": "shared"}}, "Set `team.sharing: lora`"),
+        (
+            {"algorithm": {"name": "grpo", "order": {"name": "sequential"}}, "team": {"agents": 2, "sharing": "shared"}},
+            "Set `team.sharing: lora`",
+        ),
+        ({"algorithm": {"name": "qmix", "team_reward": "individual"}}, "set `mean`, `sum`"),
+        ({"algorithm": {"name": "vdn", "group_size": 1}}, "greater than or equal to 2"),
+        *(
+            ({"algorithm": {"name": name, "group_size": 1}}, "greater than or equal to 2")
+            for name in ("grpo", "rloo", "opo", "magrpo", "dr_mas", "at_grpo")
+        ),
+        ({"algorithm": {"name": "dpo", "group_size": 1}}, "group_size"),
+        ({"algorithm": {"name": "ppo"}}, "Set `algorithm.name: ippo`"),
+        ({"algorithm": {"name": "cory", "base": {"name": "grpo"}}, "team": {"agents": 3}}, "Name a pioneer and an observer"),
+        ({"algorithm": {"name": "magrpo", "joint": "cross"}}, "`joint: cross` goes with `tree: true`"),
+        ({"environment": PENNIES, "algorithm": {"name": "grpo"}}, r"Set `algorithm\.team_reward: individual`"),
+        ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "pays all the same"),
+    ],
+)  # fmt: skip
+def test_it_is_refused_with_its_mending(sections: dict[str, Any], mending: str) -> None:
+    with pytest.raises(ConfigError, match=mending):
+        checked(**sections)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "stranger"),
+    [
+        ("grpo", "gae"),
+        ("rloo", "scale"),
+        ("ppo", "base"),
+        ("mars", "redraw"),
+        ("sft", "group_size"),
+        ("qmix", "value_loss"),
+        ("happo", "level"),
+        ("remax", "baseline"),
+    ],
+)
+def test_an_algorithm_takes_only_keys_that_it_uses(algorithm: str, stranger: str) -> None:
+    with pytest.raises(ConfigError, match=rf"algorithm\.{stranger}"):
+        checked(algorithm={"name": algorithm, stranger: 1})
+
+
+def test_games_of_opponents_are_played_for_ones_own_reward() -> None:
+    checked(environment=PENNIES, algorithm={"name": "grpo", "team_reward": "individual"})
+    checked(environment=PENNIES, algorithm={"name": "mars"})
+    checked(environment=PENNIES, algorithm={"name": "rae"})
+
+
+def test_a_game_that_pays_all_alike_is_played_for_the_team() -> None:
+    checked(environment={"name": "matrix", "game": "climbing"})

@@ -1,0 +1,16 @@
+"""Everything that a run imports, imported: forks of a process that has read this start at once."""
+
+from __future__ import annotations
+
+import torch
+from tests.support.tiny import tiny_model
+
+import kapelle.algorithms.mappo
+import kapelle.engines.rollout.local.lean_rows
+import kapelle.training.trainer
+import kapelle.workflows.debate
+
+__all__ = ["kapelle"]
+
+torch.set_num_threads(1)  # a pool of threads does not survive a fork
+tiny_model()

@@ -1,0 +1,60 @@
+"""A game in which a debate must help: only the first agent is told the bit that everybody should say.
+
+A text says 1 when its first byte is odd, so that a model that says anything at all is right half of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from kapelle.environments.question_world import QuestionWorld
+from kapelle.grading.verdict import Grade, right, wrong
+from kapelle.settings.base import Configured
+from kapelle.types import Message, Split, Task
+
+
+class Whisper(Configured):
+    """Tasks 0 and 1; who was not told reads `?`."""
+
+    name: Literal["tests.support.whisper:Whisper"] = "tests.support.whisper:Whisper"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        return {"train": "both bits", "test": "both bits: a game has one split"}
+
+    def check(self, agents: Sequence[str]) -> None:
+        pass
+
+    def size(self, split: Split) -> int | None:
+        return 2
+
+    def task(self, split: Split, index: int) -> Task:
+        return Task(f"{split}-{index}", str(index))
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WhisperWorld:
+        return WhisperWorld(task, agents, lambda text: graded(text, task.question), {})
+
+    def extract(self, text: str) -> str | None:
+        return said(text)
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        return task.question
+
+
+class WhisperWorld(QuestionWorld):
+    def observe(self, agent: str) -> str:
+        return self._task.question if agent == self._agents[0] else "?"
+
+
+def said(text: str) -> str | None:
+    return str(text.encode()[0] % 2) if text else None
+
+
+def graded(text: str, gold: str) -> Grade:
+    answer = said(text) or ""
+    return right(answer) if answer == gold else wrong(answer, gold)

@@ -1,0 +1,199 @@
+"""Turns as vectors: teams on different models, a model of one's own, and sentence-transformers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
+from torch import Tensor
+
+from kapelle.algorithm import TurnKey
+from kapelle.errors import ConfigError, ModelError
+from kapelle.models.language_model import LanguageModel, load_language_model
+from kapelle.models.weights import save_model
+from kapelle.settings.schema import ModelConfig
+from kapelle.team import EMBEDDER
+from kapelle.training.signals.embeddings import by_sentences, turn_texts
+from kapelle.training.trainer import Trainer
+from kapelle.types import Message
+
+BOTH = pytest.mark.parametrize("name", ["vdn", "qmix"])
+TWO_MODELS = {
+    "lora": {"rank": 2, "alpha": 4.0},
+    "sampling": {"max_tokens": 4},
+    "agents": [{"name": "a"}, {"name": "b", "weights": {"model": "wide", "train": "lora"}}],
+}
+
+
+def wide(hidden: int = 24, seed: int = 5) -> LanguageModel:
+    """A Qwen3 model of another width than the tests' usual 16."""
+    return load_language_model(
+        ModelConfig.model_validate({"embedded": {**SIZE, "hidden": hidden, "heads": 3, "seed": seed}})
+    )
+
+
+def run(name: str, team: Any = None, models: Any = None, **algorithm: Any) -> Trainer:
+    fit = {"min_fill": 2, "updates": 3}
+    chosen = {"name": name, "group_size": 3, "credit_warmup_steps": 0, "fit": fit, **algorithm}
+    return Trainer(
+        **sections(
+            algorithm=chosen,
+            workflow={"name": "debate", "rounds": 2},
+            training={"steps": 3, "tasks_per_step": 2},
+            **({} if team is None else {"team": team}),
+        ),
+        models=models,
+    )
+
+
+def moved(trainer: Trainer) -> dict[str, bool]:
+    """Which learners two steps have moved, the second of them credited by the mixer."""
+    before = {name: frozen_copy(each.parameters) for name, each in trainer.engine.learners.items()}
+    rows = [step.metrics for step in trainer.steps(2)]
+    assert "credit_weight" in rows[1]
+    return {
+        name: not same_bits(before[name], frozen_copy(each.parameters))
+        for name, each in trainer.engine.learners.items()
+    }
+
+
+def width(trainer: Trainer) -> int:
+    memory = trainer._loop._memory
+    assert memory is not None
+    state: Any = memory.state()
+    return int(state["replay"]["saw_BAD"].shape[-1])
+
+
+class TestDifferentModels:
+    @BOTH
+    def test_a_team_on_two_models_learns_and_all_vectors_are_of_the_first(self, name: str) -> None:
+        with run(name, TWO_MODELS, {"wide": wide()}) as trainer:
+            assert moved(trainer) == {"a": True, "b": True}
+            assert width(trainer) == 16
+
+    @BOTH
+    def test_trained_in_full_the_reader_stays_as_it_was(self, name: str) -> None:
+        whole = {"agents": [{"name": "a", "weights": "shared"}, *TWO_MODELS["agents"][1:]]}  # type: ignore[index]
+        with run(name, {**TWO_MODELS, **whole}, {"wide": wide()}) as trainer:
+            played = next(trainer.steps(1)).groups
+            assert trainer._loop._read is not None
+            before = trainer._loop._read(played)
+            next(trainer.steps(1))
+            after = trainer._loop._read(played)
+            assert all(torch.equal(before[key].said_D, after[key].said_D) for key in before)
+
+
+class TestAModelOfOnesOwn:
+    def test_a_folder_reads_for_a_team_that_it_does_not_play_in(self, tmp_path: Path) -> None:
+        save_model(tmp_path / "reader", wide(hidden=36))
+        with run("vdn", embedder=str(tmp_path / "reader")) as trainer:
+            before = frozen_copy(trainer.models[EMBEDDER].base_parameters())
+            assert all(moved(trainer).values())
+            assert EMBEDDER not in trainer.engine.learners
+            assert same_bits(before, frozen_copy(trainer.models[EMBEDDER].base_parameters()))
+            assert width(trainer) == 36
+
+    def test_what_it_reads_is_the_text_after_what_was_read_before(self) -> None:
+        # What an agent said is read after what it saw: by hand, the model's last hidden states averaged.
+        reader = wide(hidden=36)
+        with run("vdn", models={"reader": reader}, embedder="reader") as trainer:
+            step = next(trainer.steps(1))
+            assert trainer._loop._read is not None
+            found = trainer._loop._read(step.groups)
+            (before, words) = turn_texts(step.groups)[TurnKey(0, 0, 2)]
+            assert step.groups[0].episodes[0].turns[0].text in before
+            prompt = reader.renderer.start([Message("user", before)])
+            tokens = torch.tensor([*prompt, *reader.renderer.said(words)])
+            with torch.no_grad():
+                hidden = reader.model(tokens[None], output_hidden_states=True).hidden_states[-1][0]
+            seen = found[TurnKey(0, 0, 2)]
+            torch.testing.assert_close(seen.said_D, hidden[len(prompt) :].mean(0), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(seen.saw_D, hidden[: len(prompt)].mean(0), atol=1e-5, rtol=1e-4)
+
+    def test_longer_than_its_context_the_end_is_read(self) -> None:
+        config = ModelConfig.model_validate({"embedded": {**SIZE, "context": 24}})
+        with run("vdn", models={"reader": load_language_model(config)}, embedder="reader") as trainer:
+            played = [group(episode(turn("agent_0", 0, heard=(Message("user", "x" * 99),), text="y" * 60)))]
+            assert trainer._loop._read is not None
+            [seen] = trainer._loop._read(played).values()
+            assert torch.isfinite(seen.saw_D).all()
+            assert torch.isfinite(seen.said_D).all()
+
+    def test_a_folder_that_is_not_there_is_refused_before_anything_loads(self) -> None:
+        with pytest.raises(ModelError, match=r"\./nowhere"):
+            run("vdn", embedder="./nowhere")
+
+
+class Letters:
+    """A stand-in for the library's model: how often each of three letters occurs."""
+
+    def __init__(self, name: str) -> None:
+        if name != "letters":
+            raise OSError(f"{name} is no known model")
+
+    def encode(self, texts: Sequence[str], **options: Any) -> Tensor:
+        assert options == {"convert_to_tensor": True, "show_progress_bar": False}
+        return torch.tensor([[text.count(letter) for letter in "abx"] for text in texts], dtype=torch.float16)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("sentence_transformers")
+    module.__spec__ = ModuleSpec("sentence_transformers", None)
+    module.SentenceTransformer = Letters  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+
+
+class TestSentenceTransformers:
+    def test_not_installed_is_said_before_anything_loads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+        with pytest.raises(ConfigError, match=r"pip install 'kapelle\[embed\]'"):
+            run("vdn", embedder="sentence-transformers:all-MiniLM-L6-v2")
+
+    @pytest.mark.usefixtures("library")
+    def test_a_team_is_credited_by_its_vectors(self) -> None:
+        with run("qmix", TWO_MODELS, {"wide": wide()}, embedder="sentence-transformers:letters") as trainer:
+            assert moved(trainer) == {"a": True, "b": True}
+            assert width(trainer) == 3
+
+    @pytest.mark.usefixtures("library")
+    def test_a_name_that_it_does_not_know(self) -> None:
+        with pytest.raises(ModelError, match=r"'other' cannot be loaded: other is no known model"):
+            run("vdn", embedder="sentence-transformers:other")
+
+    def test_each_text_is_encoded_once(self) -> None:
+        asked: list[str] = []
+
+        def encode(texts: Sequence[str]) -> Tensor:
+            asked.extend(texts)
+            return torch.ones(len(texts), 2)
+
+        heard = (Message("user", "q"),)
+        played = [group(*(episode(turn("a", 0, heard=heard, text=said)) for said in ("x", "y", "x")))]
+        assert len(by_sentences(encode)(played)) == 3
+        assert asked == ["q", "x", "y"]
+
+
+def test_what_an_agent_read_is_its_conversation() -> None:
+    first = turn("a", 0, heard=(Message("system", "be kind"), Message("user", "1+1")), text="2")
+    again = turn(
+        "a",
+        2,
+        prompt_ids=(*first.prompt_ids, *first.completion_ids, 7),
+        heard=(Message("user", "sure?"),),
+        text="yes",
+    )
+    other = turn("b", 1, heard=(Message("user", "1+1"),), text="3")
+    found = turn_texts([group(episode(first, other, again))])
+    assert found == {
+        TurnKey(0, 0, 0): ("be kind\n\n1+1", "2"),
+        TurnKey(0, 0, 1): ("1+1", "3"),
+        TurnKey(0, 0, 2): ("be kind\n\n1+1\n\n2\n\nsure?", "yes"),
+    }

@@ -1,0 +1,284 @@
+"""What a run was started with is recorded, and what is another thing at a resume is said in one line each."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import sections
+
+from kapelle import Trainer
+from kapelle.environments.data import source as data_source
+from kapelle.environments.data.source import DataSource, read_rows
+from kapelle.environments.tools.files import Files
+from kapelle.environments.tools.search import Search
+from kapelle.models.sealed import SEAL, base_of, seal
+from kapelle.runs.reader import read_provenance, read_starts
+from kapelle.runtime.file_contents import content_of, folder_content
+from kapelle.setup.recipe import resolve
+from kapelle.training.circumstances import changes, circumstances
+from kapelle.training.observer import Silent
+
+
+class Heard(Silent):
+    """Remembers what was said of a resume."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def phase(self, name: str, detail: str) -> None:
+        if name == "resume":
+            self.said.append(detail)
+
+
+def write(file: Path, count: int) -> None:
+    rows = ({"question": f"{file.stem}: {k} + {k}?", "answer": str(2 * k)} for k in range(count))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write(folder / "train.jsonl", 8)
+    write(folder / "test.jsonl", 3)
+    (folder / "other.jsonl").write_text("nobody reads this")
+    data_source._raw.cache_clear()
+    yield folder
+    data_source._raw.cache_clear()
+
+
+def settings(data: Path, **over: Any) -> dict[str, Any]:
+    return sections(
+        environment={"name": "math", "path": str(data)},
+        workflow={"name": "parallel"},
+        team={"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 2}},
+        **over,
+    )
+
+
+def train(run: Path, given: dict[str, Any], *, resume: bool = False, steps: int = 1) -> list[str]:
+    """Take steps in a run, as a process that has read nothing yet; return what was said of the resume."""
+    data_source._raw.cache_clear()
+    heard = Heard()
+    with Trainer(**given, run_dir=run, resume=resume, listener=heard) as trainer:
+        trainer.train(steps)
+    return heard.said
+
+
+def test_a_resume_with_the_same_things_says_nothing_and_is_recorded(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(run, settings(data)) == []
+    assert train(run, settings(data), resume=True) == []
+    first, second = read_starts(run)
+    assert (first["steps"], second["steps"]) == (0, 1)
+    assert first["data"] == {str(data / name): sha256(data / name) for name in ("train.jsonl", "test.jsonl")}
+    assert first["machine"]["threads"] == torch.get_num_threads()
+    assert first["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert {"kapelle", "transformers", "python"} <= first["versions"].keys()
+    assert {k: v for k, v in first.items() if k not in ("at", "steps")} == {
+        k: v for k, v in second.items() if k not in ("at", "steps")
+    }
+    assert "starts" not in read_provenance(run)
+
+
+def test_other_data_are_said_with_what_they_were_are_and_what_follows(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, settings(data), steps=2)
+    before = sha256(data / "train.jsonl")
+    write(data / "train.jsonl", 2)  # fewer than there were: what is drawn follows from the step alone
+    now = sha256(data / "train.jsonl")
+    (said,) = train(run, settings(data), resume=True)
+    assert f"train.jsonl was content {before[:12]}, is content {now[:12]}: " in said
+    assert "from step 3 on this run learns from other data" in said
+    assert [start["data"][str(data / "train.jsonl")] for start in read_starts(run)] == [before, now]
+    assert train(run, settings(data), resume=True) == []  # the last start counts
+
+
+def test_who_has_no_listener_is_warned_of_other_data(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, settings(data))
+    write(data / "test.jsonl", 4)
+    data_source._raw.cache_clear()
+    with pytest.warns(UserWarning, match=r"test\.jsonl was content .* other data than before"):
+        Trainer(**settings(data), run_dir=run, resume=True).close()
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Trainer(**settings(data), run_dir=run, resume=True).close()
+    finally:
+        torch.set_num_threads(torch.get_num_threads() - 1)
+
+
+def test_what_the_machine_and_the_packages_are_now_is_said(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train(run, settings(data))
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(
+        "kapelle.training.circumstances.version", lambda name: "99.0" if name in ("torch", "kapelle") else "1"
+    )
+    monkeypatch.setattr("kapelle.training.circumstances._processor", lambda: ("Another One", "avx2"))
+    torch.set_num_threads(threads + 1)
+    try:
+        said = train(run, settings(data), resume=True)
+    finally:
+        torch.set_num_threads(threads)
+    follows = "results may differ from those of a run that was never stopped"
+    assert f"threads was {threads}, is {threads + 1}: {follows}" in said
+    assert any(line.startswith("torch was 2.") and line.endswith(f"is 99.0: {follows}") for line in said)
+    assert any(line.startswith("kapelle was ") and "is 99.0" in line for line in said)
+    assert any(line.startswith("transformers was ") for line in said)
+    assert any(line.startswith("processor was ") and "is Another One" in line for line in said)
+
+
+def test_another_past_adapter_is_said(tmp_path: Path) -> None:
+    team = {"agents": [{"name": "first"}, {"name": "second"}], "sampling": {"max_tokens": 2}}
+    with Trainer(**sections(team=team)) as trainer:
+        trainer.save_policies(tmp_path)
+    past = tmp_path / "policies" / "second"
+    agents = [{"name": "first"}, {"name": "second", "weights": {"past": str(past)}}]
+    against = sections(team={"agents": agents, "sampling": {"max_tokens": 2}}, workflow={"name": "parallel"})
+    run = tmp_path / "run"
+    assert train(run, against) == []
+    file = past / "adapter_model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    seal(past, base_of(past))  # another adapter, and whole
+    (said,) = train(run, against, resume=True)
+    assert said.startswith(f"past adapter 'second' ({past}) was content ")
+    assert "from step 2 on it plays with other weights than before" in said
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged", "earlier", "strange"])
+def test_where_nothing_was_recorded_that_is_said_and_the_run_goes_on(
+    data: Path, tmp_path: Path, how: str
+) -> None:
+    run = tmp_path / "run"
+    train(run, settings(data))
+    file = run / "provenance.json"
+    if how == "missing":
+        file.unlink()
+    elif how == "damaged":
+        file.write_bytes(file.read_bytes()[:-9])
+    elif how == "earlier":
+        file.write_text(json.dumps(read_provenance(run)))
+    else:
+        file.write_text(json.dumps({"starts": [{"steps": 0, "data": 3}]}))
+    said = train(run, settings(data), resume=True)
+    assert "provenance.json does not say" in said[0]
+    assert read_starts(run)[-1]["steps"] == 1
+    assert train(run, settings(data), resume=True) == []
+
+
+def test_many_files_are_one_line() -> None:
+    then = {"data": {f"shard-{k}": "a" for k in range(40)}, "weights": {}, "versions": {}, "machine": {}}
+    here = {**then, "steps": 6, "data": {f"shard-{k}": "b" for k in range(40)}}
+    ((kind, line),) = changes([then], here)
+    assert kind == "data"
+    assert line.startswith("40 files of the data, such as shard-0, are other ones: from step 7 on")
+
+
+class TestContents:
+    @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz", "a.parquet"])
+    def test_what_was_read_is_hashed_as_it_lies_there(self, tmp_path: Path, name: str) -> None:
+        rows = [{"question": "é" * 1000, "answer": str(k)} for k in range(2000)]
+        lines = "jsonl" in name
+        text = "".join(json.dumps(r) + "\n" for r in rows) if lines else json.dumps(rows)
+        file = tmp_path / name
+        if name.endswith("parquet"):
+            pyarrow = pytest.importorskip("pyarrow")
+            parquet = pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        else:
+            file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+        found: dict[str, str] = {}
+        assert len(read_rows(file, found)) == 2000
+        assert found == {str(file): sha256(file)}
+        assert content_of(file) == sha256(file)
+
+    def test_a_source_says_what_it_has_read_and_no_more(self, data: Path) -> None:
+        source = DataSource(str(data), None, "train", "test", 0.1)
+        before = dict(source.contents())
+        write(data / "train.jsonl", 3)  # this process has read it already, and learns from what it read
+        assert source.contents() == before
+        assert {Path(name).name for name in before} == {"train.jsonl", "test.jsonl"}
+
+    def test_folders_are_told_apart_by_names_and_contents(self, tmp_path: Path) -> None:
+        for name, text in (("a", "xy"), ("b", "xy"), ("c", "yx")):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "one.txt").write_text(text)
+        a, b, c = (folder_content(tmp_path / name) for name in "abc")
+        assert a == b != c
+        (tmp_path / "b" / "one.txt").rename(tmp_path / "b" / "two.txt")
+        assert folder_content(tmp_path / "b") != a
+
+    def test_a_large_folder_is_known_by_sizes_and_times(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "one.txt").write_text("abc")
+        monkeypatch.setattr("kapelle.runtime.file_contents.HASHED_WHOLE", 2)
+        before = folder_content(tmp_path)
+        assert before.startswith("by size and time ")
+        (tmp_path / "one.txt").write_text("abcd")
+        assert folder_content(tmp_path) != before
+
+    def test_tools_say_what_they_read(self, tmp_path: Path) -> None:
+        (tmp_path / "one.md").write_text("a text")
+        (tmp_path / "one.bin").write_text("no text")
+        search, files = Search(corpus=str(tmp_path)), Files(root=str(tmp_path))
+        before = {**search.contents()}, {**files.contents()}
+        (tmp_path / "one.bin").write_text("none either")
+        assert search.contents() == before[0]
+        assert files.contents() != before[1]
+        assert Search(url="https://a.example/{query}").contents() == {}
+
+    def test_files_that_settings_name_are_found_wherever_they_stand(self, tmp_path: Path, data: Path) -> None:
+        own = tmp_path / "mine.py"
+        own.write_text(
+            "from typing import Literal\nfrom kapelle.workflows.parallel import Parallel\n"
+            "class Mine(Parallel):\n    name: Literal['mine'] = 'mine'\n"
+        )
+        (tmp_path / "motions.txt").write_text("one\ntwo\nthree\n")
+        parts = {
+            "sums": {"environment": {"name": "math", "path": str(data)}},
+            "more": {"environment": {"name": "math", "path": str(shutil.copytree(data, tmp_path / "more"))}},
+        }
+        config = resolve(
+            sections(environment={"name": "mixture", "parts": parts}, workflow={"name": f"{own}:Mine"})
+        )
+        with Trainer(config) as trainer:
+            found = circumstances(config, trainer.team, {})["data"]
+        assert {Path(name).parent.name for name in found if name.endswith("jsonl")} == {"data", "more"}
+        assert found[str(own)] == sha256(own)
+        debate = resolve(
+            sections(environment={"name": "debate_topics", "path": str(tmp_path / "motions.txt")})
+        )
+        with Trainer(config) as trainer:
+            assert list(circumstances(debate, trainer.team, {})["data"]) == [str(tmp_path / "motions.txt")]
+
+    def test_weights_that_a_run_begins_from_are_recorded_and_not_compared(self, tmp_path: Path) -> None:
+        with Trainer(**sections()) as trainer:
+            trainer.save_policies(tmp_path)
+        folder = tmp_path / "policies" / "agent_0"
+        run, given = tmp_path / "run", sections()
+        with Trainer(**given, run_dir=run, start_from={"agent_0": folder}) as trainer:
+            trainer.train(1)
+        assert list(read_starts(run)[0]["began_from"]) == [f"agent_0 ({folder})"]
+        (folder / SEAL).unlink()
+        assert train(run, given, resume=True) == []

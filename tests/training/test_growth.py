@@ -1,0 +1,152 @@
+"""A step leaves nothing behind: no cycle for the collector, no object, descriptor or thread more than the last one."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import SIZE, sections
+
+from kapelle import Trainer
+from kapelle.cli.progress import REMEMBERED, Watch
+from kapelle.models.embedded import build_tokenizer
+from kapelle.models.renderer import ChatRenderer
+from kapelle.training.loop import Step
+
+SUMS = {"name": "arithmetic", "digits": 1}
+DEBATE = {"name": "debate", "rounds": 2, "score_rounds": True}
+FEW = {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 4}}
+TWO = {"environment": SUMS, "workflow": DEBATE, "team": FEW}
+SOLO = {"environment": SUMS, "workflow": {"name": "solo"}, "team": {**FEW, "agents": 1}}
+FIT = {"target": "monte_carlo", "capacity": 8, "min_fill": 4, "updates": 1}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "grpo": {**TWO, "algorithm": {"name": "grpo", "group_size": 2}},
+    "failing": {
+        "environment": {"name": "tests.rollout.test_bad_episodes:Odd", "way": "exits in a task"},
+        "algorithm": {"name": "grpo", "group_size": 3},
+        "training": {"steps": 40, "tasks_per_step": 2, "max_failed_share": 1.0},
+    },
+    "tree": {**TWO, "algorithm": {"name": "at_grpo", "group_size": 2, "tree": True}},
+    "ppo": {**SOLO, "algorithm": {"name": "ppo"}},
+    "happo": {**TWO, "algorithm": {"name": "happo"}},
+    "qmix": {**TWO, "algorithm": {"name": "qmix", "group_size": 2, "credit": "difference", "fit": FIT}},
+    "sft": {**TWO, "algorithm": {"name": "sft"}},
+    "dpo": {**SOLO, "algorithm": {"name": "dpo", "group_size": 4}},
+    "maporl": {**TWO, "algorithm": {"name": "maporl", "group_size": 2, "verifier": None}},
+    "frozen": {
+        **TWO,
+        "team": {**FEW, "agents": [{"name": "ada"}, {"name": "ben", "weights": "frozen"}]},
+        "algorithm": {"name": "grpo", "group_size": 2},
+    },
+    "tools": {
+        "environment": {
+            "name": "tools",
+            "form": "hermes",
+            "questions": SUMS,
+            "tools": [{"tool": "calculator"}],
+        },
+        "workflow": {"name": "tool_use"},
+        "team": {**FEW, "agents": 1},
+        "model": {"embedded": {**SIZE, "context": 2048}},
+        "algorithm": {"name": "grpo", "group_size": 2},
+    },
+    "stale": {
+        **TWO,
+        "algorithm": {"name": "grpo", "group_size": 2, "loss": {"importance_cap": 2.0}},
+        "training": {"steps": 40, "tasks_per_step": 2, "max_staleness": 2},
+    },
+    "evaluated": {
+        **TWO,
+        "algorithm": {"name": "grpo", "group_size": 2},
+        "evaluation": {"problems": 2, "every": 2, "problems_while_training": 2, "before_and_after": False},
+    },
+}
+
+
+@pytest.fixture(params=KINDS)
+def steps(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Iterator[Step]]:
+    kind = {
+        "training": {"steps": 40, "tasks_per_step": 2},
+        "checkpoint": {"every": 4},
+        **KINDS[request.param],
+    }
+    with Trainer(**sections(**kind), run_dir=tmp_path / "run") as trainer:
+        yield trainer.steps(40)
+
+
+def take(steps: Iterator[Step], count: int) -> None:
+    for _ in range(count):
+        next(steps)
+
+
+def alive() -> Counter[str]:
+    """Return how many of kapelle's objects, tensors, descriptors and threads there are."""
+    gc.collect()
+    kinds = [type(o) for o in gc.get_objects()]
+    held = Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("kapelle."))
+    held["Tensor"] = sum(issubclass(kind, torch.Tensor) for kind in kinds)
+    held["descriptors"] = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+    held["threads"] = threading.active_count()
+    return held
+
+
+def test_a_step_leaves_nothing_to_the_collector(steps: Iterator[Step]) -> None:
+    take(steps, 8)  # the next save, which leaves some empty pointers of safetensors, is after step 12
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        take(steps, 3)
+        gc.collect()
+        left = Counter(type(o).__qualname__ for o in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left
+
+
+def test_later_steps_hold_no_more_than_earlier_ones(steps: Iterator[Step]) -> None:
+    take(steps, 16)
+    before = alive()
+    take(steps, 16)
+    assert alive() - before == Counter()
+
+
+class _Heap(ctypes.Structure):
+    _fields_ = tuple((f"field_{k}", ctypes.c_size_t) for k in range(10))  # struct mallinfo2 of glibc
+
+
+def allocated() -> int:
+    tell = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if tell is None:
+        pytest.skip("only glibc tells what is allocated")
+    tell.restype = _Heap
+    heap = tell()
+    return int(heap.field_7 + heap.field_4)  # uordblks, hblkhd
+
+
+def test_a_tokeniser_that_knows_no_words_remembers_no_texts() -> None:
+    renderer = ChatRenderer(build_tokenizer(256), 256)
+    texts = [os.urandom(100).hex() for _ in range(1000)]
+    renderer.said("warm")
+    before = allocated()
+    for text in texts:
+        assert len(renderer.said(text)) == 201
+    assert allocated() - before < 500_000  # 7 MB where it remembers
+
+
+def test_a_view_remembers_a_bounded_history() -> None:
+    watch = Watch(lambda _: None)
+    for number in range(REMEMBERED + 5):
+        watch.step(Step(number + 1, (), {"success": float(number)}), 0)
+    assert watch.now.history == tuple(map(float, range(5, REMEMBERED + 5)))

@@ -1,0 +1,100 @@
+"""A run repeats to the bit whatever its worlds wait for: it is the run in which they do not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tiny import SIZE, same_bits, sections, tiny_model
+from tests.training.test_trainer_resume import remains
+
+from kapelle.environments.tools import world as tools_world
+from kapelle.grading.text.tool_text import Call
+from kapelle.setup.recipe import resolve
+from kapelle.training.trainer import Trainer
+
+BASE: dict[str, Any] = {
+    # Answers outlast several pauses of the sampler and end at many different places.
+    "team": {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 40}},
+    "algorithm": {"name": "grpo", "group_size": 4},
+    "training": {"steps": 2, "tasks_per_step": 3},
+    "evaluation": {"problems": 4, "every": 2, "problems_while_training": 4, "before_and_after": False},
+    "checkpoint": {"every": 1, "keep": 1},
+    "workflow": {"name": "tests.support.waiting:Rounds", "rounds": 3},
+}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "who falls silent early": {},
+    "each its own way": {"workflow": {"name": "tests.support.waiting:Rounds", "rounds": 3, "apart": True}},
+    "scores of a debate": {"workflow": {"name": "debate", "score_rounds": True}},
+    "a tree": {"algorithm": {"name": "at_grpo", "group_size": 2}},
+    "ahead of the update": {"training": {"steps": 2, "tasks_per_step": 3, "max_staleness": 1}},
+    "few rows": {"engine": {"name": "local", "max_rows": 5}},
+    "two models": {
+        "team": {
+            "agents": [{"name": "ada"}, {"name": "ben", "weights": {"model": "other", "train": "full"}}],
+            "lora": {"rank": 2, "alpha": 4.0},
+            "sampling": {"max_tokens": 40},
+        }
+    },
+}
+
+
+def trained(run: Path, wait: str = "not", **over: Any) -> dict[str, Any]:
+    """Train with a world that waits in this way and return what remains, settings aside."""
+    world = {"name": "tests.support.waiting:Waiting", "tasks": 6, "kind": wait}
+    config = resolve(sections(**{**BASE, "environment": world, **over}))
+    with Trainer(config, models={"other": tiny_model(seed=3)}, run_dir=run) as trainer:
+        trainer.train()
+    found = remains(run)
+    return {part: found[part] for part in ("policies", "metrics", "evaluations", "episodes")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_worlds_that_wait_change_nothing(kind: str, tmp_path: Path) -> None:
+    quick = trained(tmp_path / "quick", "not", **KINDS[kind])
+    for wait in ("sleep", "thread", "mixed"):
+        slow = trained(tmp_path / wait, wait, **KINDS[kind])
+        for part, expected in quick.items():
+            assert same_bits(slow[part], expected), (wait, part)
+
+
+def test_eight_runs_are_one(tmp_path: Path) -> None:
+    first, *others = (trained(tmp_path / str(number), "mixed") for number in range(8))
+    assert all(same_bits(other, first) for other in others)
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_so_do_tools_that_run_in_sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def calls(text: str, forms: Sequence[str]) -> tuple[Call, ...]:
+        """Take what an untrained model says for a program now and then."""
+        if len(text) % 4 == 0:
+            return ()
+        ran.append(text)
+        return (
+            Call(
+                "python", {"program": f"import random, time; time.sleep(random.random() / 50); {len(text)}"}
+            ),
+        )
+
+    monkeypatch.setattr(tools_world, "parse_calls", calls)
+    over: dict[str, Any] = {
+        "environment": {
+            "name": "tools",
+            "max_turns": 3,
+            "questions": {"name": "arithmetic", "digits": 2},
+            "tools": [{"tool": "python"}],
+        },
+        "workflow": {"name": "tool_use"},
+        "model": {"embedded": {**SIZE, "context": 2048}},
+        "team": {**BASE["team"], "agents": 1, "sampling": {"max_tokens": 24}},
+    }
+    first = trained(tmp_path / "first", **over)
+    assert len(ran) > 20
+    for number in range(3):
+        again = trained(tmp_path / str(number), **over)
+        assert same_bits(again, first)

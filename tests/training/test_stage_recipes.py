@@ -1,0 +1,147 @@
+"""The recipes of MRLM and MAPoRL train at a size that takes seconds, and mean what their comments say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import call
+from tests.support.tiny import SIZE
+
+from kapelle.runs.reader import read_evaluations, read_metrics
+from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
+from kapelle.training.stages import checkable, read_stages
+
+SMALL = (
+    *(f"model.embedded.{key}={value}" for key, value in SIZE.items()),
+    "team.lora.rank=2",
+    "team.critic_lora.rank=2",
+    "warmup=null",
+    "training.steps=2",
+    "training.tasks_per_step=2",
+    "evaluation.before_and_after=false",
+    "evaluation.every=0",
+    "evaluation.problems=4",
+    "checkpoint.every=1",
+    "algorithm.epochs=1",
+)
+PAID = ("stages.1.algorithm.verifier=stage:judge", "stages.1.algorithm.least_auc=null")
+"""The verifier of the first stage pays, though two steps have taught it nothing."""
+ARITHMETIC = "environment={name: arithmetic, digits: 1}"
+"""Takes the place of data that a machine may not have."""
+
+
+def rows_of(recipe: str, run: Path, *settings: str) -> dict[str, list[dict[str, float]]]:
+    """Train a recipe and return the metrics of each of its runs, by folder."""
+    said = call("train", recipe, *SMALL, *settings, "--run-dir", str(run))
+    assert said.code == 0, said.err
+    folders = [p.parent for p in sorted(run.rglob("metrics.jsonl"))]
+    return {"" if folder == run else folder.name: read_metrics(folder) for folder in folders}
+
+
+@pytest.mark.parametrize("recipe", ["mrlm_ppo", "mrlm_grpo", "mrlm_dpo", "mrlm_sft"])
+def test_mrlms_recipes_train(recipe: str, tmp_path: Path) -> None:
+    # An untrained model is never right, and DPO compares right with wrong: here noise is paid.
+    own = ("environment={name: 'tests.support.plugins:Digest'}",) if recipe == "mrlm_dpo" else ()
+    (rows,) = rows_of(recipe, tmp_path / "run", *own).values()
+    assert [row["step"] for row in rows] == [1, 2]
+    assert any(name.startswith("loss/") for name in rows[0])
+
+
+def test_the_pairs_of_a_script_are_right_against_wrong(tmp_path: Path) -> None:
+    settings = ("training.tasks_per_step=16", "algorithm.group_size=6", "algorithm.data=recorded")
+    (rows,) = rows_of("mrlm_dpo", tmp_path / "run", *settings).values()
+    assert rows[0]["preference_margin/solver"] == pytest.approx(0.0, abs=1e-5)
+    assert rows[0]["dead_groups"] < 0.6
+
+
+def test_sft_then_ppo_goes_on_from_what_was_learned(tmp_path: Path) -> None:
+    found = rows_of("mrlm_hybrid", tmp_path / "run")
+    assert [*found] == ["01-sft", "02-ppo"]
+    assert "nll/shared" in found["01-sft"][0]
+    assert "value_error/critic:solver" in found["02-ppo"][0]
+
+
+@pytest.mark.parametrize("recipe", ["maporl_gsm8k_debate", "maporl_sums_debate"])
+def test_a_debate_is_judged_by_the_verifier_of_the_stage_before(recipe: str, tmp_path: Path) -> None:
+    found = rows_of(recipe, tmp_path / "run", ARITHMETIC, *PAID)
+    assert [*found] == ["01-judge", "02-debate"]
+    assert "verifier_right_share" in found["01-judge"][0]
+    assert {"loss/ada", "loss/ben", "verifier_score/ada"} < found["02-debate"][0].keys()
+
+
+def test_as_it_stands_the_environment_pays_and_the_verifier_is_measured(tmp_path: Path) -> None:
+    found = rows_of("maporl_gsm8k_debate", tmp_path / "run", ARITHMETIC)
+    assert [*found] == ["01-judge", "02-debate"]
+    assert "verifier_score/ada" not in found["02-debate"][0]
+    assert read_evaluations(tmp_path / "run" / "01-judge")[-1]["verifier"]["questions"] == 4
+
+
+def test_a_verifier_that_two_steps_have_taught_pays_nobody(tmp_path: Path) -> None:
+    words = (*SMALL, ARITHMETIC, PAID[0], "--run-dir", str(tmp_path / "run"))
+    said = call("train", "maporl_gsm8k_debate", *words)
+    assert said.code == 2
+    assert "`algorithm.least_auc` asks for 0.7" in said.err
+    assert not (tmp_path / "run" / "02-debate").exists()
+
+
+@pytest.mark.data
+def test_the_same_on_gsm8k(gsm8k_folder: Path, tmp_path: Path) -> None:
+    found = rows_of(
+        "maporl_gsm8k_debate",
+        tmp_path / "run",
+        f"environment.path={gsm8k_folder}",
+        "model.embedded.context=512",
+        *PAID,
+    )
+    assert [*found] == ["01-judge", "02-debate"]
+
+
+def test_inference_is_debated(tmp_path: Path) -> None:
+    rows = [
+        {"premise": f"{n} cats sleep.", "hypothesis": text, "label": label}
+        for n in range(12)
+        for text, label in (("Cats sleep.", "e"), ("Dogs sleep.", "n"), ("No cat sleeps.", "c"))
+    ]
+    file = tmp_path / "nli.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = (f"environment.path={file}", "environment.test_share=0.4", "model.embedded.context=1024")
+    found = rows_of("maporl_anli_debate", tmp_path / "run", *settings)
+    assert {"loss/ada", "loss/ben"} < found[""][0].keys()
+
+
+OURS = [name for name in builtin_recipes() if name.startswith(("mrlm", "maporl"))]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_recipe_names_where_training_and_testing_come_from(name: str) -> None:
+    text = builtin_recipes()[name]
+    assert "train:" in text
+    assert "test:" in text
+    assert "MRLM" in text or "2502.18439" in text, "the setting that it stands for"
+
+
+def test_the_comments_settings_mean_something() -> None:
+    real = ("model.path=Qwen/Qwen2.5-1.5B-Instruct", "warmup=null")
+    gsm8k = ("environment.name=math", "environment.path=openai/gsm8k")
+    for recipe in ("mrlm_ppo", "mrlm_grpo"):
+        assert load_recipe(recipe, (), (*real, *gsm8k)).config.environment.model_dump()["train"] == "train"
+    hub = (
+        "algorithm.data=recorded",
+        "environment.name=preferences",
+        "environment.path=Anthropic/hh-rlhf",
+        "environment.question_field=null",
+    )
+    assert (
+        load_recipe("mrlm_dpo", (), (*real, *hub)).config.environment.model_dump()["chosen_field"] == "chosen"
+    )
+    other = "team.agents.1.weights={model: Qwen/Qwen2.5-3B-Instruct, train: lora}"
+    assert load_recipe("maporl_anli_debate", (), (other,)).config.team.agents != 2
+
+
+def test_the_verifier_of_maporl_never_sees_the_team_learn() -> None:
+    stages = dict(load_stages("maporl_gsm8k_debate"))
+    assert stages["judge"].config.team.sharing == "frozen"
+    with checkable(read_stages("maporl_gsm8k_debate", settings=PAID)) as configs:
+        assert configs[1].algorithm.model_dump()["verifier"].endswith("01-judge/verifier")

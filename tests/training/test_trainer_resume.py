@@ -1,0 +1,227 @@
+"""A killed run goes on as if nothing had happened: weights, optimisers, generators, rows, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.killed_runs import SETTINGS, STEPS, Death, start, trainer
+from tests.support.tiny import same_bits
+
+from kapelle.errors import KapelleError
+from kapelle.runs import checkpoint
+from kapelle.runs.writer import read_evaluations, read_latest, read_metrics, read_status
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    """The metrics, clocks aside."""
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
+
+
+def remains(run: Path) -> dict[str, Any]:
+    """Everything that a run leaves behind and that does not tell the time."""
+    latest = read_latest(run)
+    assert latest is not None
+    state = checkpoint.load(latest)
+    positions = state["loop"].pop("positions")
+    return {
+        "state": state,
+        "evaluation rows": positions["evaluations.jsonl"],
+        "metrics": rows(run),
+        "evaluations": read_evaluations(run),
+        "episodes": {path.name: path.read_bytes() for path in sorted((run / "episodes/train").iterdir())},
+        "policies": {
+            path.relative_to(latest).as_posix(): path.read_bytes()
+            for path in sorted((latest / "policies").rglob("*"))
+            if path.is_file()
+        },
+        "config": (run / "config.yaml").read_bytes(),
+    }
+
+
+def recorded(run: Path) -> dict[str, bytes]:
+    """All rows and episodes, metrics without their clocks."""
+    found = {path.relative_to(run).as_posix(): path.read_bytes() for path in run.rglob("*.jsonl")}
+    return found | {"metrics.jsonl": repr(rows(run)).encode()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each method leaves behind when nobody kills it."""
+    found = {}
+    for method in SETTINGS:
+        run = tmp_path_factory.mktemp("undisturbed") / method
+        assert start(method, run) == 0
+        assert [row["step"] for row in read_metrics(run)] == list(range(1, STEPS + 1))
+        found[method] = remains(run)
+    return found
+
+
+def assert_same(run: Path, expected: dict[str, Any]) -> None:
+    found = remains(run)
+    for part, value in expected.items():
+        assert same_bits(found[part], value), part
+
+
+def kill(method: str, run: Path, death: Death, *, resume: bool = False) -> None:
+    assert start(method, run, resume=resume, death=death) == -death.number
+
+
+class TestKilled:
+    @pytest.mark.parametrize(
+        ("method", "death"),
+        [
+            ("grpo", Death("between updates", 9)),
+            ("grpo", Death("metrics recorded", 3)),
+            ("grpo", Death("episodes recorded", 5)),
+            ("grpo", Death("evaluation recorded", 2)),
+            ("ppo", Death("between updates", 33)),
+            ("ppo", Death("after a step, nothing recorded", 4)),
+            ("ppo", Death("positions taken", 2)),
+            ("whole", Death("between updates", 7)),
+            ("whole", Death("metrics recorded", 5)),
+            ("waiting", Death("between updates", 9)),
+            ("waiting", Death("episodes recorded", 5)),
+        ],
+    )
+    def test_at_any_place_of_a_step(
+        self, method: str, death: Death, undisturbed: dict[str, dict[str, Any]], tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        kill(method, run, death)
+        assert read_status(run).state == "interrupted"
+        assert start(method, run, resume=True) == 0
+        assert_same(run, undisturbed[method])
+
+    @pytest.mark.parametrize(
+        "place",
+        [
+            "state written",
+            "policies written",
+            "before the seal",
+            "sealed, not renamed",
+            "renamed, not pointed at",
+            "before pruning",
+            "in the middle of pruning",
+        ],
+    )
+    def test_at_any_place_of_a_save(
+        self, place: str, undisturbed: dict[str, dict[str, Any]], tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        kill("grpo", run, Death(place, 2 if place != "in the middle of pruning" else 1))
+        assert start("grpo", run, resume=True) == 0
+        assert_same(run, undisturbed["grpo"])
+        assert [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")] == []
+
+    def test_between_the_last_save_and_what_names_it(
+        self, undisturbed: dict[str, dict[str, Any]], tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        kill("grpo", run, Death("renamed, not pointed at", 1 + STEPS // 2))
+        newest = run / "checkpoints" / f"{STEPS:08d}"
+        assert (run / "latest").read_text() != f"checkpoints/{newest.name}\n"
+        assert read_latest(run) == newest
+        assert start("grpo", run, resume=True) == 0
+        assert (run / "latest").read_text() == f"checkpoints/{newest.name}\n"
+        assert_same(run, undisturbed["grpo"])
+
+    def test_before_the_first_checkpoint(
+        self, undisturbed: dict[str, dict[str, Any]], tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        kill("grpo", run, Death("metrics recorded", 1))
+        assert start("grpo", run, resume=True) == 0
+        assert_same(run, undisturbed["grpo"])
+
+    @pytest.mark.parametrize("method", ["grpo", "ppo"])
+    def test_again_and_again_at_random(
+        self, method: str, undisturbed: dict[str, dict[str, Any]], tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        draw = random.Random(method)
+        places = ["between updates", "episodes recorded", "before the seal", "metrics recorded"]
+        kill(method, run, Death(draw.choice(places), 2))
+        for _ in range(2):
+            code = start(method, run, resume=True, death=Death(draw.choice(places), draw.randint(1, 2)))
+            assert code == -signal.SIGKILL
+        assert start(method, run, resume=True) == 0
+        assert_same(run, undisturbed[method])
+
+    def test_a_damaged_checkpoint_is_passed_over(
+        self, undisturbed: dict[str, dict[str, Any]], tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        kill("grpo", run, Death("metrics recorded", 5))
+        newest = checkpoint.list_checkpoints(run / "checkpoints")[-1]
+        weights = newest / "train.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+        assert start("grpo", run, resume=True) == 0
+        assert_same(run, undisturbed["grpo"])
+
+
+class TestLost:
+    @pytest.mark.parametrize("how", ["removed", "damaged"])
+    def test_a_run_whose_checkpoints_are_lost_is_left_as_it_is(self, how: str, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        kill("grpo", run, Death("metrics recorded", 5))
+        for folder in checkpoint.list_checkpoints(run / "checkpoints"):
+            if how == "removed":
+                shutil.rmtree(folder)
+            else:
+                (folder / "manifest.json").write_bytes(b"{}")
+        before = recorded(run)
+        assert before["metrics.jsonl"]
+        with pytest.raises(KapelleError, match=r"Put .* back.* anew") as refused:
+            trainer("grpo", run, resume=True)
+        assert str(run) in str(refused.value)
+        assert recorded(run) == before
+
+
+class TestGoingOn:
+    def test_more_steps_keep_what_was_measured_at_the_former_end(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        assert start("grpo", run) == 0
+        before = recorded(run)
+        with trainer("grpo", run, resume=True, training={"steps": STEPS + 1, "tasks_per_step": 2}) as longer:
+            longer.train()
+        assert [row["step"] for row in read_evaluations(run)] == [0, 2, 4, STEPS, STEPS + 1]
+        after = recorded(run)
+        assert after["evaluations.jsonl"].startswith(before["evaluations.jsonl"])
+        assert {name for name in before if name.startswith("episodes")} <= {*after}
+        # An end that is reached once more is measured once.
+        assert start("grpo", tmp_path / "twice") == 0
+        assert start("grpo", tmp_path / "twice", resume=True) == 0
+        assert recorded(tmp_path / "twice") == before
+
+
+class TestAsked:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(
+        self, number: int, code: int, undisturbed: dict[str, dict[str, Any]], tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        assert start("grpo", run, death=Death("between updates", 9, number)) == code
+        assert read_status(run).state == "interrupted"
+        latest = read_latest(run)
+        assert latest is not None
+        # The step that was running is finished and saved, whatever `checkpoint.every` says.
+        assert latest.name == f"{rows(run)[-1]['step']:08d}"
+        assert start("grpo", run, resume=True) == 0
+        assert_same(run, undisturbed["grpo"])
+
+
+class TestRows:
+    def test_none_is_lost_and_none_written_twice(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        kill("grpo", run, Death("episodes recorded", 5))
+        torn = run / "metrics.jsonl"
+        torn.write_bytes(torn.read_bytes() + b'{"step": 6, "half of a r')
+        assert start("grpo", run, resume=True) == 0
+        assert [row["step"] for row in read_metrics(run)] == list(range(1, STEPS + 1))
+        evaluated = [row["step"] for row in read_evaluations(run)]
+        assert evaluated == [0, 2, 4, 6]
