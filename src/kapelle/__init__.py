@@ -13,7 +13,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kapelle.former_names import install
+
 __version__ = "0.1.0"
+
+install()
 
 _HOME = {
     "Agent": "team",

@@ -89,7 +89,7 @@ def _rows_are_not_cut() -> None:
 
 def _checkpoints_are_not_verified() -> None:
     from kapelle.runs import checkpoint, checkpoint_folder
-    from kapelle.runs.checkpoint_folder import step_of
+    from kapelle.runtime.manifest import step_of
 
     for module in (checkpoint, checkpoint_folder):
         _put(module, "verify", lambda folder: step_of(folder) or 0)

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
-NAMELESS = {"utils", "util", "helpers", "helper", "misc", "common", "tools", "stuff"}
+NAMELESS = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 FORBIDDEN_NAMES = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_ATTRIBUTES = {

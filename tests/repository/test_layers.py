@@ -41,8 +41,11 @@ def test_the_layers_hold() -> None:
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("types.py", "from kapelle.team import Team", "Data flows one way"),
-        ("functional/masking.py", "from kapelle import loop", "Data flows one way"),
+        ("types.py", "from kapelle.team import Team", "Of the nouns only the team"),
+        ("runs/reader.py", "from kapelle.setup import recipe", "What sets a run up"),
+        ("rollout/play.py", "from kapelle.training import loop", "Training evaluates"),
+        ("environment.py", "from kapelle.workflow import Scene", "A workflow knows"),
+        ("functional/masking.py", "from kapelle.training import loop", "Data flows one way"),
         (
             "workflows/chain.py",
             "from kapelle.environments.arithmetic import Arithmetic",
@@ -50,7 +53,7 @@ def test_the_layers_hold() -> None:
         ),
         ("workflows/chain.py", "import torch", "without torch"),
         ("team.py", "import transformers", "without torch"),
-        ("new_module_without_a_layer.py", "", "Data flows one way"),
+        ("new_module_without_a_room.py", "", "Data flows one way"),
     ],
 )
 def test_a_planted_import_breaks_them(tmp_path: Path, module: str, line: str, contract: str) -> None:

@@ -40,13 +40,13 @@ def test_a_snippet_that_has_moved_is_found(tmp_path: Path) -> None:
 
 def test_a_survivor_is_named_and_the_source_put_right(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src", tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    test = "test_statistics.py::test_quartiles_by_hand"
-    seen = "test_statistics.py::test_area_under_curve_by_hand"
+    test = "metrics/test_statistics.py::test_quartiles_by_hand"
+    seen = "metrics/test_statistics.py::test_area_under_curve_by_hand"
     ties = "won += tied * (below + level / 2)"
-    mutant = Mutant("ties", "statistics.py", ties, "won += tied * below", (test, seen))
+    mutant = Mutant("ties", "metrics/statistics.py", ties, "won += tied * below", (test, seen))
     assert survivors(mutant, tmp_path) == [f"tests/{test}"]
     assert (tmp_path / mutant.file).read_bytes() == (ROOT / "src" / mutant.file).read_bytes()
-    lost = dataclasses.replace(mutant, tests=("test_statistics.py::test_of_nothing",))
+    lost = dataclasses.replace(mutant, tests=("metrics/test_statistics.py::test_of_nothing",))
     with pytest.raises(RuntimeError, match="pytest ended with"):
         survivors(lost, tmp_path)
 

@@ -62,7 +62,7 @@ def waits(func: Any, args: Any) -> bool:
 
 
 class TapeRecorder:
-    """Records steps on tapes; see `engines.step_graphs.Recorder`."""
+    """Records steps on tapes; see `engines.rollout.local.step_graphs.Recorder`."""
 
     def __init__(self) -> None:
         self.warmed = 0

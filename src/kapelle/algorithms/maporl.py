@@ -23,7 +23,7 @@ a model for each agent, or an adapter for each agent and turn as the authors' (`
 agents in either case.
 
 A verifier that cannot tell right from wrong answers to one question pays noise: `least_auc` says how well it must
-have done so on held-out questions (see `judging.py`).
+have done so on held-out questions (see `training/verifier_judging.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`kapelle collect`: play train tasks and keep the good episodes as data for SFT; see `collection.py`.
+"""`kapelle collect`: play train tasks and keep the good episodes as data for SFT; see `runs/sft_export.py`.
 
 With `--for verifier` graded answers are kept instead, see `collect_answers.py`.
 """

@@ -1,4 +1,4 @@
-"""`kapelle collect --for verifier` and `--show`: graded answers written, balanced and looked at; see `answers.py`."""
+"""`kapelle collect --for verifier` and `--show`: graded answers written, balanced and looked at; see `runs/verifier_export.py`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def report(path: Path, settings: Sequence[str]) -> None:
     """Print NashConv, exploitability, least share of legal moves and returns of every checkpoint and their averages.
 
     Of a mixture, for each of its games that can be enumerated; the others are named with the reason. Raises ConfigError
-    when there is no such game; see `tabular.language_table`.
+    when there is no such game; see `exploitability.language_table`.
     """
     from kapelle.training.trainer import Trainer
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Event = Literal["phase", "warmup", "step", "evaluation"]
 
 RETURN = "return/"
-"""Metrics that say what an agent learns from, see `metrics.METRICS`."""
+"""Metrics that say what an agent learns from, see `metrics.definitions.METRICS`."""
 
 SHOWN = 3
 """Conversations that are shown at a time."""
@@ -57,7 +57,7 @@ class Point:
     failed: int = 0
     reason: str = ""
     verifier: Mapping[str, Any] | None = None
-    """How well a verifier judges, where one is trained (`judging.Judgement.row`)."""
+    """How well a verifier judges, where one is trained (`Judgement.row`)."""
     games: bool = False
     """Whether no task asks a question (`Evaluation.games`)."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Progress:
 
 
 class Watch:
-    """A listener (`trainer.Listener`) that keeps the progress and hands it to a view at every change."""
+    """A listener (`Listener`) that keeps the progress and hands it to a view at every change."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Which tool to call with what: the single-turn questions of the Berkeley Function Calling Leaderboard.
 
 An agent reads a question and the schemas of tools, and makes the calls that answer it; nothing is executed.
-Right are the calls that BFCL lists as accepted (`grading.tool_call` has the rules); of the category
+Right are the calls that BFCL lists as accepted (`grading.text.tool_call` has the rules); of the category
 `irrelevance`, whose tools cannot help, no call at all.
 """
 

@@ -1,7 +1,7 @@
 """Sides that argue over a motion before a judge: PRO and CON, or any number of sides.
 
 Seats take sides in turn (the first argues PRO, the second CON, a third PRO again). A rule-based judge scores
-evidence, structure and consistency and explains each score (`grading.argument`); a language model can judge
+evidence, structure and consistency and explains each score (`grading.text.argument`); a language model can judge
 instead, asked about every pair of sides in both orders.
 """
 

@@ -1,1 +1,5 @@
 """How good a team is, and against what."""
+
+from kapelle.former_names import contents_of
+
+__getattr__ = contents_of(__name__)

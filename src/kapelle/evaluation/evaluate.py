@@ -9,9 +9,9 @@ from typing import Any
 
 from kapelle.algorithm import TurnKey, label_of, turns_of
 from kapelle.environment import Environment
+from kapelle.environments.bounded_worlds import task_of
 from kapelle.metrics.definitions import by_part, own_returns, rollout_metrics
 from kapelle.metrics.statistics import Rate, area_under_curve, rate_of
-from kapelle.rollout.bounded_worlds import task_of
 from kapelle.rollout.play import Play, rollout
 from kapelle.runtime.seeds import derive_seed
 from kapelle.types import Episode, Group, Sampling, Split, Task
@@ -49,7 +49,7 @@ class Evaluation:
     groups: tuple[Group, ...] = field(default=(), repr=False)
     """The episodes themselves."""
     verifier: Mapping[str, Any] | None = None
-    """For a run that trains a verifier: how well it judges (`judging.Judgement.row`); the team learns nothing then."""
+    """For a run that trains a verifier: how well it judges (`Judgement.row`); the team learns nothing then."""
 
     @property
     def rate(self) -> Rate:

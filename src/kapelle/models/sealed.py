@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import ModelError
-from kapelle.runs.checkpoint_folder import check_listed, sha256, step_of, unique_keys
+from kapelle.runtime.manifest import check_listed, sha256, step_of, unique_keys
 
 SEAL = "kapelle.json"
 """What kapelle writes beside weights."""

@@ -24,9 +24,9 @@ from kapelle.environment import (
     World,
     asks_questions,
 )
+from kapelle.environments.bounded_worlds import BoundedWorld, open_world
 from kapelle.errors import ContextError, EpisodeError
 from kapelle.metrics.timeline import Timeline
-from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.rollout.branching import Record, judge, settle
 from kapelle.rollout.concurrency import at_once
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault, payments, share, text

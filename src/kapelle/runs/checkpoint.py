@@ -30,11 +30,11 @@ from kapelle.runs.checkpoint_folder import (
     newest_valid,
     prune,
     read_manifest,
-    sha256,
     verify,
 )
 from kapelle.runs.exact_json import decode, encode
 from kapelle.runtime.atomic_files import PARTIAL, explain, flush, write_new
+from kapelle.runtime.manifest import sha256
 from kapelle.runtime.tensor_files import load_tensors
 from kapelle.types import Json
 

@@ -8,7 +8,7 @@ other programs load them, and a verifier that was trained:
       adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder, sealed (`models.sealed`)
       value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
       verifier.json                                     `base`: hash of the base that it stands on; `held_out`: how
-                                                        well it judges (`judging.Judgement.row`), null if not measured
+                                                        well it judges (`Judgement.row`), null if not measured
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from kapelle.models.outline import check_same, check_saved
 from kapelle.models.sealed import base_of, seal, verify_folder
 from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
 from kapelle.runs import checkpoint
-from kapelle.runs.checkpoint_folder import step_of
 from kapelle.runs.writer import RunDirectory
+from kapelle.runtime.manifest import step_of
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.runtime.tensor_files import load_tensors
 from kapelle.team import VERIFIER, Critic, Team
@@ -251,7 +251,7 @@ def _write_verifier(
 def check_verifier(folder: Path, least_auc: float) -> None:
     """Raise ConfigError unless a verifier's folder says that it judges held-out answers this well.
 
-    Asked is an AUC of `least_auc` among answers to one question whose 95 % interval lies above ½; see `judging.py` for
+    Asked is an AUC of `least_auc` among answers to one question whose 95 % interval lies above ½; see `training/verifier_judging.py` for
     how it is measured, and why not over all answers.
     """
     try:

@@ -6,11 +6,10 @@ file that it lists has the size and the SHA-256 that it says. Any change of a si
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,9 @@ from typing import Any
 
 from kapelle.errors import CheckpointError
 from kapelle.runtime.atomic_files import PARTIAL, explain
+from kapelle.runtime.manifest import FOLDER, check_listed, sha256, step_of, unique_keys
 
 FORMAT = 1
-_FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +39,11 @@ class Newest:
     rejected: tuple[Rejected, ...]
 
 
-def step_of(folder: Path) -> int | None:
-    """Return the step that a checkpoint's name says, None for another name."""
-    match = _FOLDER.fullmatch(folder.name)
-    return int(match[1]) if match else None
-
-
 def list_checkpoints(checkpoints: Path) -> list[Path]:
     """Return the folders of checkpoints, oldest first; whether they are whole is not asked."""
     if not checkpoints.is_dir():
         return []
-    found = [(match, path) for path in checkpoints.iterdir() if (match := _FOLDER.fullmatch(path.name))]
+    found = [(match, path) for path in checkpoints.iterdir() if (match := FOLDER.fullmatch(path.name))]
     return [path for match, path in sorted(found, key=lambda item: (int(item[0][1]), int(item[0][2] or 1)))]
 
 
@@ -158,12 +150,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal digits; lets OSError through."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
     """Turn what the disk or safetensors refuses inside into a CheckpointError that says what was being done."""
@@ -188,14 +174,6 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON as a dictionary; ValueError when a key stands twice."""
-    # A name that has turned into another's would else take its place, and one file would no longer be looked at.
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice")
-    return dict(pairs)
-
-
 def _check_form(manifest: dict[str, Any], step: int | None) -> None:
     """Raise ValueError or TypeError unless this is what `checkpoint.save` writes for the step."""
     files = manifest["files"]
@@ -203,12 +181,3 @@ def _check_form(manifest: dict[str, Any], step: int | None) -> None:
     if not known or step not in (None, manifest["step"]) or "state.json" not in files:
         raise ValueError("another form, or another step than the folder's name")
     check_listed(files)
-
-
-def check_listed(files: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError unless every file is listed by its size and SHA-256."""
-    for expected in files.values():
-        if expected.keys() != {"bytes", "sha256"} or type(expected["bytes"]) is not int:
-            raise ValueError("another form of a file's entry")
-        if not _SHA256.fullmatch(expected["sha256"]):
-            raise ValueError("no SHA-256")

@@ -1,4 +1,4 @@
-"""What stands where in a run directory, and how to read it back; `run_dir` documents the files."""
+"""What stands where in a run directory, and how to read it back; `writer` documents the files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kapelle.errors import DataError, RunDirectoryError
-from kapelle.runs.checkpoint_folder import newest_listed, newest_valid, step_of
+from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
 from kapelle.runs.episode_json import load_episode, load_groups
 from kapelle.runs.lock import is_another_process
+from kapelle.runtime.manifest import step_of
 from kapelle.types import Episode, Group, Json, Split
 
 _STEP = re.compile(r"[0-9]+")

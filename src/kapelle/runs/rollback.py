@@ -28,11 +28,12 @@ from typing import Any, cast
 from kapelle.errors import CheckpointError, RunDirectoryError
 from kapelle.models.finite import learned, poisoned
 from kapelle.runs import checkpoint
-from kapelle.runs.checkpoint_folder import list_checkpoints, step_of, verify
+from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
 from kapelle.runs.reader import episode_file
 from kapelle.runs.writer import RunDirectory, episode_steps, is_run
 from kapelle.runtime.atomic_files import explain, flush, replace_file
+from kapelle.runtime.manifest import step_of
 from kapelle.types import Split
 
 ASIDE = "rolled-back"

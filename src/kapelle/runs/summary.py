@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError, KapelleError
-from kapelle.runs.checkpoint_folder import list_checkpoints, step_of, verify
+from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.reader import (
     is_run,
     read_config,
@@ -18,6 +18,7 @@ from kapelle.runs.reader import (
     read_provenance,
     read_status,
 )
+from kapelle.runtime.manifest import step_of
 from kapelle.settings.overlays import parse_yaml
 
 SHOWN = ("success", "reward", "loss", "mixer_loss", "entropy", "parity/max")

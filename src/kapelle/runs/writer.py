@@ -10,7 +10,7 @@
       episodes/test/00000012.jsonl     those of the evaluation after step 12
       checkpoints/00000012/            see `checkpoint`
       latest               text: relative path of the newest checkpoint, for people; `read_latest` looks itself
-      lock                 says who has the run; it and the directory are locked, see `run_lock`
+      lock                 says who has the run; it and the directory are locked, see `lock`
       rolled-back/         what `kapelle runs rollback` has moved, see `rollback`
 
 Rows of metrics and evaluations are appended with one write each; every other file is replaced in one

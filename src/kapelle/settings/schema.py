@@ -1,8 +1,8 @@
 """The settings of a run: frozen, strict, and each said in one place.
 
 A recipe is YAML of this shape. The sections `algorithm`, `environment` and `workflow` are settings of
-whatever class their `name` finds. Reading files, overlays and error texts live in `recipe.py`; what
-combinations mean together is checked in `checks.py`.
+whatever class their `name` finds. Reading files, overlays and error texts live in `setup/recipe.py`; what
+combinations mean together is checked in `setup/validation.py`.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class RunConfig(Configured):
     model: ModelConfig = ModelConfig()
     team: TeamConfig = TeamConfig()
     environment: SerializeAsAny[Configured]
-    """Settings of the class that `environment.name` finds; see `recipe.resolve`."""
+    """Settings of the class that `environment.name` finds; see `setup.recipe.resolve`."""
     workflow: SerializeAsAny[Configured]
     algorithm: SerializeAsAny[Configured]
     engine: SerializeAsAny[Configured]

@@ -1,6 +1,6 @@
 """From settings to a team: which agent acts with which weights, and who judges it.
 
-No model is loaded here; `checks.py` looks at the result before anything expensive starts.
+No model is loaded here; `validation.py` looks at the result before anything expensive starts.
 """
 
 from __future__ import annotations

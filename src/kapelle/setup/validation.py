@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from kapelle.algorithm import Algorithm
 from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
+from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.paths import check_model_path
-from kapelle.rollout.bounded_worlds import task_of
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig

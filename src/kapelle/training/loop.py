@@ -28,11 +28,11 @@ from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.engines.train.torch.engine import reference_name
 from kapelle.environment import Environment
+from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import NumericsError, TrainingHalted
 from kapelle.evaluation.evaluate import verifier_metrics
 from kapelle.metrics.definitions import demonstrated, is_dead, own_returns, rollout_metrics
 from kapelle.metrics.timeline import Timeline
-from kapelle.rollout.bounded_worlds import task_of
 from kapelle.rollout.play import Play, rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.interrupts import unbroken

@@ -25,10 +25,11 @@ import yaml
 
 from kapelle.algorithm import Algorithm
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
-from kapelle.runs.checkpoint_folder import list_checkpoints, step_of
+from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.lock import LEFT_BEHIND, RunLock
 from kapelle.runs.reader import is_run, read_latest, read_status
 from kapelle.runtime.atomic_files import PARTIAL, explain, replace_file
+from kapelle.runtime.manifest import step_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import Recipe, load_stages
 from kapelle.setup.team_builder import build_team

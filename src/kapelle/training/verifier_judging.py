@@ -55,7 +55,7 @@ class Judgement:
     auc: float | None
     """Chance that a right answer scores above a wrong one, over all answers; None when they are all of one kind."""
     interval: tuple[float, float] | None
-    """95 % of `auc`, by questions (`statistics.area_interval`)."""
+    """95 % of `auc`, by questions (`metrics.statistics.area_interval`)."""
     both: int
     """Questions with right and wrong answers."""
     auc_within: float | None

@@ -24,11 +24,11 @@ from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
 from kapelle.environment import Environment
+from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import CheckpointError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.sealed import seal, verify_folder
 from kapelle.models.weights import save_model, shapes_of
-from kapelle.rollout.bounded_worlds import task_of
 from kapelle.rollout.play import Play, rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.seeds import derive_seed

@@ -1,1 +1,5 @@
 """Train engines: whoever holds the learning weights, behind one protocol."""
+
+from kapelle.former_names import contents_of
+
+__getattr__ = contents_of(__name__)

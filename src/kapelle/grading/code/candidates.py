@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from types import ModuleType
 
-from kapelle.grading.code import candidate_driver as code_candidate
+from kapelle.grading.code import candidate_driver
 from kapelle.grading.code import values as code_values
 from kapelle.grading.code.values import Plain, ValueFault, decode, encode
 from kapelle.sandbox.contract import Backend, Limits, Session, start
@@ -25,7 +25,7 @@ class Candidate:
     def __init__(self, solution: str, sandbox: Backend, limits: Limits) -> None:
         self._files = {
             "solution.py": solution.encode("utf-8", "surrogatepass"),
-            "kapelle/grading/code/candidate_driver.py": source_of(code_candidate),
+            "kapelle/grading/code/candidate_driver.py": source_of(candidate_driver),
             "kapelle/grading/code/values.py": source_of(code_values),
         }
         self._sandbox = sandbox
@@ -39,7 +39,7 @@ class Candidate:
         """Start it, so that it is ready when it is asked. Raises SandboxError."""
         self._starts += 1
         self._lost = ""
-        command = driver_command(self._sandbox, "code_candidate")
+        command = driver_command(self._sandbox, "candidate_driver")
         self._session = start(self._sandbox, self._files, command, self._limits)
 
     def ask(self, *question: Plain) -> tuple[Plain, ...]:
@@ -97,5 +97,5 @@ def source_of(module: ModuleType) -> bytes:
 
 def driver_command(sandbox: Backend, driver: str, *arguments: str) -> list[str]:
     """Return the command of a driver: isolated from the environment and the user's packages."""
-    begin = f"import sys; sys.path.insert(0, ''); from kapelle.grading.{driver} import serve; serve()"
+    begin = f"import sys; sys.path.insert(0, ''); from kapelle.grading.code.{driver} import serve; serve()"
     return [sandbox.python, "-I", "-B", "-c", begin, *arguments]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kapelle.grading.code import test_driver as code_tests
+from kapelle.grading.code import test_driver
 from kapelle.grading.code import values as code_values
 from kapelle.grading.code.candidates import Candidate, CandidateGone, driver_command, source_of
 from kapelle.grading.code.values import Plain, ValueFault, decode, encode
@@ -47,7 +47,7 @@ def grade_program(
     session: Session | None = None
     try:
         candidate.start()
-        command = driver_command(sandbox, "code_tests", str(count), *tests.candidate)
+        command = driver_command(sandbox, "test_driver", str(count), *tests.candidate)
         session = ready.start(_test_files(tests), command)
         return _carry(candidate, session, count, limits.wall_s * (count + 1))
     finally:
@@ -62,7 +62,7 @@ def _test_files(tests: ProgramTests) -> dict[str, bytes]:
     return {
         **programs,
         "setup.py": tests.setup.encode(),
-        "kapelle/grading/code/test_driver.py": source_of(code_tests),
+        "kapelle/grading/code/test_driver.py": source_of(test_driver),
         "kapelle/grading/code/values.py": source_of(code_values),
     }
 

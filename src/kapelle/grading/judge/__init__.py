@@ -1,1 +1,5 @@
 """Language models as judges."""
+
+from kapelle.former_names import contents_of
+
+__getattr__ = contents_of(__name__)

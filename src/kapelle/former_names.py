@@ -1,0 +1,189 @@
+"""Names of before the modules moved into rooms: they go on for one release, with a warning that says the new one.
+
+`import kapelle.configured` still gives the module, which is now `kapelle.settings.base`; it is the very same object,
+so that a class imported both ways is one class. Where a package has taken the name of a module (`kapelle.rollout`),
+the package hands over what the module held.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from types import ModuleType
+from typing import Any
+
+MODULES: Mapping[str, str] = {
+    "algorithms.credit_mixer": "algorithms.value_decomposition.credit_mixer",
+    "algorithms.gae": "algorithms.shared.gae",
+    "algorithms.groups": "algorithms.shared.groups",
+    "algorithms.monte_carlo": "algorithms.shared.monte_carlo",
+    "algorithms.orders": "algorithms.shared.orders",
+    "algorithms.rewards": "algorithms.shared.rewards",
+    "algorithms.surrogate": "algorithms.shared.surrogate",
+    "algorithms.tree": "algorithms.shared.tree",
+    "algorithms.umad": "algorithms.shared.umad",
+    "answers": "runs.verifier_export",
+    "assembly": "setup.team_builder",
+    "baselines": "evaluation.baselines",
+    "batch": "engines.train.batch",
+    "blocking": "runtime.event_loop",
+    "chat_requests": "runtime.http",
+    "checkpoint": "runs.checkpoint",
+    "checkpoint_folder": "runs.checkpoint_folder",
+    "checks": "setup.validation",
+    "collate": "training.collate",
+    "collection": "runs.sft_export",
+    "config": "settings.schema",
+    "configured": "settings.base",
+    "durable": "runtime.atomic_files",
+    "engines.compose": "engines.rollout.compose",
+    "engines.endpoint": "engines.rollout.endpoint",
+    "engines.judging": "engines.rollout.judge",
+    "engines.local": "engines.rollout.local.engine",
+    "engines.scripted": "engines.rollout.scripted",
+    "engines.torch_train": "engines.train.torch.engine",
+    "environments.code_problems": "environments.code.problems",
+    "environments.code_world": "environments.code.world",
+    "environments.data_settings": "environments.data.settings",
+    "environments.data_source": "environments.data.source",
+    "environments.gymnasium": "environments.adapters.gymnasium",
+    "environments.labelled": "environments.recorded.labelled",
+    "environments.openspiel_games": "environments.openspiel.games",
+    "environments.openspiel_opponents": "environments.openspiel.opponents",
+    "environments.openspiel_rules": "environments.openspiel.rules",
+    "environments.openspiel_world": "environments.openspiel.world",
+    "environments.pettingzoo": "environments.adapters.pettingzoo",
+    "environments.plain": "environments.adapters.plain",
+    "environments.preferences": "environments.recorded.preferences",
+    "environments.reasoning_gym": "environments.adapters.reasoning_gym",
+    "environments.row_fields": "environments.data.row_fields",
+    "environments.siirl_env": "environments.adapters.siirl_env",
+    "environments.spaces": "environments.adapters.spaces",
+    "environments.stepping": "environments.adapters.stepping",
+    "environments.textarena": "environments.adapters.textarena",
+    "environments.tool_arguments": "environments.tools.arguments",
+    "environments.tool_calculator": "environments.tools.calculator",
+    "environments.tool_contract": "environments.tools.contract",
+    "environments.tool_files": "environments.tools.files",
+    "environments.tool_functions": "environments.tools.functions",
+    "environments.tool_mcp": "environments.tools.mcp",
+    "environments.tool_prompt": "environments.tools.prompt",
+    "environments.tool_python": "environments.tools.python",
+    "environments.tool_search": "environments.tools.search",
+    "environments.tools_world": "environments.tools.world",
+    "environments.trajectories": "environments.recorded.trajectories",
+    "environments.usable": "environments.data.usable",
+    "environments.web": "environments.tools.web",
+    "episode_json": "runs.episode_json",
+    "grading.algebra": "grading.math.algebra",
+    "grading.argument": "grading.text.argument",
+    "grading.choice": "grading.text.choice",
+    "grading.code_calls": "grading.code.calls",
+    "grading.code_output": "grading.code.output",
+    "grading.code_tasks": "grading.code.tasks",
+    "grading.code_text": "grading.code.text",
+    "grading.code_verdict": "grading.code.verdict",
+    "grading.exact": "grading.text.exact",
+    "grading.extraction": "grading.text.extraction",
+    "grading.json_answer": "grading.text.json_answer",
+    "grading.judge_endpoint": "grading.judge.endpoint",
+    "grading.numeric": "grading.math.numeric",
+    "grading.regex": "grading.text.regex",
+    "grading.tool_call": "grading.text.tool_call",
+    "grading.tool_text": "grading.text.tool_text",
+    "judging": "training.verifier_judging",
+    "listener": "training.observer",
+    "loading": "setup.model_loading",
+    "loop": "training.loop",
+    "playing": "evaluation.playing",
+    "preparation": "environments.data.preparation",
+    "randomness": "runtime.randomness",
+    "recipe": "setup.recipe",
+    "run_dir": "runs.writer",
+    "run_files": "runs.reader",
+    "seeds": "runtime.seeds",
+    "stages": "training.stages",
+    "statistics": "metrics.statistics",
+    "tabular": "evaluation.exploitability",
+    "timeline": "metrics.timeline",
+    "trackers": "runs.trackers",
+    "trainer": "training.trainer",
+    "warmup": "training.warmup",
+}
+"""Former module → where it is now, both without `kapelle.`; of modules that code of yours may have imported."""
+
+PACKAGES: Mapping[str, str] = {
+    "rollout": "rollout.play",
+    "evaluation": "evaluation.evaluate",
+    "metrics": "metrics.definitions",
+    "engines.rollout": "engines.rollout.protocol",
+    "engines.train": "engines.train.protocol",
+    "environments.code": "environments.code.environment",
+    "environments.openspiel": "environments.openspiel.environment",
+    "environments.recorded": "environments.recorded.base",
+    "grading.math": "grading.math.grade",
+    "grading.code": "grading.code.grade",
+    "grading.judge": "grading.judge.grade",
+}
+"""Package with the name of a former module → where what the module held is now."""
+
+
+class _Same(Loader):
+    """Gives the module of the new name under the old one."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import system has just put the old name's there
+
+
+class FormerModules(MetaPathFinder):
+    """Finds modules by the names of before; asked only for what nobody else has found."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a former name, warning that it has a new one; None for every other name."""
+        new = MODULES.get(fullname.removeprefix("kapelle."))
+        if new is None or not fullname.startswith("kapelle."):
+            return None
+        _warn(fullname, f"kapelle.{new}")
+        return spec_from_loader(fullname, _Same(import_module(f"kapelle.{new}")))
+
+
+def install() -> None:
+    """Let former module names be imported; once is enough."""
+    if not any(isinstance(finder, FormerModules) for finder in sys.meta_path):
+        sys.meta_path.append(FormerModules())
+
+
+def contents_of(package: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a package with the name of a former module."""
+    home = f"kapelle.{PACKAGES[package.removeprefix('kapelle.')]}"
+
+    def attribute(name: str) -> Any:
+        # A submodule that is being imported is asked for here first, and is no former name.
+        if not name.startswith("__") and find_spec(f"{package}.{name}") is None:
+            module = import_module(home)
+            if hasattr(module, name):
+                _warn(f"{package}.{name}", f"{home}.{name}")
+                return getattr(module, name)
+        raise AttributeError(f"module '{package}' has no attribute {name!r}")
+
+    return attribute
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(
+        f"`{old}` is now `{new}`; the old name goes with the next release.", DeprecationWarning, stacklevel=3
+    )

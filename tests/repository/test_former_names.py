@@ -1,0 +1,60 @@
+"""Module names of before go on, as the very same modules, and say what they are called now."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from kapelle.former_names import MODULES, PACKAGES, install
+
+
+@pytest.mark.parametrize("old", MODULES)
+def test_a_former_module_is_the_one_of_today(old: str) -> None:
+    sys.modules.pop(f"kapelle.{old}", None)
+    with pytest.warns(DeprecationWarning, match=f"`kapelle.{old}` is now `kapelle.{MODULES[old]}`"):
+        found = import_module(f"kapelle.{old}")
+    today = import_module(f"kapelle.{MODULES[old]}")
+    assert found is today
+    assert today.__spec__ is not None
+    assert today.__spec__.name == f"kapelle.{MODULES[old]}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_hands_over_what_the_module_of_its_name_held(package: str) -> None:
+    home = import_module(f"kapelle.{PACKAGES[package]}")
+    held = [name for name, value in vars(home).items() if getattr(value, "__module__", None) == home.__name__]
+    assert held
+    for name in held:
+        if not name.startswith("__"):
+            with pytest.warns(DeprecationWarning, match=f"`{home.__name__}.{name}`"):
+                assert getattr(import_module(f"kapelle.{package}"), name) is getattr(home, name)
+
+
+def test_what_never_was_is_not_found() -> None:
+    with pytest.raises(ImportError, match="nothing_of_the_kind"):
+        import_module("kapelle.nothing_of_the_kind")
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = import_module("kapelle.rollout").nothing_of_the_kind
+
+
+def test_one_finder_is_enough() -> None:
+    before = len(sys.meta_path)
+    install()
+    assert len(sys.meta_path) == before
+
+
+def test_an_environment_written_before_still_runs() -> None:
+    written = (
+        "from kapelle.configured import Configured\n"
+        "from kapelle.environments.openspiel import OpenSpiel\n"
+        "from kapelle.rollout import Play, rollout\n"
+        "import kapelle\n"
+        "assert Configured is kapelle.Configured\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", written], capture_output=True, text=True, check=True
+    )
+    assert "`kapelle.configured` is now `kapelle.settings.base`" in done.stderr
