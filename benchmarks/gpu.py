@@ -108,7 +108,7 @@ def rest(size: EmbeddedConfig, device: str, rows: int, new: int) -> dict[str, in
     while decoder.in_flight:
         decoder.advance(new)
     held.append(_reserved(device))
-    decoder.rest()
+    decoder.release_caches()
     if device == "cuda":
         torch.cuda.empty_cache()
     held.append(_reserved(device))

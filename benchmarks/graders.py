@@ -28,14 +28,14 @@ from kapelle.grading.math.numeric import Number, grade_numeric, parse_number
 from kapelle.grading.processes import KillableProcesses
 from kapelle.grading.text.choice import grade_choice
 from kapelle.grading.text.exact import grade_exact
-from kapelle.grading.text.extraction import Policy
+from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.grading.text.json_answer import grade_json
 from kapelle.grading.text.regex import grade_regex, regex_processes
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.verdict import Grade
 from kapelle.types import Message
 
-POLICIES: tuple[Policy, ...] = ("tag", "hash", "only_box")
+POLICIES: tuple[ExtractionRule, ...] = ("tag", "hash", "only_box")
 HONEST = 2_000
 MANY = 10_000
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from kapelle.environment import Outcome
 from kapelle.models.embedded import build_model, build_tokenizer
 from kapelle.models.language_model import LanguageModel
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.types import Split, Task
 
@@ -64,7 +64,7 @@ def reward(text: str) -> float:
     return float(sum(text.encode()) % 2)
 
 
-class FixedTasks(Configured):
+class FixedTasks(Settings):
     """Questions of a fixed number of tokens, whose reward depends on the answer alone."""
 
     name: Literal["benchmarks.subjects:FixedTasks"] = "benchmarks.subjects:FixedTasks"

@@ -18,7 +18,7 @@ from benchmarks.subjects import model, prompt_ids, subject
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Policy
 
@@ -53,7 +53,7 @@ def update(size: str, dtype: str, their_dtype: str, rounds: int) -> dict[str, An
     """Return the comparison for one size."""
     settings = OptimizerConfig(lr=1e-5)
     engine = TorchTrainEngine(
-        {"base": subject(size, dtype)}, [Policy("agent", "base")], [], settings, Limits(), seed=0
+        {"base": subject(size, dtype)}, [Policy("agent", "base")], [], settings, UpdateLimits(), seed=0
     )
     sequences = [prompt_ids(k, n) for k, n in enumerate(lengths())]
     samples = _samples(sequences)

@@ -21,7 +21,7 @@ from kapelle.workflows.cory import Cory
 from kapelle.workflows.dag import Dag, Node
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.parallel import Parallel
-from kapelle.workflows.play import Play as PlayGame
+from kapelle.workflows.play import PlayWorkflow
 from kapelle.workflows.reflect import Reflect
 from kapelle.workflows.router import Router
 from kapelle.workflows.solo import Solo
@@ -46,7 +46,7 @@ SHOWN: Mapping[str, tuple[Workflow, Mapping[str, Sequence[str]]]] = {
     "cory": (Cory(), {"ann": ["122"], "bob": ["132"]}),
     "tool_use": (ToolUse(), {"ann": ["132"]}),
     "dag": (Dag(nodes=(PLAN, SOLVE)), {"ann": ["carry 1"], "bob": ["132"]}),
-    "play": (PlayGame(), {"ann": ["x(1,1)", "x(0,0)", "x(2,2)"], "bob": ["o(0,1)", "o(0,2)"]}),
+    "play": (PlayWorkflow(), {"ann": ["x(1,1)", "x(0,0)", "x(2,2)"], "bob": ["o(0,1)", "o(0,2)"]}),
 }
 
 

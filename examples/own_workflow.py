@@ -15,7 +15,7 @@ from kapelle.workflow import Scene, need_answers
 from kapelle.workflows.voting import majority
 
 
-class SecondOpinion(kapelle.Configured):
+class SecondOpinion(kapelle.Settings):
     """Two agents answer; a third is asked only when they differ, and then the majority counts."""
 
     name: Literal["own_workflow:SecondOpinion"] = "own_workflow:SecondOpinion"

@@ -24,7 +24,7 @@ _HOME = {
     "AgentConfig": "settings.schema",
     "Algorithm": "algorithm",
     "ConfigError": "errors",
-    "Configured": "settings.base",
+    "Settings": "settings.base",
     "Credit": "algorithm",
     "DataError": "errors",
     "Environment": "environment",
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from kapelle.errors import KapelleError as KapelleError
     from kapelle.evaluation.evaluate import Evaluation as Evaluation
     from kapelle.models.language_model import LanguageModel as LanguageModel
-    from kapelle.settings.base import Configured as Configured
+    from kapelle.settings.base import Settings as Settings
     from kapelle.settings.schema import AgentConfig as AgentConfig
     from kapelle.settings.schema import RunConfig as RunConfig
     from kapelle.settings.schema import TeamConfig as TeamConfig

@@ -62,14 +62,14 @@ class TurnKey(NamedTuple):
 class Embedding(NamedTuple):
     """One turn as a frozen model reads it."""
 
-    saw_D: Tensor
+    observation_D: Tensor
     """Mean last hidden state over the prompt's tokens."""
-    said_D: Tensor
+    action_D: Tensor
     """Mean last hidden state over the completion's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class Signals:
     """What the train engine knows of the sampled turns before the update."""
 
     values: Mapping[TurnKey, Tensor] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Credit:
 
     advantage_T: Tensor
     return_T: Tensor | None = None
-    """Target of the critic wherever it was asked, `[T]` or `[1]` (`CriticNeed.unit`); None without a critic."""
+    """Target of the critic wherever it was asked, `[T]` or `[1]` (`CriticSpec.unit`); None without a critic."""
     weight: float = 1.0
     """0 leaves the turn out of the policy's loss and of its weight."""
     pair: int | None = None
@@ -154,7 +154,7 @@ class CriticLoss(Protocol):
 class CreditFunction(Protocol):
     """Turns groups into credit for every turn that is trained on; pure."""
 
-    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]: ...
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]: ...
 
 
 MIXER_UNDONE = "mixer_undone"
@@ -167,7 +167,7 @@ class CreditMemory(Protocol):
     Everything that it keeps is in `state`, so that a resumed run goes on bit for bit.
     """
 
-    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return credit for every turn that is trained on, and take the step into memory."""
         ...
 
@@ -207,7 +207,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class CriticNeed:
+class CriticSpec:
     """What an algorithm wants to know from critics."""
 
     view: Literal["local", "central", "answer"]
@@ -260,7 +260,7 @@ class Algorithm:
     credit: CreditFunction | None = None
     """None for algorithms that learn from demonstrations."""
     source: Literal["rollout", "demonstrations"] = "rollout"
-    critic: CriticNeed | None = None
+    critic: CriticSpec | None = None
     group_size: int = 1
     """Episodes per task."""
     reference_every: int | None = None
@@ -292,7 +292,7 @@ class Algorithm:
     returns: Callable[[Episode], Mapping[str, float]] | None = None
     """Each agent's undiscounted return as it is trained on, the team's reward shared; None shares nothing."""
     verifier: str | None = None
-    """Folder of a trained verifier that gives `Estimates.score`."""
+    """Folder of a trained verifier that gives `Signals.score`."""
     least_auc: float | None = None
     """Least AUC that the verifier must have reached on held-out questions; None asks for nothing."""
     scores: bool = False

@@ -34,7 +34,7 @@ BUILTIN_WORKFLOWS: Mapping[str, str] = {
     "cory": "kapelle.workflows.cory:Cory",
     "dag": "kapelle.workflows.dag:Dag",
     "router": "kapelle.workflows.router:Router",
-    "play": "kapelle.workflows.play:Play",
+    "play": "kapelle.workflows.play:PlayWorkflow",
     "tool_use": "kapelle.workflows.tool_use:ToolUse",
 }
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tests.support.tiny import episode, frozen_copy, group, same_bits, turn
 
 from kapelle import Trainer
-from kapelle.algorithm import Credit, Estimates, TurnKey
+from kapelle.algorithm import Credit, Signals, TurnKey
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
@@ -49,7 +49,7 @@ class TestSets:
 
         credit = ATGRPO(scale="none", team_reward="individual").build().credit
         assert credit is not None
-        given = credit([group(one(1.0, 2.0, 3.0), one(0.0, 4.0, 1.0))], Estimates())
+        given = credit([group(one(1.0, 2.0, 3.0), one(0.0, 4.0, 1.0))], Signals())
         assert advantages(given) == pytest.approx([-0.5, 1.0, -1.0, 0.5, -1.0, 1.0])
 
 

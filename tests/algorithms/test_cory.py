@@ -23,7 +23,7 @@ from tests.support.tiny import (
 )
 
 from kapelle import Trainer
-from kapelle.algorithm import Estimates
+from kapelle.algorithm import Signals
 from kapelle.algorithms.cory import CORY, check_pair
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
@@ -120,7 +120,7 @@ class TestRow:
         ]
         credit = cory().build().credit
         assert credit is not None
-        given = credit(groups, Estimates())
+        given = credit(groups, Signals())
         assert [float(given[key].advantage_T[0]) for key in sorted(given)] == [0.5, 0.5, -0.5, -0.5]
 
     def test_without_a_swap_it_is_its_base_on_the_sum(self) -> None:
@@ -132,7 +132,7 @@ class TestRow:
         assert row.swap_every == 0
         assert row.credit is not None
         assert base.credit is not None
-        one, other = row.credit(groups, Estimates()), base.credit(groups, Estimates())
+        one, other = row.credit(groups, Signals()), base.credit(groups, Signals())
         assert all(torch.equal(one[key].advantage_T, other[key].advantage_T) for key in one)
 
     @pytest.mark.parametrize(

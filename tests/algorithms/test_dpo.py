@@ -26,11 +26,11 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
-from kapelle.algorithm import Estimates, Outputs, Targets, TurnKey
+from kapelle.algorithm import Outputs, Signals, Targets, TurnKey
 from kapelle.algorithms.dpo import DPO, dpo_over_pairs, ipo_over_pairs, pairs_of
 from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine, reference_name
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits, reference_name
 from kapelle.environments.recorded.preferences import Preferences
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import rollout
@@ -75,7 +75,7 @@ def test_a_failed_episode_is_on_no_side() -> None:
 
 
 def test_credit_marks_all_turns_of_both_sides_and_leaves_the_rest_out() -> None:
-    credit = DPO(team_reward="individual", group_size=3).credit([GROUP, GROUP], Estimates())
+    credit = DPO(team_reward="individual", group_size=3).credit([GROUP, GROUP], Signals())
     told = {key: (given.pair, given.weight, given.advantage_T.tolist()) for key, given in credit.items()}
     assert told[TurnKey(0, 1, 0)] == (0, 1.0, [1.0, 1.0])
     assert told[TurnKey(0, 1, 2)] == (0, 1.0, [1.0])
@@ -136,7 +136,7 @@ SIDES = [(0, 1.0, (3, 4)), (1, -1.0, (5, 3)), (0, 1.0, (6, 2)), (0, -1.0, (3, 5)
 
 def engine(max_tokens: int = 4096) -> TorchTrainEngine:
     """Two policies that no longer stand at their references."""
-    made = train_engine(lora_policies("p", "q"), references=True, limits=Limits(max_tokens))
+    made = train_engine(lora_policies("p", "q"), references=True, limits=UpdateLimits(max_tokens))
     for seed, name in enumerate("pq"):
         stir(made.weights(name), 50 + seed)
     return made

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.support.tiny import TASK, episode, group, turn
 
-from kapelle.algorithm import Credit, Estimates, TurnKey
+from kapelle.algorithm import Credit, Signals, TurnKey
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.rloo import RLOO
 from kapelle.algorithms.shared.rewards import TeamReward
@@ -26,7 +26,7 @@ def solo(reward: float, *, tokens: int = 2, task: Task = TASK, **fields: object)
 def credit_of(algorithm: GRPO | RLOO, groups: Sequence[Group]) -> Mapping[TurnKey, Credit]:
     give = algorithm.build().credit
     assert give is not None
-    return give(groups, Estimates())
+    return give(groups, Signals())
 
 
 def advantages(algorithm: GRPO | RLOO, groups: Sequence[Group]) -> list[float]:

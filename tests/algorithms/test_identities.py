@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiny import episode, group, turn
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
 from kapelle.algorithms.dr_mas import DrMAS
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.magrpo import MAGRPO
@@ -28,10 +28,10 @@ RETURNS = st.lists(PRIZES, min_size=2, max_size=6)
 
 
 def advantages(
-    algorithm: Algorithm, groups: Sequence[Group], estimates: Estimates | None = None
+    algorithm: Algorithm, groups: Sequence[Group], signals: Signals | None = None
 ) -> dict[TurnKey, list[float]]:
     assert algorithm.credit is not None
-    given: Mapping[TurnKey, Credit] = algorithm.credit(groups, estimates or Estimates())
+    given: Mapping[TurnKey, Credit] = algorithm.credit(groups, signals or Signals())
     return {key: one.advantage_T.tolist() for key, one in given.items()}
 
 
@@ -99,7 +99,7 @@ def test_a_shift_of_all_rewards_changes_nothing(
 def test_a_shift_takes_the_greedy_return_with_it(returns: list[float], greedy: float, shift: float) -> None:
     remax = ReMax().build()
     before, after = (
-        advantages(remax, duets(returns, s), Estimates(greedy={0: duets([greedy], s)[0].episodes[0]}))
+        advantages(remax, duets(returns, s), Signals(greedy={0: duets([greedy], s)[0].episodes[0]}))
         for s in (0.0, shift)
     )
     assert after == near(before)
@@ -110,8 +110,8 @@ def test_a_shift_takes_the_greedy_return_with_it(returns: list[float], greedy: f
 def test_one_agent_s_chain_of_tokens_is_its_own_path(values: list[float], prize: float, lam: float) -> None:
     one: Episode = episode(turn("a", 0, 3), turn("a", 1, 2), turn("a", 2, 4), rewards={"a": prize})
     pieces = torch.tensor(values).split([3, 2, 4])
-    estimates = Estimates({TurnKey(0, 0, k): piece for k, piece in enumerate(pieces)})
+    signals = Signals({TurnKey(0, 0, k): piece for k, piece in enumerate(pieces)})
     gae = {"gamma_turn": 0.5, "lam": lam, "normalise": "none"}
     chain = MARFT.model_validate({"level": "token", "gae": gae}).build()
     own = IPPO.model_validate({"gae": gae}).build()
-    assert advantages(chain, [group(one)], estimates) == advantages(own, [group(one)], estimates)
+    assert advantages(chain, [group(one)], signals) == advantages(own, [group(one)], signals)

@@ -13,7 +13,7 @@ from tests.support.tiny import SIZE, episode, frozen_copy, group, same_bits, sec
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithm import Signals, TurnKey
 from kapelle.algorithms.maporl import MAPoRL
 from kapelle.errors import ConfigError, ModelError
 from kapelle.evaluation.evaluate import verifier_metrics
@@ -40,9 +40,9 @@ def debate(*rounds: Sequence[float | None], names: str = "abc") -> Episode:
     return episode(*turns, agents=list(names[: len(rounds[0])]))
 
 
-def paid(one: Episode, estimates: Estimates | None = None, **settings: Any) -> dict[str, list[float]]:
+def paid(one: Episode, signals: Signals | None = None, **settings: Any) -> dict[str, list[float]]:
     """What every agent is paid, turn by turn."""
-    rewards = MAPoRL(**settings).rewards((0, 0), one, estimates or Estimates())
+    rewards = MAPoRL(**settings).rewards((0, 0), one, signals or Signals())
     return {agent: [rewards[t.index] for t in one.by(agent)] for agent in one.agents}
 
 
@@ -81,7 +81,7 @@ class TestReturns:
         algorithm = MAPoRL(discount=0.5, gae={"gamma_turn": 0.0, "normalise": "none"}).build()
         values = {TurnKey(0, 0, t.index): torch.tensor([0.25]) for t in self.DEBATE.turns}
         assert algorithm.credit is not None
-        given = algorithm.credit([group(self.DEBATE)], Estimates(values))
+        given = algorithm.credit([group(self.DEBATE)], Signals(values))
         got = [float(given[TurnKey(0, 0, t.index)].advantage_T) for t in self.DEBATE.by("a")]
         assert got == pytest.approx([0.6875 / 1.75 - 0.25, 0.775 / 1.5 - 0.25, 0.75])
         assert MAPoRL().gae.gamma_turn == 0.0
@@ -165,7 +165,7 @@ class TestAgentsThatStop:
 class TestVerifiers:
     DEBATE = debate((0.0, 0.0), (1.0, 0.0))
     """As the environment scores it."""
-    VERIFIED = Estimates(score={TurnKey(0, 0, k): v for k, v in enumerate((0.9, 0.2, 0.8, 0.6))})
+    VERIFIED = Signals(score={TurnKey(0, 0, k): v for k, v in enumerate((0.9, 0.2, 0.8, 0.6))})
 
     def test_a_verifiers_score_goes_before_the_environments(self) -> None:
         own = paid(self.DEBATE, self.VERIFIED, horizon="current", sharing="individual")
@@ -300,7 +300,7 @@ def test_debaters_may_be_different_models_with_different_tokens(tmp_path: Path) 
     )
     judge.save_policies(tmp_path)
     pairs = model_of_pairs()
-    assert len(pairs.renderer.said("abcd")) < len(judge.models["base"].renderer.said("abcd"))
+    assert len(pairs.renderer.completion("abcd")) < len(judge.models["base"].renderer.completion("abcd"))
     team = {
         "agents": [{"name": "ada"}, {"name": "ben", "weights": {"model": "pairs", "train": "lora"}}],
         "lora": {"rank": 2},
@@ -316,7 +316,7 @@ def test_debaters_may_be_different_models_with_different_tokens(tmp_path: Path) 
     sample = asked[TurnKey(0, 0, said.index)]
     assert sample.tokens == (
         *judge.models["base"].renderer.start([Message("user", groups[0].task.question)]),
-        *judge.models["base"].renderer.said(said.text),
+        *judge.models["base"].renderer.completion(said.text),
     )
     assert set(run.engine.learners) >= {"ada", "ben", "critic:ada", "critic:ben"}
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, turn
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
 from kapelle.algorithms.marft import MARFT
 from kapelle.algorithms.shared.rewards import TeamReward, chain_rewards
 from kapelle.functional.advantages import chain_gae
@@ -23,10 +23,10 @@ def marft(level: str, **gae: object) -> Algorithm:
     return MARFT.model_validate({"level": level, "gae": {**PLAIN, **gae}}).build()
 
 
-def credit(algorithm: Algorithm, estimates: Estimates, **fields: Any) -> Mapping[TurnKey, Credit]:
+def credit(algorithm: Algorithm, signals: Signals, **fields: Any) -> Mapping[TurnKey, Credit]:
     assert algorithm.credit is not None
     one = episode(turn("a", 0, 2), turn("b", 1, 2), turn("a", 2, 1), rewards={"a": 4.0, "b": 4.0}, **fields)
-    return algorithm.credit([group(one)], estimates)
+    return algorithm.credit([group(one)], signals)
 
 
 class TestActions:
@@ -36,7 +36,7 @@ class TestActions:
 
     def test_a_turn_is_backed_up_from_the_next_agents_observation(self) -> None:
         # δ = ½·3 − 1, ½·2 − 3, 4 − 2 = ½, −2, 2; γλ = ¼: A = 2, −2 + ½, ½ − ¼·1.5
-        given = credit(marft("action"), Estimates(self.VALUES))
+        given = credit(marft("action"), Signals(self.VALUES))
         assert given[A2].advantage_T.tolist() == pytest.approx([2.0])
         assert given[B1].advantage_T.tolist() == pytest.approx([-1.5, -1.5])
         assert given[A0].advantage_T.tolist() == pytest.approx([0.125, 0.125])
@@ -44,13 +44,13 @@ class TestActions:
         assert [t.tolist() for t in targets if t is not None] == [[1.125], [1.5], [4.0]]
 
     def test_advantages_are_no_integers(self) -> None:
-        assert {c.advantage_T.dtype for c in credit(marft("action"), Estimates(self.VALUES)).values()} == {
+        assert {c.advantage_T.dtype for c in credit(marft("action"), Signals(self.VALUES)).values()} == {
             torch.float32
         }
 
     def test_cut_short_the_chain_is_bootstrapped(self) -> None:
-        estimates = Estimates(self.VALUES, bootstrap={A2: torch.tensor(6.0), B1: torch.tensor(100.0)})
-        given = credit(marft("action"), estimates, truncated=True)
+        signals = Signals(self.VALUES, bootstrap={A2: torch.tensor(6.0), B1: torch.tensor(100.0)})
+        given = credit(marft("action"), signals, truncated=True)
         assert given[A2].advantage_T.tolist() == pytest.approx([2.0 + 0.5 * 6.0])
 
     def test_the_row_asks_for_one_central_value_a_turn_and_one_ratio_an_action(self) -> None:
@@ -65,7 +65,7 @@ class TestTokens:
     def test_gamma_crosses_turns_only(self) -> None:
         # δ: 2 − 1, ½·3 − 2, 1 − 3, ½·2 − 1, 4 − 2 = 1, −½, −2, 0, 2; λ = ½, γ = 1 inside a turn and ½ across.
         # A: 1 + ½(−¾ …): from the end 2; 0 + ¼·2 = ½; −2 + ½·½ = −1.75; −½ − ¼·1.75 = −0.9375; 1 − ½·0.9375
-        given = credit(marft("token"), Estimates(self.VALUES))
+        given = credit(marft("token"), Signals(self.VALUES))
         assert given[A2].advantage_T.tolist() == pytest.approx([2.0])
         assert given[B1].advantage_T.tolist() == pytest.approx([-1.75, 0.5])
         assert given[A0].advantage_T.tolist() == pytest.approx([0.53125, -0.9375])
@@ -80,7 +80,7 @@ class TestTokens:
             gamma_turn=0.5,
             lam=0.5,
         )
-        given = credit(marft("token"), Estimates(self.VALUES))
+        given = credit(marft("token"), Signals(self.VALUES))
         joined = torch.cat([given[key].advantage_T for key in (A0, B1, A2)])
         assert torch.allclose(joined, estimate.advantage_NT[0])
 

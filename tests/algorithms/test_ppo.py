@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.support.tiny import episode, group, turn
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, algorithm_class
+from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey, algorithm_class
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.ppo import IPPO, PPO, actor_critic_row
 from kapelle.types import Group
@@ -18,9 +18,9 @@ from kapelle.types import Group
 PLAIN = {"gamma_turn": 0.5, "lam": 0.5, "normalise": "none"}
 
 
-def credit(algorithm: Algorithm, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+def credit(algorithm: Algorithm, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
     assert algorithm.credit is not None
-    return algorithm.credit(groups, estimates)
+    return algorithm.credit(groups, signals)
 
 
 def ppo(**gae: object) -> Algorithm:
@@ -56,7 +56,7 @@ class TestTwoTurns:
         # r = 0, 1, 2; γ = 1 inside a turn and ½ between turns; V = 0.5, 0.25, 1; λ = ½.
         # δ = 0.25 − 0.5, 1 + ½·1 − 0.25, 2 − 1 = −0.25, 1.25, 1
         # A = −0.25 + ½·1.5, 1.25 + ½·½·1, 1 = 0.5, 1.5, 1
-        given = credit(ppo(), self.GROUPS, Estimates(self.VALUES))
+        given = credit(ppo(), self.GROUPS, Signals(self.VALUES))
         assert given[self.FIRST].advantage_T.tolist() == pytest.approx([0.5, 1.5])
         assert given[self.SECOND].advantage_T.tolist() == pytest.approx([1.0])
         first, second = given[self.FIRST].return_T, given[self.SECOND].return_T
@@ -66,33 +66,33 @@ class TestTwoTurns:
         assert second.tolist() == pytest.approx([2.0])
 
     def test_what_others_say_is_no_step(self) -> None:
-        assert set(credit(ppo(), self.GROUPS, Estimates(self.VALUES))) == {self.FIRST, self.SECOND}
+        assert set(credit(ppo(), self.GROUPS, Signals(self.VALUES))) == {self.FIRST, self.SECOND}
 
     def test_a_token_discount(self) -> None:
         # δ0 = ½·0.25 − 0.5 = −0.375; A0 = −0.375 + ½·½·1.5 = 0
-        given = credit(ppo(gamma_token=0.5), self.GROUPS, Estimates(self.VALUES))
+        given = credit(ppo(gamma_token=0.5), self.GROUPS, Signals(self.VALUES))
         assert given[self.FIRST].advantage_T.tolist() == pytest.approx([0.0, 1.5])
 
     def test_a_penalty_to_the_reference_stands_on_each_token(self) -> None:
         # β·(log π_b − log π_ref) = 0.1·(−1 − −1.5), 0.1·(−1 − −1), 0.1·(−1 − 0.0) = 0.05, 0, −0.1
         reference = {self.FIRST: torch.tensor([-1.5, -1.0]), self.SECOND: torch.tensor([0.0])}
-        given = credit(ppo(kl_in_reward=0.1), self.GROUPS, Estimates(self.VALUES, reference=reference))
+        given = credit(ppo(kl_in_reward=0.1), self.GROUPS, Signals(self.VALUES, reference=reference))
         # δ = −0.3, 1.25, 1.1: A = −0.3 + ½·1.525, 1.25 + ¼·1.1, 1.1
         assert given[self.FIRST].advantage_T.tolist() == pytest.approx([0.4625, 1.525])
         assert given[self.SECOND].advantage_T.tolist() == pytest.approx([1.1])
 
     def test_cut_short_the_critics_value_stands_for_the_future(self) -> None:
         # δ2 = 2 + ½·4 − 1 = 3; A1 = 1.25 + ¼·3 = 2; A0 = −0.25 + ½·2
-        estimates = Estimates(self.VALUES, bootstrap={self.SECOND: torch.tensor(4.0)})
-        given = credit(ppo(), self.GROUPS, estimates)
+        signals = Signals(self.VALUES, bootstrap={self.SECOND: torch.tensor(4.0)})
+        given = credit(ppo(), self.GROUPS, signals)
         assert given[self.FIRST].advantage_T.tolist() == pytest.approx([0.75, 2.0])
         assert given[self.SECOND].advantage_T.tolist() == pytest.approx([3.0])
-        ended = credit(ppo(truncated="terminate"), self.GROUPS, estimates)
+        ended = credit(ppo(truncated="terminate"), self.GROUPS, signals)
         assert ended[self.SECOND].advantage_T.tolist() == pytest.approx([1.0])
 
     def test_whole_rewards_make_no_whole_advantages(self) -> None:
         groups = [group(episode(turn("a", 0, 1), rewards={"a": 1}))]
-        given = credit(ppo(), groups, Estimates({TurnKey(0, 0, 0): torch.tensor([0.25])}))
+        given = credit(ppo(), groups, Signals({TurnKey(0, 0, 0): torch.tensor([0.25])}))
         assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == pytest.approx([0.75])
 
 
@@ -112,7 +112,7 @@ class TestNormalisation:
         ]
         gae = {"gamma_turn": 1.0, "lam": 1.0, "normalise": how}
         algorithm = IPPO.model_validate({"team_reward": "individual", "gae": gae}).build()
-        given = credit(algorithm, groups, Estimates(no_values(groups)))
+        given = credit(algorithm, groups, Signals(no_values(groups)))
         return {
             agent: [float(given[TurnKey(g, 0, k)].advantage_T) for g in range(2)]
             for k, agent in enumerate("ab")
@@ -155,7 +155,7 @@ class TestTargets:
         algorithm = kind.model_validate({"gae": {"lam": 1.0, "normalise": normalise}}).build()
         per_turn = algorithm.critic is not None and algorithm.critic.unit == "turn"
         ask = {key: values_T[: 1 if per_turn else None] for key, values_T in no_values(self.GROUPS).items()}
-        given = credit(algorithm, self.GROUPS, Estimates(ask))
+        given = credit(algorithm, self.GROUPS, Signals(ask))
         targets = [given[TurnKey(0, e, 0)].return_T for e in (0, 1)]
         length = 1 if per_turn else 2
         assert [t.tolist() for t in targets if t is not None] == [[10.0] * length, [-30.0] * length]
@@ -176,7 +176,7 @@ class TestStaleSamples:
         given = credit(
             ppo(lam=1.0, gamma_turn=1.0, vtrace=True),
             self.GROUPS,
-            Estimates(self.VALUES, proximal=self.PROXIMAL),
+            Signals(self.VALUES, proximal=self.PROXIMAL),
         )
         target_T = given[self.KEY].return_T
         assert target_T is not None
@@ -189,11 +189,11 @@ class TestFailures:
         good = episode(turn("a", 0, 1), rewards={"a": 1.0})
         failed = episode(turn("a", 0, 1), error="EpisodeError: gone")
         groups = [group(good, failed)]
-        given = credit(ppo(), groups, Estimates({TurnKey(0, 0, 0): torch.zeros(1)}))
+        given = credit(ppo(), groups, Signals({TurnKey(0, 0, 0): torch.zeros(1)}))
         assert list(given) == [TurnKey(0, 0, 0)]
 
     def test_nothing_played_nothing_credited(self) -> None:
-        assert credit(ppo(), [], Estimates()) == {}
+        assert credit(ppo(), [], Signals()) == {}
 
 
 class TestIdentities:
@@ -211,7 +211,7 @@ class TestIdentities:
             IPPO.model_validate(settings).build(),
             actor_critic_row(MAPPO.model_validate(settings), "mappo", "local"),
         ]
-        reference, *others = [credit(row, groups, Estimates(TestTwoTurns.VALUES)) for row in rows]
+        reference, *others = [credit(row, groups, Signals(TestTwoTurns.VALUES)) for row in rows]
         for other in others:
             assert other.keys() == reference.keys()
             for key in reference:

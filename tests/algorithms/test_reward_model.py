@@ -12,7 +12,7 @@ from tests.algorithms.test_every_algorithm import learned, run_of
 from tests.support.tiny import episode, group, same_bits, turn
 
 from kapelle import Trainer
-from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction, Estimates, TurnKey
+from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction, Signals, TurnKey
 from kapelle.algorithms.shared.rewards import turn_rewards, with_scores
 from kapelle.errors import ConfigError
 from kapelle.setup.recipe import resolve
@@ -48,9 +48,9 @@ class Spy:
         self.credit = credit
         self.seen: list[Sequence[Group]] = []
 
-    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         self.seen.append(groups)
-        return self.credit(groups, estimates)
+        return self.credit(groups, signals)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.credit, name)

@@ -15,7 +15,7 @@ import torch
 from tests.support.expected import Game, Tables
 from tests.support.tiny import group, team_of
 
-from kapelle.algorithm import Estimates, algorithm_class
+from kapelle.algorithm import Signals, algorithm_class
 from kapelle.algorithms.sft import SFT
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.training.collate import demonstrated_samples, policy_samples
@@ -90,9 +90,9 @@ def test_the_update_is_that_of_these_advantages(
     kind: Any = algorithm_class(name)
     algorithm = kind.model_validate({"name": name, **settings}).build()
     greedy = attempts(order[0], ((SHORT,), 1.0))[1][0]
-    estimates = Estimates(greedy={0: greedy})
+    signals = Signals(greedy={0: greedy})
     groups = [group(*episodes)]
-    samples = policy_samples(groups, team_of("a"), algorithm.credit(groups, estimates), estimates)
+    samples = policy_samples(groups, team_of("a"), algorithm.credit(groups, signals), signals)
     engine = cast("TrainEngine", tables)
     update_in_order(engine, Objective(algorithm.policy_loss), algorithm.order, ("a",), samples, [], groups)
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, sections, turn
 
-from kapelle.algorithm import Credit, Estimates, TurnKey
+from kapelle.algorithm import Credit, Signals, TurnKey
 from kapelle.algorithms.ppo import IPPO
 from kapelle.algorithms.vdn_token import VDNToken
 from kapelle.training.trainer import Trainer
@@ -19,10 +19,10 @@ from kapelle.types import Group
 PLAIN = {"gamma_turn": 0.5, "lam": 1.0, "normalise": "none"}
 
 
-def credit(groups: list[Group], estimates: Estimates, **gae: Any) -> Mapping[TurnKey, Credit]:
+def credit(groups: list[Group], signals: Signals, **gae: Any) -> Mapping[TurnKey, Credit]:
     give = VDNToken.model_validate({"gae": {**PLAIN, **gae}}).build().credit
     assert give is not None
-    return give(groups, estimates)
+    return give(groups, signals)
 
 
 class TestByHand:
@@ -46,13 +46,13 @@ class TestByHand:
 
     def test_with_lambda_1_it_is_the_team_s_return_less_the_sum(self) -> None:
         # The return of round 1 is 1 + ½·4 = 3, of round 2 it is 4. Sums: 0.75, 1.75, and b keeps 0.75: 2.75; then 3.
-        given = credit(self.GROUPS, Estimates(self.VALUES))
+        given = credit(self.GROUPS, Signals(self.VALUES))
         assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == [2.25, 1.25, 0.25]
         assert given[TurnKey(0, 0, 1)].advantage_T.tolist() == [2.25, 1.25]
         assert given[TurnKey(0, 0, 2)].advantage_T.tolist() == [1.0]
 
     def test_each_critic_s_target_is_the_return_less_the_others_values(self) -> None:
-        given = credit(self.GROUPS, Estimates(self.VALUES))
+        given = credit(self.GROUPS, Signals(self.VALUES))
         a, b = given[TurnKey(0, 0, 0)].return_T, given[TurnKey(0, 0, 1)].return_T
         assert a is not None
         assert b is not None
@@ -71,18 +71,18 @@ class TestByHand:
                 )
             )
         ]
-        given = credit(chain, Estimates(self.VALUES))
+        given = credit(chain, Signals(self.VALUES))
         assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == [2.5, 2.0, 1.0]
         assert given[TurnKey(0, 0, 1)].advantage_T.tolist() == [2.25, 1.25]
 
     def test_lambda_0_looks_one_position_ahead(self) -> None:
         # δ: 1.75 − 0.75, 2.75 − 1.75, 1 + ½·3 − 2.75, 4 − 3.
-        given = credit(self.GROUPS, Estimates(self.VALUES), lam=0.0)
+        given = credit(self.GROUPS, Signals(self.VALUES), lam=0.0)
         assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == [1.0, 1.0, -0.25]
         assert given[TurnKey(0, 0, 2)].advantage_T.tolist() == [1.0]
 
     def test_the_gradient_of_the_targets_is_that_of_the_squared_sum(self) -> None:
-        given = credit(self.GROUPS, Estimates(self.VALUES))
+        given = credit(self.GROUPS, Signals(self.VALUES))
         a, b = (self.VALUES[TurnKey(0, 0, k)][:2].clone().requires_grad_() for k in (0, 1))
         targets = [given[TurnKey(0, 0, k)].return_T for k in (0, 1)]
         assert targets[0] is not None
@@ -110,7 +110,7 @@ def test_one_agent_is_ippo() -> None:
     }
     settings = {"gae": {"gamma_turn": 0.9, "gamma_token": 0.95, "lam": 0.8, "normalise": "policy"}}
     rows = [kind.model_validate(settings).build().credit for kind in (IPPO, VDNToken)]
-    ippo, summed = (give(groups, Estimates(values)) for give in rows if give is not None)
+    ippo, summed = (give(groups, Signals(values)) for give in rows if give is not None)
     for key in values:
         torch.testing.assert_close(summed[key].advantage_T, ippo[key].advantage_T)
         torch.testing.assert_close(summed[key].return_T, ippo[key].return_T)
@@ -119,11 +119,11 @@ def test_one_agent_is_ippo() -> None:
 def test_an_episode_cut_short_goes_on_with_the_sum_of_the_values_after_it() -> None:
     groups = [group(episode(turn("a", 0, 1), turn("b", 1, 1), truncated=True))]
     keys = [TurnKey(0, 0, 0), TurnKey(0, 0, 1)]
-    estimates = Estimates(
+    signals = Signals(
         {key: torch.zeros(1) for key in keys}, {keys[0]: torch.tensor(2.0), keys[1]: torch.tensor(4.0)}
     )
-    assert credit(groups, estimates)[keys[0]].advantage_T.tolist() == [3.0]
-    assert credit(groups, estimates, truncated="terminate")[keys[0]].advantage_T.tolist() == [0.0]
+    assert credit(groups, signals)[keys[0]].advantage_T.tolist() == [3.0]
+    assert credit(groups, signals, truncated="terminate")[keys[0]].advantage_T.tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from tests.support.copies import Copies
 from tests.support.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
 
-from kapelle.algorithm import Estimates, Targets, TurnKey, label_of
+from kapelle.algorithm import Signals, Targets, TurnKey, label_of
 from kapelle.algorithms.verifier import (
     Verifier,
     VerifierTargets,
@@ -67,8 +67,8 @@ def answers(*scores: float) -> Group:
     return group(*(episode(turn("a", 0, trained=False), rewards={"a": score}) for score in scores))
 
 
-def judged(groups: list[Group]) -> Estimates:
-    return Estimates(
+def judged(groups: list[Group]) -> Signals:
+    return Signals(
         {TurnKey(g, e, 0): torch.zeros(1) for g, each in enumerate(groups) for e in range(len(each.episodes))}
     )
 
@@ -103,7 +103,7 @@ class TestTargets:
         groups = [answers(1.0, 0.0, 0.0, 1.0)]
         values = {TurnKey(0, e, 0): torch.tensor([v]) for e, v in enumerate((2.0, 1.0, 3.0, 4.0))}
         targets = VerifierTargets(Verifier())
-        targets(groups, Estimates(values))
+        targets(groups, Signals(values))
         # Of the four (right, wrong) pairs 2>1, 4>1 and 4>3 are the right way round.
         assert targets.metrics() == {"verifier_right_share": 0.5, "verifier_auc": 0.75}
 

@@ -12,7 +12,7 @@ from tests.cli.conftest import Kapelle
 from kapelle.cli.play import Person, Table, seated
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.errors import ConfigError
-from kapelle.workflows.play import Play
+from kapelle.workflows.play import PlayWorkflow
 
 Type = Callable[..., None]
 
@@ -129,8 +129,8 @@ def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> 
 
 def test_a_solver_leaves_one_seat(typed: Type) -> None:
     environment = OpenSpiel.model_validate({"game": "kuhn_poker", "opponents": {1: "random"}})
-    play, mine = seated(Table(environment, Play(), None), 2, input)
+    play, mine = seated(Table(environment, PlayWorkflow(), None), 2, input)
     assert play.team.names == (mine,) == ("player_1",)
     assert Person(input).policies == ("you",)
     with pytest.raises(ConfigError):
-        seated(Table(OpenSpiel(), Play(), None), 3, input)
+        seated(Table(OpenSpiel(), PlayWorkflow(), None), 3, input)

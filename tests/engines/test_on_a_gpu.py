@@ -51,7 +51,7 @@ def told_by(decoder: Decoder) -> list[Said]:
     return said
 
 
-@pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "lean"])
+@pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 1e-2)])
 def test_recorded_steps_say_the_same(
     dtype: str, bound: float, most: int, monkeypatch: pytest.MonkeyPatch
@@ -127,9 +127,9 @@ def test_attention_gathers_the_same(masked: bool) -> None:
 def test_a_rest_gives_the_memory_back() -> None:
     decoder = Decoder(model_on_device(), 3, kept_tokens=1 << 16)
     first = told_by(decoder)
-    decoder.rest()
+    decoder.release_caches()
     rested = torch.cuda.memory_allocated()  # with what products keep as their workspace
     assert [one.ids for one in told_by(decoder)] == [one.ids for one in first]
     assert torch.cuda.memory_allocated() > rested
-    decoder.rest()
+    decoder.release_caches()
     assert torch.cuda.memory_allocated() <= rested

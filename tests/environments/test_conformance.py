@@ -15,7 +15,7 @@ from kapelle.environments.matrix import Matrix
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.errors import ConfigError, DataError
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 SUMS = {"name": "arithmetic"}
@@ -89,7 +89,7 @@ async def test_an_environment_over_a_package_conforms(name: str) -> None:
     assert await _failed(name, settings) == []
 
 
-class Word(Configured):
+class Word(Settings):
     """Say the word; `fault` says what is wrong with this environment."""
 
     name: Literal["tests.environments.test_conformance:Word"] = "tests.environments.test_conformance:Word"

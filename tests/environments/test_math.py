@@ -16,7 +16,7 @@ from kapelle.environments import math as math_environment
 from kapelle.environments.math import Math
 from kapelle.errors import DataError
 from kapelle.grading.math.grade import math_processes, read_math
-from kapelle.grading.processes import Limits
+from kapelle.grading.processes import AnswerLimits
 from kapelle.grading.verdict import Grade
 from kapelle.types import Split, Task
 from kapelle.workflows.chain import Chain
@@ -156,7 +156,7 @@ async def test_where_the_question_does_not_name_the_unit_a_percentage_is_hundred
 async def test_what_the_own_reader_leaves_open_is_compared_in_a_process_of_the_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with math_processes(size=1, limits=Limits(cpu_s=20.0, wall_s=60.0)) as patient:
+    with math_processes(size=1, limits=AnswerLimits(cpu_s=20.0, wall_s=60.0)) as patient:
         monkeypatch.setattr(math_environment, "shared_math_processes", lambda: patient)
         environment = Math()
         assert (await environment.grade(r"\boxed{1-\cos^2 x}", r"\sin^2 x")).score == 1.0
@@ -166,7 +166,7 @@ async def test_what_the_own_reader_leaves_open_is_compared_in_a_process_of_the_p
 async def test_a_comparison_that_takes_too_long_fails_the_episode_and_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with math_processes(size=1, limits=Limits(cpu_s=0.2, wall_s=0.9)) as hasty:
+    with math_processes(size=1, limits=AnswerLimits(cpu_s=0.2, wall_s=0.9)) as hasty:
         hasty.warm()
         monkeypatch.setattr(math_environment, "shared_math_processes", lambda: hasty)
         task = Task("train-0", "q", {"answer": r"\tan 5"})

@@ -17,7 +17,7 @@ from tests.cli.conftest import call
 from tests.support.tiny import team_of as trained_team
 from tests.workflows.stage import Say, team_of
 
-from kapelle.algorithm import Credit, CreditMemory, Estimates, TurnKey
+from kapelle.algorithm import Credit, CreditMemory, Signals, TurnKey
 from kapelle.algorithms.mars import MARS
 from kapelle.algorithms.rae import RAE
 from kapelle.conformance import conform
@@ -35,7 +35,7 @@ from kapelle.runs.reader import read_metrics
 from kapelle.setup.recipe import load_recipe
 from kapelle.setup.validation import check_run
 from kapelle.types import Group
-from kapelle.workflows.play import Play as PlayWorkflow
+from kapelle.workflows.play import PlayWorkflow
 from kapelle.workflows.solo import Solo
 
 KUHN = {"environment": {"name": "openspiel", "game": "kuhn_poker"}}
@@ -199,7 +199,7 @@ async def test_rae_judges_each_game_by_its_own_mean() -> None:
     """b ← 0.9·b + 0.1·R, A = R − b, for each game and agent: by hand."""
     groups = await two_of_each()
     memory = memory_of(RAE(decay=0.9))
-    given = advantages(memory(groups, Estimates()), groups)
+    given = advantages(memory(groups, Signals()), groups)
     # first, small: R = 1, 0: b = 0.1, 0.09. second, small: R = 0, 1: b = 0, 0.1. large: a hundred times that.
     assert given["small", "first"] == pytest.approx([0.9, -0.09])
     assert given["small", "second"] == pytest.approx([0.0, 0.9])
@@ -218,7 +218,7 @@ async def test_rae_judges_each_game_by_its_own_mean() -> None:
 async def test_mars_normalises_each_player_in_each_game() -> None:
     """(G − mean) / (std + 1e-6) over the player's turns in one game: ±½ over √½, whatever the stakes."""
     groups = await two_of_each()
-    given = advantages(MARS().credit(groups, Estimates()), groups)
+    given = advantages(MARS().credit(groups, Signals()), groups)
     one = 0.5 / (math.sqrt(0.5) + 1e-6)
     hundred = 50.0 / (50.0 * math.sqrt(2) + 1e-6)
     assert given["small", "first"] == pytest.approx([one, -one])
@@ -230,9 +230,9 @@ async def test_mars_normalises_each_player_in_each_game() -> None:
 async def test_baselines_of_every_game_are_in_the_checkpoint() -> None:
     groups = await two_of_each()
     one, other = memory_of(RAE()), memory_of(RAE())
-    one(groups, Estimates())
+    one(groups, Signals())
     other.load_state(one.state())
-    assert advantages(one(groups, Estimates()), groups) == advantages(other(groups, Estimates()), groups)
+    assert advantages(one(groups, Signals()), groups) == advantages(other(groups, Signals()), groups)
     assert one.metrics() == other.metrics()
 
 
@@ -240,12 +240,12 @@ async def test_a_checkpoint_with_one_baseline_per_agent_goes_on_from_it() -> Non
     groups = await two_of_each()
     memory = memory_of(RAE(decay=0.9))
     memory.load_state({"baseline": {"first": 0.5}})
-    given = advantages(memory(groups[:1], Estimates()), groups)
+    given = advantages(memory(groups[:1], Signals()), groups)
     # b = 0.9·0.5 + 0.1·1 = 0.55; `second` starts at 0 and is paid 0.
     assert given == {("small", "first"): pytest.approx([0.45]), ("small", "second"): pytest.approx([0.0])}
     again = memory_of(RAE(decay=0.9))
     again.load_state(memory.state())
-    later = advantages(again(groups[2:3], Estimates()), groups[2:3])
+    later = advantages(again(groups[2:3], Signals()), groups[2:3])
     assert later["large", "first"] == pytest.approx([100 - (0.45 + 10)]), "a game met later starts there too"
 
 
@@ -254,16 +254,16 @@ async def test_an_agent_in_another_seat_is_judged_by_that_seat() -> None:
     rotating = {"environment": {**KUHN["environment"], "rotate": True}}
     groups = await played(games(kuhn=rotating), dict.fromkeys(AGENTS, wanderer), 20)
     memory = memory_of(RAE())
-    memory(groups, Estimates())
+    memory(groups, Signals())
     assert set(memory.metrics()) == {
         f"baseline/kuhn/{agent}/seat_{seat}" for agent in AGENTS for seat in (1, 2)
     }
-    given = advantages(MARS().credit(groups, Estimates()), groups)
+    given = advantages(MARS().credit(groups, Signals()), groups)
     by_role: dict[tuple[str, str], list[float]] = {}
     for g, group in enumerate(groups):
         [episode] = group.episodes
         for turn in episode.turns:
-            advantage = float(MARS().credit(groups, Estimates())[TurnKey(g, 0, turn.index)].advantage_T[0])
+            advantage = float(MARS().credit(groups, Signals())[TurnKey(g, 0, turn.index)].advantage_T[0])
             by_role.setdefault((turn.agent, episode.roles[turn.agent]), []).append(advantage)
     assert len(by_role) == 4
     assert all(abs(sum(values)) < 1e-6 for values in by_role.values()), "each role is centred by itself"

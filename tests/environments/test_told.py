@@ -27,7 +27,7 @@ from kapelle.errors import ConfigError
 from kapelle.evaluation.exploitability import language_table
 from kapelle.rollout.play import Play as Stage
 from kapelle.setup.recipe import load_recipe
-from kapelle.workflows.play import Play
+from kapelle.workflows.play import PlayWorkflow
 
 
 def game(name: str = "kuhn_poker", **settings: Any) -> OpenSpiel:
@@ -231,7 +231,11 @@ class TestThinking:
     async def test_a_whole_thought_is_kept_in_the_turn(self) -> None:
         said = {"a": lines("<think>Bet?</think>Pass"), "b": lines("<think>So.</think>Pass")}
         [episode] = await play(
-            game(thinking=True), Play(memory="conversation"), ["a", "b"], said, game().task("train", 0)
+            game(thinking=True),
+            PlayWorkflow(memory="conversation"),
+            ["a", "b"],
+            said,
+            game().task("train", 0),
         )
         assert [turn.text for turn in episode.turns] == ["<think>Bet?</think>Pass", "<think>So.</think>Pass"]
         assert episode.info["moves"] == ["1: Pass", "2: Pass"]
@@ -262,6 +266,6 @@ class TestThinking:
 
     def test_exact_values_are_refused_after_thinking(self) -> None:
 
-        stage = Stage(team_of("a", "b"), game(thinking=True), Play(), ScriptedEngine({}))
+        stage = Stage(team_of("a", "b"), game(thinking=True), PlayWorkflow(), ScriptedEngine({}))
         with pytest.raises(ConfigError, match="after thinking has no exact probability"):
             language_table(stage, lambda samples: [])

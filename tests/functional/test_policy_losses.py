@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kapelle.functional import masking, policy_losses
-from kapelle.functional.policy_losses import PolicyLoss
+from kapelle.functional.policy_losses import SurrogateTerms
 
 F64 = torch.float64
 
@@ -23,7 +23,7 @@ def gradient(function: Callable[[Tensor], Tensor], *values: float) -> list[float
     return [round(value, 12) for value in grad.tolist()]
 
 
-def ppo(ratio: float, advantage: float) -> PolicyLoss:
+def ppo(ratio: float, advantage: float) -> SurrogateTerms:
     return policy_losses.clipped_surrogate(
         tensor(math.log(ratio)), tensor(advantage), clip_low=0.2, clip_high=0.3
     )
@@ -90,7 +90,7 @@ def test_no_advantage_gives_no_gradient() -> None:
     ],
 )
 def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, grad: float, clipped: float) -> None:
-    def dual(log_ratio: Tensor) -> PolicyLoss:
+    def dual(log_ratio: Tensor) -> SurrogateTerms:
         return policy_losses.dual_clipped_surrogate(
             log_ratio, tensor(advantage), clip_low=0.2, clip_high=0.3, dual_clip=3.0
         )

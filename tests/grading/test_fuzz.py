@@ -19,13 +19,13 @@ from kapelle.grading.math.numeric import grade_numeric, parse_number
 from kapelle.grading.processes import KillableProcesses
 from kapelle.grading.text.choice import grade_choice
 from kapelle.grading.text.exact import grade_exact
-from kapelle.grading.text.extraction import Policy
+from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.grading.text.json_answer import grade_json
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.verdict import Grade
 
 SAMPLE = int(os.environ.get("KAPELLE_FUZZ", "500"))
-POLICIES: tuple[Policy, ...] = ("tag", "hash", "only_box", "last_number", "whole")
+POLICIES: tuple[ExtractionRule, ...] = ("tag", "hash", "only_box", "last_number", "whole")
 
 PIECES = [
     *(

@@ -21,35 +21,37 @@ from kapelle.grading.math.numeric import Number, grade_numeric, read_number
 from kapelle.grading.processes import KillableProcesses
 from kapelle.grading.text.choice import grade_choice
 from kapelle.grading.text.exact import grade_exact
-from kapelle.grading.text.extraction import Policy
+from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.grading.text.json_answer import grade_json
 from kapelle.grading.text.regex import grade_regex
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.verdict import Grade
 from kapelle.types import Json, Message
 
-STRICT: tuple[Policy, ...] = ("tag", "hash", "only_box")
-USUAL: tuple[Policy, ...] = ("hash", "last_box")
+STRICT: tuple[ExtractionRule, ...] = ("tag", "hash", "only_box")
+USUAL: tuple[ExtractionRule, ...] = ("hash", "last_box")
 
 Grader = Callable[[str, str], Grade]
 
 
-def numeric(text: str, gold: str, policies: Sequence[Policy]) -> Grade:
+def numeric(text: str, gold: str, policies: Sequence[ExtractionRule]) -> Grade:
     return grade_numeric(text, read_number(gold) or Number(Fraction(5)), policies)
 
 
-def choice(text: str, gold: str, policies: Sequence[Policy]) -> Grade:
+def choice(text: str, gold: str, policies: Sequence[ExtractionRule]) -> Grade:
     return grade_choice(text, "B", {"A": "6", "B": gold, "C": "7"}, policies)
 
 
-def in_environment(pool: KillableProcesses, text: str, gold: str, policies: Sequence[Policy]) -> Grade:
+def in_environment(
+    pool: KillableProcesses, text: str, gold: str, policies: Sequence[ExtractionRule]
+) -> Grade:
     """The environment `math`, which pays what `grade_math` pays."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(math_environment, "shared_math_processes", lambda: pool)
         return asyncio.run(math_environment.Math(extraction=tuple(policies)).grade(text, gold))
 
 
-def as_json(text: str, gold: str, policies: Sequence[Policy]) -> Grade:
+def as_json(text: str, gold: str, policies: Sequence[ExtractionRule]) -> Grade:
     value: Json = gold
     if re.fullmatch(r"[0-9.]+", gold):
         value = json.loads(gold)
@@ -97,7 +99,7 @@ def judge(text: str, gold: str) -> Grade:
 
 @pytest.fixture(scope="module")
 def graders(math_pool: KillableProcesses, regex_pool: KillableProcesses) -> Mapping[str, Sequence[Grader]]:
-    def by_policy(grade: Callable[[str, str, Sequence[Policy]], Grade]) -> Sequence[Grader]:
+    def by_policy(grade: Callable[[str, str, Sequence[ExtractionRule]], Grade]) -> Sequence[Grader]:
         return [lambda text, gold: grade(text, gold, STRICT), lambda text, gold: grade(text, gold, USUAL)]
 
     return {

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.grading.processes import GaveUp, KillableProcesses, Limits
+from kapelle.grading.processes import AnswerLimits, GaveUp, KillableProcesses
 
 WORKER = "tests.grading.misbehaving_worker"
 
 
 def pool(**limits: float) -> KillableProcesses:
     return KillableProcesses(
-        WORKER, 1, Limits(**{"cpu_s": 0.3, "wall_s": 10.0, **limits}, memory_bytes=1 << 29)
+        WORKER, 1, AnswerLimits(**{"cpu_s": 0.3, "wall_s": 10.0, **limits}, memory_bytes=1 << 29)
     )
 
 

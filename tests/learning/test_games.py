@@ -56,7 +56,7 @@ def chances(trainer: Trainer, letters: str) -> dict[str, dict[str, float]]:
     for turn in group.episodes[0].turns:
         found[turn.agent] = {}
         for letter in letters:
-            said = renderer.said(letter)
+            said = renderer.completion(letter)
             tokens = (*turn.prompt_ids, *said)
             targets = tuple(range(len(turn.prompt_ids), len(tokens)))
             [logp_T] = trainer.engine.score([Sample(turn.policy, tokens, targets, {})])

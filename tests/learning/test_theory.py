@@ -13,7 +13,7 @@ from tests.learning.local_view import LocalMAPPO
 from tests.support.tiny import episode, group, same_bits, sections, team_of, turn
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Estimates, Outputs, Targets, TurnKey
+from kapelle.algorithm import Algorithm, Outputs, Signals, Targets, TurnKey
 from kapelle.algorithms.happo import HAPPO
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.ppo import IPPO, PPO
@@ -165,7 +165,7 @@ class TestHiddenState:
         for key in asked:
             alike.setdefault(seen[key], []).append(self.GROUPS[0].episodes[key.episode].rewards["a"])
         values = {k: torch.tensor([sum(alike[seen[k]]) / len(alike[seen[k]])]) for k in asked}
-        given = algorithm.credit(self.GROUPS, Estimates(values))
+        given = algorithm.credit(self.GROUPS, Signals(values))
         number = "ab".index(agent)
         return torch.cat([given[TurnKey(0, e, number)].advantage_T for e in range(4)])
 

@@ -167,7 +167,7 @@ class TestSampledIds:
 class TestWritten:
     def test_a_completion_by_hand_ends_its_turn(self, family: tuple[PreTrainedTokenizerFast, str]) -> None:
         tokens, end = family
-        assert ChatRenderer(tokens, 512).said("42") == (*ids(tokens, "42"), *ids(tokens, end))
+        assert ChatRenderer(tokens, 512).completion("42") == (*ids(tokens, "42"), *ids(tokens, end))
 
 
 class TestRefusals:

@@ -10,7 +10,7 @@ from pathlib import Path
 from kapelle.algorithm import BUILTIN_ALGORITHMS, algorithm_class
 from kapelle.engines.rollout.protocol import BUILTIN_ENGINES, engine_class
 from kapelle.environment import BUILTIN_ENVIRONMENTS, environment_class
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.settings.schema import RunConfig
 from kapelle.workflow import BUILTIN_WORKFLOWS, workflow_class
 
@@ -19,7 +19,7 @@ BUDGET = 480
 """Most keys of a run and of all built-in plug-ins together; raise it knowingly."""
 
 
-def roots() -> Iterator[type[Configured]]:
+def roots() -> Iterator[type[Settings]]:
     yield RunConfig
     yield from map(algorithm_class, BUILTIN_ALGORITHMS)
     yield from map(environment_class, BUILTIN_ENVIRONMENTS)
@@ -27,8 +27,8 @@ def roots() -> Iterator[type[Configured]]:
     yield from map(engine_class, BUILTIN_ENGINES)
 
 
-def classes_in(annotation: object) -> Iterator[type[Configured]]:
-    if isinstance(annotation, type) and issubclass(annotation, Configured):
+def classes_in(annotation: object) -> Iterator[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
         yield annotation
         for field in annotation.model_fields.values():
             yield from classes_in(field.annotation)

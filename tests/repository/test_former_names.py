@@ -48,11 +48,11 @@ def test_one_finder_is_enough() -> None:
 
 def test_an_environment_written_before_still_runs() -> None:
     written = (
-        "from kapelle.configured import Configured\n"
+        "from kapelle.configured import Settings\n"
         "from kapelle.environments.openspiel import OpenSpiel\n"
         "from kapelle.rollout import Play, rollout\n"
         "import kapelle\n"
-        "assert Configured is kapelle.Configured\n"
+        "assert Settings is kapelle.Settings\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "always", "-c", written], capture_output=True, text=True, check=True

@@ -28,7 +28,7 @@ from tests.support.trees import (
     stage,
 )
 
-from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithm import Signals, TurnKey
 from kapelle.engines.rollout.protocol import Request
 from kapelle.errors import EngineError
 from kapelle.metrics.definitions import rollout_metrics
@@ -74,7 +74,7 @@ class TestWorth:
         algorithm = at_grpo(4, continuations=continuations)
         groups = await many(stage(algorithm), 300)
         assert algorithm.credit is not None
-        credit = algorithm.credit(groups, Estimates())
+        credit = algorithm.credit(groups, Signals())
         won = sum(NOTES[note] * WINS[note] for note in NOTES)
         for note, probability in NOTES.items():
             found = []
@@ -97,7 +97,7 @@ class TestWorth:
         algorithm = at_grpo(8)
         groups = await many(stage(algorithm), 50)
         assert algorithm.credit is not None
-        credit = algorithm.credit(groups, Estimates())
+        credit = algorithm.credit(groups, Signals())
         own = [
             float(credit[TurnKey(g, 0, turn.index)].advantage_T[0])
             for g, one in enumerate(groups)

@@ -11,7 +11,7 @@ import pytest
 from tests.support.plugins import Digest
 from tests.support.trees import at_grpo, candidates, many, moments, stage
 
-from kapelle.algorithm import Algorithm, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Signals, TurnKey
 from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
@@ -20,7 +20,7 @@ from kapelle.rollout.play import Play, play_episode, rollout
 from kapelle.types import Episode
 from kapelle.workflow import BUILTIN_WORKFLOWS, workflow_class
 from kapelle.workflows.parallel import Parallel
-from kapelle.workflows.play import Play as PlayGame
+from kapelle.workflows.play import PlayWorkflow
 
 TABLE = {
     "AA": (4.0, 1.0), "AB": (0.0, 2.0), "AC": (1.0, 7.0),
@@ -97,7 +97,7 @@ class TestSimultaneous:
         algorithm = MAGRPO(tree=True, group_size=4, team_reward="sum", scale="none").build()
         groups = await many(game(algorithm, rounds=2), 5)
         assert algorithm.credit is not None
-        credit = algorithm.credit(groups, Estimates())
+        credit = algorithm.credit(groups, Signals())
         for g, one in enumerate(groups):
             own = moments(one.episodes[0])
             for round_ in (0, 2):
@@ -119,7 +119,7 @@ class TestSimultaneous:
             assert worths["a"] == pytest.approx(together)
 
     async def test_a_game_cut_off_by_its_workflow_is_worth_what_was_paid(self) -> None:
-        cut = PlayGame(max_rounds=1)
+        cut = PlayWorkflow(max_rounds=1)
         for one in await many(game(at_grpo(2, team_reward="sum"), rounds=3, workflow=cut), 5):
             (episode,) = one.episodes
             assert episode.truncated
@@ -139,7 +139,7 @@ class TestOpenSpiel:
             ScriptedEngine({"a": bets, "b": bets}),
             names=("a", "b"),
             environment=OpenSpiel(),
-            workflow=PlayGame(),
+            workflow=PlayWorkflow(),
         )
         for one in await many(play, 20):
             (episode,) = one.episodes

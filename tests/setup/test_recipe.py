@@ -259,7 +259,7 @@ class TestWrongKeys:
             ("algorithm.name=nowhere:Thing", "cannot be imported"),
             ("algorithm.name=kapelle.algorithms.grpo:GRPOO", "Did you mean 'GRPO'?"),
             ("algorithm.name=kapelle.algorithms.grpo:group_scaled", "not a class"),
-            ("algorithm.name=pathlib:Path", "must be a subclass of kapelle.Configured"),
+            ("algorithm.name=pathlib:Path", "must be a subclass of kapelle.Settings"),
         ],
     )
     def test_a_wrong_name_is_told_the_right_one(self, base: str, setting: str, meant: str) -> None:

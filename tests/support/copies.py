@@ -8,13 +8,13 @@ from typing import Literal
 
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.grading.verdict import Grade, right, wrong
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 LETTERS = "abcdef"
 
 
-class Copies(Configured):
+class Copies(Settings):
     """Questions are words; the scripted expert copies them, and in half of the cases gets every letter wrong."""
 
     name: Literal["tests.support.copies:Copies"] = "tests.support.copies:Copies"

@@ -18,7 +18,7 @@ import torch
 from tests.support.tiny import group, team_of, turn
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Estimates, Outputs, Targets, TurnKey, turns_of
+from kapelle.algorithm import Algorithm, Outputs, Signals, Targets, TurnKey, turns_of
 from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.training.collate import policy_samples
@@ -190,13 +190,13 @@ def expected_update(algorithm: Algorithm, game: Game, seed: int | None = None) -
         for key, t in keyed:
             places = range(len(t.prompt_ids), len(t.prompt_ids) + len(t.completion_ids))
             proximal[key] = tables.log_probs(t.agent, t.prompt_ids + t.completion_ids, places).detach()
-    estimates = Estimates(
+    signals = Signals(
         values=values if algorithm.critic else {},
         proximal=proximal,
         greedy={g: game.episode((0,) * len(game.order), one.task) for g, one in enumerate(groups)},
     )
     assert algorithm.credit is not None
-    samples = policy_samples(groups, team, algorithm.credit(groups, estimates), estimates)
+    samples = policy_samples(groups, team, algorithm.credit(groups, signals), signals)
     objective = Objective(algorithm.policy_loss)
     engine = cast("TrainEngine", tables)
     update_in_order(engine, objective, algorithm.order, game.agents, samples, [], groups)

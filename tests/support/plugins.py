@@ -13,13 +13,13 @@ from kapelle.algorithm import Algorithm, Loss, Outputs, Targets
 from kapelle.algorithms.grpo import GRPO
 from kapelle.environment import Environment, Outcome
 from kapelle.functional.masking import token_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Message, Split, Task
 from kapelle.workflow import Scene
 
 
-class Digest(Configured):
+class Digest(Settings):
     """Pays each agent for the bytes of its words, so that any noise of a model earns something or other."""
 
     name: Literal["tests.support.plugins:Digest"] = "tests.support.plugins:Digest"
@@ -89,7 +89,7 @@ class DigestWorld:
         pass
 
 
-class Echo(Configured):
+class Echo(Settings):
     """Everybody answers; then the first agent hears the last one's words and answers again."""
 
     name: Literal["tests.support.plugins:Echo"] = "tests.support.plugins:Echo"
@@ -105,7 +105,7 @@ class Echo(Configured):
         await scene.step(said, final=said[first])
 
 
-class Reinforce(Configured):
+class Reinforce(Settings):
     """−A·log π with GRPO's group advantages: an algorithm of thirty lines."""
 
     name: Literal["tests.support.plugins:Reinforce"] = "tests.support.plugins:Reinforce"

@@ -6,7 +6,7 @@ import torch
 from tests.support.tiny import tiny_model
 
 import kapelle.algorithms.mappo
-import kapelle.engines.rollout.local.lean_rows
+import kapelle.engines.rollout.local.flat_rows
 import kapelle.training.trainer
 import kapelle.workflows.debate
 

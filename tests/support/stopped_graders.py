@@ -24,8 +24,8 @@ from kapelle.grading.code.output import OutputTest, grade_output
 from kapelle.grading.judge import endpoint as judge_endpoint
 from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
 from kapelle.grading.judge.grade import Ask
+from kapelle.grading.processes import AnswerLimits as ProcessLimits
 from kapelle.grading.processes import GaveUp, KillableProcesses
-from kapelle.grading.processes import Limits as ProcessLimits
 from kapelle.sandbox.backends import backend
 from kapelle.sandbox.contract import Limits
 from kapelle.types import Message

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig, OptimizerConfig
 from kapelle.team import Agent, Critic, Lora, Policy, Team
@@ -69,7 +69,7 @@ def train_engine(
     models: Mapping[str, LanguageModel] | None = None,
     stirred: bool = True,
     references: bool = False,
-    limits: Limits | None = None,
+    limits: UpdateLimits | None = None,
     seed: int = 0,
     **optimizer: Any,
 ) -> TorchTrainEngine:
@@ -79,7 +79,7 @@ def train_engine(
         policies,
         critics,
         OptimizerConfig(**{"lr": 1e-2, **optimizer}),
-        limits or Limits(),
+        limits or UpdateLimits(),
         seed,
         references=references,
     )

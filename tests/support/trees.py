@@ -15,7 +15,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Outcome
 from kapelle.errors import EpisodeError
 from kapelle.rollout.play import Play, rollout
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group, Split, Task, Turn
 from kapelle.workflow import Scene, Workflow
@@ -28,7 +28,7 @@ WINS = {"A": 0.2, "B": 0.9, "C": 0.5}
 TASK = Task("t", "?")
 
 
-class Wins(Configured):
+class Wins(Settings):
     """Pays the last word: `win` is 1, `half` 0.5, `boom` fails the episode, anything else 0."""
 
     name: Literal["tests.support.trees:Wins"] = "tests.support.trees:Wins"

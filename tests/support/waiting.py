@@ -14,7 +14,7 @@ from typing import Literal
 from tests.support.plugins import Digest, DigestWorld
 
 from kapelle.environment import Environment
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Task
 from kapelle.workflow import Scene
@@ -62,7 +62,7 @@ class WaitingWorld(DigestWorld):
         await wait(self.kind, self.longest_s)
 
 
-class Rounds(Configured):
+class Rounds(Settings):
     """All speak, the world moves; who has said something of its kind falls silent. The others speak again."""
 
     name: Literal["tests.support.waiting:Rounds"] = "tests.support.waiting:Rounds"

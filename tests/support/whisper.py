@@ -10,11 +10,11 @@ from typing import Literal
 
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.grading.verdict import Grade, right, wrong
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 
-class Whisper(Configured):
+class Whisper(Settings):
     """Tasks 0 and 1; who was not told reads `?`."""
 
     name: Literal["tests.support.whisper:Whisper"] = "tests.support.whisper:Whisper"

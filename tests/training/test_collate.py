@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.support.tiny import episode, group, team_of, turn
 
-from kapelle.algorithm import Credit, CriticLoss, CriticNeed, Estimates, TurnKey
+from kapelle.algorithm import Credit, CriticLoss, CriticSpec, Signals, TurnKey
 from kapelle.algorithms.shared.surrogate import ValueLossConfig
 from kapelle.team import Agent, Team
 from kapelle.training.collate import (
@@ -23,8 +23,8 @@ from kapelle.types import Sampling
 
 CRITICS = {"a": "critic:a", "b": "critic:a"}
 FIT: CriticLoss = ValueLossConfig().build()
-LOCAL = CriticNeed("local", FIT, "own")
-PER_TURN = CriticNeed("local", FIT, "own", unit="turn")
+LOCAL = CriticSpec("local", FIT, "own")
+PER_TURN = CriticSpec("local", FIT, "own", unit="turn")
 
 
 class TestPolicySample:
@@ -149,12 +149,12 @@ class TestTrainingSamples:
         }
         values = {keys[0]: torch.tensor([0.1, 0.2]), keys[1]: torch.tensor([0.3])}
         reference = {key: torch.full_like(value, -9.0) for key, value in values.items()}
-        estimates = Estimates(values, reference=reference, proximal={keys[0]: torch.tensor([-1.5, -2.5])})
-        policies = policy_samples(groups, team, credit, estimates)
+        signals = Signals(values, reference=reference, proximal={keys[0]: torch.tensor([-1.5, -2.5])})
+        policies = policy_samples(groups, team, credit, signals)
         # b's turn is left out of its policy's loss, and its critic still learns from it.
         assert list(policies) == [keys[0]]
         policy = policies[keys[0]]
-        first, second = critic_samples(groups, team, credit, estimates, LOCAL)
+        first, second = critic_samples(groups, team, credit, signals, LOCAL)
         assert [s.learner for s in (policy, first, second)] == ["a", "critic:a", "critic:a"]
         assert policy.columns["proximal"].tolist() == [-1.5, -2.5]
         assert policy.columns["advantage"].dtype == torch.float32

@@ -138,10 +138,10 @@ def allocated() -> int:
 def test_a_tokeniser_that_knows_no_words_remembers_no_texts() -> None:
     renderer = ChatRenderer(build_tokenizer(256), 256)
     texts = [os.urandom(100).hex() for _ in range(1000)]
-    renderer.said("warm")
+    renderer.completion("warm")
     before = allocated()
     for text in texts:
-        assert len(renderer.said(text)) == 201
+        assert len(renderer.completion(text)) == 201
     assert allocated() - before < 500_000  # 7 MB where it remembers
 
 

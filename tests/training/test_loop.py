@@ -58,8 +58,8 @@ class Between:
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         self.inner.load(policy, weights, version)
 
-    def rest(self) -> None:
-        self.inner.rest()
+    def release_caches(self) -> None:
+        self.inner.release_caches()
 
     def close(self) -> None:
         self.inner.close()
@@ -134,9 +134,9 @@ class Noting(Between):
         self.calls.append("load")
         super().load(policy, weights, version)
 
-    def rest(self) -> None:
+    def release_caches(self) -> None:
         self.calls.append("rest")
-        super().rest()
+        super().release_caches()
 
 
 def test_the_sampler_rests_between_rollout_and_update() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.tiny import frozen_copy, same_bits, sections
 from torch import Tensor
 
-from kapelle.algorithm import Credit, Estimates, TurnKey
+from kapelle.algorithm import Credit, Signals, TurnKey
 from kapelle.metrics.definitions import is_dead, own_returns
 from kapelle.training.loop import Step
 from kapelle.training.trainer import Trainer
@@ -73,7 +73,7 @@ def said(group: Group) -> list[tuple[tuple[int, ...], ...]]:
     return [tuple(turn.completion_ids for turn in one.turns) for one in group.episodes]
 
 
-def greedy_step(seed: int) -> tuple[Sequence[Group], Estimates, Step]:
+def greedy_step(seed: int) -> tuple[Sequence[Group], Signals, Step]:
     """What credit is given in a step of ReMax: one task, three attempts, one greedy episode."""
     made = sections(
         environment={"name": "tests.support.plugins:Digest", "tasks": 1},
@@ -82,14 +82,14 @@ def greedy_step(seed: int) -> tuple[Sequence[Group], Estimates, Step]:
         training={"steps": 1, "tasks_per_step": 1},
         seed=seed,
     )
-    seen: list[tuple[Sequence[Group], Estimates]] = []
+    seen: list[tuple[Sequence[Group], Signals]] = []
     with Trainer(**made) as run:
         credit = run._loop._algorithm.credit
         assert credit is not None
 
-        def noted(groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
-            seen.append((groups, estimates))
-            return credit(groups, estimates)
+        def noted(groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+            seen.append((groups, signals))
+            return credit(groups, signals)
 
         run._loop._algorithm = replace(run._loop._algorithm, credit=noted)
         step = next(run.steps(1))
@@ -98,10 +98,10 @@ def greedy_step(seed: int) -> tuple[Sequence[Group], Estimates, Step]:
 
 class TestGreedyBaseline:
     def test_the_task_is_played_once_more_and_not_trained_on(self) -> None:
-        groups, estimates, step = greedy_step(0)
-        assert [estimates.greedy[g].task for g in range(len(groups))] == [group.task for group in groups]
+        groups, signals, step = greedy_step(0)
+        assert [signals.greedy[g].task for g in range(len(groups))] == [group.task for group in groups]
         assert step.metrics["samples"] == 3.0
-        assert estimates.greedy[0] not in groups[0].episodes
+        assert signals.greedy[0] not in groups[0].episodes
 
     def test_at_its_likeliest_a_team_says_the_same_whatever_the_seed(self) -> None:
         steps = [greedy_step(seed) for seed in (0, 1)]

@@ -10,7 +10,7 @@ from tests.support.tiny import episode, frozen_copy, group, same_bits, turn
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError, ParityError
-from kapelle.training.queue import Ahead
+from kapelle.training.queue import RolloutQueue
 from kapelle.types import Group
 
 SMALL: dict[str, Any] = {
@@ -38,7 +38,7 @@ class Player:
 
 
 def test_a_step_learns_from_weights_of_so_many_steps_before() -> None:
-    ahead, play, ages = Ahead(2), Player(), []
+    ahead, play, ages = RolloutQueue(2), Player(), []
     for number in range(1, 7):
         groups = ahead.take(number, {"a": play.version}, play)
         ages.append(ahead.staleness(groups))
@@ -48,7 +48,7 @@ def test_a_step_learns_from_weights_of_so_many_steps_before() -> None:
 
 
 def test_without_staleness_every_step_is_fresh() -> None:
-    ahead, play = Ahead(0), Player()
+    ahead, play = RolloutQueue(0), Player()
     for number in range(1, 4):
         (one,) = ahead.take(number, {"a": play.version}, play)
         assert one.episodes[0].turns[0].version == play.version
@@ -58,7 +58,7 @@ def test_without_staleness_every_step_is_fresh() -> None:
 
 @pytest.mark.parametrize("most", [0, 2])
 def test_other_weights_are_caught_when_they_speak(most: int) -> None:
-    ahead, play = Ahead(most), Player()
+    ahead, play = RolloutQueue(most), Player()
     ahead.take(1, {"a": 0}, play)
     with pytest.raises(ParityError, match="version 0 of policy 'a', but version 1 was published"):
         ahead.take(2, {"a": 1}, play)  # the player goes on with version 0

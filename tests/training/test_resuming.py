@@ -15,7 +15,7 @@ import kapelle
 from kapelle.errors import RunDirectoryError
 from kapelle.runs import checkpoint
 from kapelle.runs.writer import read_metrics, read_provenance
-from kapelle.settings.base import FREE, FROM_HERE_ON, Configured, MayChange
+from kapelle.settings.base import FREE, FROM_HERE_ON, MayChange, Settings
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
 from kapelle.training.observer import Silent
 from kapelle.training.resuming import changeable, changed_settings
@@ -105,7 +105,7 @@ def fields(mark: MayChange) -> Iterator[tuple[str, str]]:
     for file in sorted(root.rglob("*.py")):
         if "from kapelle.settings.base import" in file.read_text("utf-8"):
             importlib.import_module(".".join(("kapelle", *file.relative_to(root).with_suffix("").parts)))
-    waiting, seen = [Configured], set[type[Configured]]()
+    waiting, seen = [Settings], set[type[Settings]]()
     while waiting:
         kind = waiting.pop()
         waiting += [each for each in kind.__subclasses__() if each not in seen]

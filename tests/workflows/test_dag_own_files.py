@@ -39,7 +39,7 @@ OURS = """
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle import Configured, Outcome, Task
+from kapelle import Settings, Outcome, Task
 
 
 class CountWorld:
@@ -63,7 +63,7 @@ class CountWorld:
         pass
 
 
-class Count(Configured):
+class Count(Settings):
     name: Literal["count:Count"] = "count:Count"
     size_: int = 3
 

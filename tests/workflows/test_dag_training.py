@@ -17,7 +17,7 @@ from tests.workflows.stage import play
 from tests.workflows.test_dag_turns import in_turn
 
 from kapelle import Trainer
-from kapelle.algorithm import BUILTIN_ALGORITHMS, Estimates, TurnKey
+from kapelle.algorithm import BUILTIN_ALGORITHMS, Signals, TurnKey
 from kapelle.algorithms.marft import MARFT
 from kapelle.runs.reader import read_metrics
 from kapelle.settings.schema import RunConfig
@@ -194,7 +194,7 @@ async def test_what_a_turn_is_paid_is_discounted_over_the_turns_after_it(tmp_pat
     ).build()
     keys = [TurnKey(0, 0, k) for k in range(4)]
     assert row.credit is not None
-    credit = row.credit([group], Estimates(values={key: torch.zeros(1) for key in keys}))
+    credit = row.credit([group], Signals(values={key: torch.zeros(1) for key in keys}))
     # b is paid 0.2 in each of its turns: 0.2; 0.5 x 0.2; 0.2 + 0.5 x 0.1; 0.5 x 0.25.
     found = [float(credit[key].advantage_T[0]) for key in keys]
     assert found == pytest.approx([0.125, 0.25, 0.1, 0.2])

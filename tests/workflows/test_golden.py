@@ -29,7 +29,7 @@ from kapelle.workflows.cory import Cory
 from kapelle.workflows.dag import Dag, Node
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.parallel import Parallel
-from kapelle.workflows.play import Play
+from kapelle.workflows.play import PlayWorkflow
 from kapelle.workflows.reflect import Reflect
 from kapelle.workflows.router import Router
 from kapelle.workflows.solo import Solo
@@ -70,7 +70,7 @@ QUESTIONS: Sequence[tuple[Workflow, Sequence[str]]] = [
 ]
 GAMES: Sequence[tuple[Workflow, Sequence[str]]] = [
     (Parallel(), ["bob", "eve"]),
-    (Play(memory="conversation"), ["bob", "eve"]),
+    (PlayWorkflow(memory="conversation"), ["bob", "eve"]),
 ]
 
 

@@ -14,7 +14,7 @@ from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.workflow import workflow_class
-from kapelle.workflows.play import Play
+from kapelle.workflows.play import PlayWorkflow
 
 KUHN = OpenSpiel(game="kuhn_poker", wording="short")
 TASK = KUHN.task("train", 0)
@@ -22,7 +22,9 @@ TASK = KUHN.task("train", 0)
 
 async def test_the_game_says_who_is_to_move() -> None:
     agents = [Agent("a"), Agent("b", prompt="You see {question}")]
-    [episode] = await play(KUHN, Play(), agents, {"a": lines("Pass"), "b": lines("Bet")}, TASK, seed=1)
+    [episode] = await play(
+        KUHN, PlayWorkflow(), agents, {"a": lines("Pass"), "b": lines("Bet")}, TASK, seed=1
+    )
     # a's second move opens a new conversation, so its script starts over.
     assert transcript(episode) == [
         "0 seen=0 1/2 1 <Pass | Bet> -> a: Pass",
@@ -36,7 +38,7 @@ async def test_the_game_says_who_is_to_move() -> None:
 async def test_the_page_shows_what_happens() -> None:
     page = Path(__file__).parents[2] / "docs" / "workflows" / "play.md"
     scripts = {"a": lambda r: "Bet" if "pb" in r.messages[-1].content else "Pass", "b": lines("Bet")}
-    [episode] = await play(KUHN, Play(), ["a", "b"], scripts, TASK, seed=1)
+    [episode] = await play(KUHN, PlayWorkflow(), ["a", "b"], scripts, TASK, seed=1)
     rewards = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.rewards.items())
     assert "\n".join([*transcript(episode), f"rewards: {rewards}"]) in page.read_text(encoding="utf-8")
 
@@ -53,8 +55,8 @@ async def test_memory_is_the_current_observation_or_the_whole_conversation() -> 
         return say
 
     for memory in lengths:
-        workflow = Play.model_validate({"memory": memory})
-        seats = [Agent("a", system="Play well."), Agent("b")]
+        workflow = PlayWorkflow.model_validate({"memory": memory})
+        seats = [Agent("a", system="PlayWorkflow well."), Agent("b")]
         say = speak(memory)
         [episode] = await play(KUHN, workflow, seats, {"a": say, "b": say}, TASK)
         first, last = episode.by("a")
@@ -67,14 +69,14 @@ async def test_memory_is_the_current_observation_or_the_whole_conversation() -> 
 async def test_moves_made_at_once_are_seen_by_nobody() -> None:
     game = OpenSpiel(game="matrix_pd", wording="short")
     scripts = {"a": lines("Defect"), "b": lines("Cooperate")}
-    [episode] = await play(game, Play(), ["a", "b"], scripts, game.task("train", 0))
+    [episode] = await play(game, PlayWorkflow(), ["a", "b"], scripts, game.task("train", 0))
     assert [turn.seen for turn in episode.turns] == [0, 0]
     assert episode.rewards == {"a": 10.0, "b": 0.0}
 
 
 async def test_a_limit_of_rounds_cuts_a_game_off() -> None:
     scripts = {"a": lines("Pass"), "b": lines("Bet")}
-    [episode] = await play(KUHN, Play(max_rounds=1), ["a", "b"], scripts, TASK)
+    [episode] = await play(KUHN, PlayWorkflow(max_rounds=1), ["a", "b"], scripts, TASK)
     assert len(episode.turns) == 1
     assert episode.truncated
     assert episode.error is None
@@ -84,7 +86,7 @@ async def test_three_players_and_one_who_drops_out_early() -> None:
     game = OpenSpiel(game="leduc_poker", parameters={"players": 3}, wording="short")
     folds = {name: expert(game) for name in "abc"} | {"b": lambda request: "Raise"}
     folds["a"] = lambda request: "Fold" if "Fold" in request.messages[-1].content else "Call"
-    [episode] = await play(game, Play(), ["a", "b", "c"], folds, game.task("train", 0))
+    [episode] = await play(game, PlayWorkflow(), ["a", "b", "c"], folds, game.task("train", 0))
     moves = episode.info["moves"]
     assert "1: Fold" in moves
     assert not any(move.startswith("1:") for move in moves[moves.index("1: Fold") + 1 :])
@@ -96,7 +98,7 @@ async def test_it_plays_other_games_too() -> None:
     scripts = {"a": lines("C"), "b": lines("D")}
     [episode] = await play(
         game,
-        Play(memory="conversation"),
+        PlayWorkflow(memory="conversation"),
         ["a", "b"],
         {"a": lines("C", "D"), "b": lines("D", "D")},
         game.task("train", 0),
@@ -106,7 +108,7 @@ async def test_it_plays_other_games_too() -> None:
 
 def test_questions_and_unknown_fields_are_refused() -> None:
     with pytest.raises(ConfigError, match="asks questions"):
-        Play().check([Agent("a")], Arithmetic())
+        PlayWorkflow().check([Agent("a")], Arithmetic())
     with pytest.raises(ConfigError, match=r"uses \{board\}"):
-        Play().check([Agent("a", prompt="{board}")], KUHN)
-    assert workflow_class("play") is Play
+        PlayWorkflow().check([Agent("a", prompt="{board}")], KUHN)
+    assert workflow_class("play") is PlayWorkflow

@@ -36,7 +36,7 @@ async def test_agents_work_side_by_side_and_results_are_tool_messages() -> None:
 def test_a_models_own_template_marks_a_result() -> None:
     renderer = ChatRenderer(build_tokenizer(512), 512)
     prompt = renderer.start([Message("user", "47+85")])
-    said = renderer.said(CALL)
+    said = renderer.completion(CALL)
     extended = renderer.extend(prompt, said, [Message("tool", "132")])
     whole = renderer.start([Message("user", "47+85"), Message("assistant", CALL), Message("tool", "132")])
     assert extended == whole

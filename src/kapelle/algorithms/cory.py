@@ -22,15 +22,15 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Team
 
 
-class CORY(Configured):
+class CORY(Settings):
     """Settings of sequential cooperation with exchange of roles."""
 
     name: Literal["cory"] = "cory"
-    base: SerializeAsAny[Configured]
+    base: SerializeAsAny[Settings]
     """Settings of the algorithm that learns; its `team_reward` is `sum`."""
     swap_every: int = Field(5, ge=0)
     """Steps between exchanges; 0 never."""

@@ -25,10 +25,10 @@ from torch import Tensor
 from kapelle.algorithm import (
     Algorithm,
     Credit,
-    Estimates,
     Loss,
     Outputs,
     PolicyLoss,
+    Signals,
     Targets,
     TurnKey,
     turns_of,
@@ -37,11 +37,11 @@ from kapelle.algorithms.shared.rewards import TeamReward, agent_returns, shared_
 from kapelle.algorithms.shared.surrogate import ones_like_turn
 from kapelle.functional import preferences
 from kapelle.functional.masking import segment_mean, segment_sum
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Group
 
 
-class DPO(Configured):
+class DPO(Settings):
     """Settings of direct preference optimisation."""
 
     name: Literal["dpo"] = "dpo"
@@ -93,7 +93,7 @@ class DPO(Configured):
             outputs, targets, beta=self.beta, label_smoothing=self.label_smoothing
         )
 
-    def credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return +1 for turns of a pair's chosen side, −1 for those of its rejected side; others weigh nothing."""
         sides: dict[tuple[int, int, str], tuple[int, float]] = {}
         pairs = 0

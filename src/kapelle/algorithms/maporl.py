@@ -36,7 +36,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Signals, TurnKey
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
 from kapelle.errors import ConfigError
@@ -93,12 +93,12 @@ class MAPoRL(ActorCritic):
             returns=None,
         )
 
-    def rewards(self, place: tuple[int, int], episode: Episode, estimates: Estimates) -> Mapping[int, float]:
+    def rewards(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
         """Return what every turn is paid, by its index."""
         own = {agent: episode.by(agent) for agent in episode.agents if episode.by(agent)}
         if not own:
             return {}
-        score_TA = _standing(own, lambda turn: _score(place, turn, estimates))
+        score_TA = _standing(own, lambda turn: _score(place, turn, signals))
         reward_TA = self._returns(score_TA)
         moved_TA = self._influence(own, score_TA)
         paid: dict[int, float] = {}
@@ -134,8 +134,8 @@ def _standing(own: Mapping[str, tuple[Turn, ...]], value: _Value) -> Tensor:
     return torch.stack(columns, dim=-1)
 
 
-def _score(place: tuple[int, int], turn: Turn, estimates: Estimates) -> float:
-    verified = estimates.score.get(TurnKey(*place, turn.index))
+def _score(place: tuple[int, int], turn: Turn, signals: Signals) -> float:
+    verified = signals.score.get(TurnKey(*place, turn.index))
     return _label(turn) if verified is None else verified
 
 

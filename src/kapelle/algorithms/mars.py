@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, turns_of
+from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey, turns_of
 from kapelle.algorithms.shared.groups import Place, place_of
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import TeamReward
@@ -39,12 +39,12 @@ class MARS(MonteCarlo):
         """Return the algorithm's row."""
         return self.row(self.name, self.credit)
 
-    def credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's normalised return-to-go."""
         turns = turns_of(groups)
         if not turns:
             return {}
-        pay = self.paying(estimates)
+        pay = self.paying(signals)
         paid = {
             (g, e): pay((g, e), episode)
             for g, group in enumerate(groups)

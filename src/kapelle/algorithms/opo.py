@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
 from kapelle.algorithms.shared.groups import by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import length_weighted_baseline
@@ -26,9 +26,9 @@ class OPO(MonteCarlo):
         """Return the algorithm's row."""
         return self.row(self.name, self.credit)
 
-    def credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage within its agent's attempts at the task."""
-        members = by_agent(groups, self.paying(estimates))
+        members = by_agent(groups, self.paying(signals))
         length_B = torch.tensor([member.tokens for member in members])
         advantage = compare(members, lambda r_B, g_B, n: length_weighted_baseline(r_B, length_B, g_B, n))
         return spread(self, groups, advantage)

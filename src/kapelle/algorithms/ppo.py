@@ -14,18 +14,18 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, CreditFunction, CriticNeed
+from kapelle.algorithm import Algorithm, CreditFunction, CriticSpec
 from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
 from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
 from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward, own_path, shared_by
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.algorithms.shared.umad import UMADConfig
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Team
 
 
-class ActorCritic(Configured):
+class ActorCritic(Settings):
     """What all algorithms with a critic can be told; each adds its name and its own."""
 
     group_size: int = Field(1, ge=1)
@@ -95,7 +95,7 @@ def actor_critic_row(
         policy_loss=s.loss.build(),
         credit=s.umad.gained(credit),
         group_size=s.group_size,
-        critic=CriticNeed(
+        critic=CriticSpec(
             view,
             s.value_loss.build(),
             "own" if view == "local" else "shared",

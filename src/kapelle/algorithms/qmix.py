@@ -18,10 +18,10 @@ from pydantic import Field
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.value_decomposition.credit_mixer import CreditMixer, mixer_row
 from kapelle.algorithms.value_decomposition.utilities import MonotonicMixer
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 
 
-class MixingConfig(Configured):
+class MixingConfig(Settings):
     """Size of the mixing network."""
 
     units: int = Field(32, ge=1)

@@ -17,7 +17,7 @@ from typing import Literal, cast
 import torch
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
 from kapelle.algorithms.shared.groups import Member, Place, by_agent, place_of
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import TeamReward
@@ -52,10 +52,10 @@ class RunningBaselines:
         self._start: dict[str, float] = {}
         """Agent → where its means start: 0, or its one mean in a checkpoint of before there were games."""
 
-    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage over its agent's mean so far in this game and role, and move the means."""
         places: dict[Place, list[Member]] = {}
-        for member in by_agent(groups, self._settings.paying(estimates)):
+        for member in by_agent(groups, self._settings.paying(signals)):
             places.setdefault(_place(groups, member), []).append(member)
         advantage: dict[TurnKey, float] = {}
         for place, own in places.items():

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey, turns_of
+from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey, turns_of
 from kapelle.algorithms.shared.groups import Member, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import group_centred, whitened_group_centred, whitened_return_to_go
@@ -65,11 +65,11 @@ class ReinforcePlusPlus(MonteCarlo):
         credit = self.group_credit if self.baseline == "group" else self.token_credit
         return self.row(self.name, credit, reference=self.kl_in_reward > 0)
 
-    def group_credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def group_credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return R − mean_g, whitened over each policy's attempts."""
         policy = {key: turn.policy for key, turn in turns_of(groups)}
         advantage: dict[TurnKey, float] = {}
-        members = by_agent(groups, self.paying(estimates))
+        members = by_agent(groups, self.paying(signals))
         for name in dict.fromkeys(policy.values()):
             own = [member for member in members if policy[member.keys[0]] == name]
             if self.whiten == "tokens":
@@ -78,7 +78,7 @@ class ReinforcePlusPlus(MonteCarlo):
                 advantage |= compare(own, whitened_group_centred)
         return spread(self, groups, advantage)
 
-    def token_credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def token_credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each token's whitened return-to-go."""
         paths: dict[str, dict[tuple[int, int, str], list[tuple[TurnKey, Turn]]]] = {}
         for key, turn in turns_of(groups):
@@ -86,17 +86,17 @@ class ReinforcePlusPlus(MonteCarlo):
             own.setdefault((key.group, key.episode, turn.agent), []).append((key, turn))
         credit: dict[TurnKey, Credit] = {}
         for trajectories in paths.values():
-            credit |= self._of_policy(list(trajectories.values()), groups, estimates)
+            credit |= self._of_policy(list(trajectories.values()), groups, signals)
         return credit
 
     def _of_policy(
         self,
         trajectories: Sequence[Sequence[tuple[TurnKey, Turn]]],
         groups: Sequence[Group],
-        estimates: Estimates,
+        signals: Signals,
     ) -> dict[TurnKey, Credit]:
         rows = [
-            torch.cat([self._reward(key, turn, groups, estimates) for key, turn in pairs])
+            torch.cat([self._reward(key, turn, groups, signals) for key, turn in pairs])
             for pairs in trajectories
         ]
         pad = torch.nn.utils.rnn.pad_sequence
@@ -113,12 +113,12 @@ class ReinforcePlusPlus(MonteCarlo):
             }
         return credit
 
-    def _reward(self, key: TurnKey, turn: Turn, groups: Sequence[Group], estimates: Estimates) -> Tensor:
+    def _reward(self, key: TurnKey, turn: Turn, groups: Sequence[Group], signals: Signals) -> Tensor:
         reward_T = torch.zeros(len(turn.completion_ids))
         if self.kl_in_reward:
-            reward_T -= self.kl_in_reward * (torch.tensor(turn.logprobs) - estimates.reference[key])
+            reward_T -= self.kl_in_reward * (torch.tensor(turn.logprobs) - signals.reference[key])
         place = (key.group, key.episode)
-        reward_T[-1] += self.paying(estimates)(place, groups[key.group].episodes[key.episode])[turn.index]
+        reward_T[-1] += self.paying(signals)(place, groups[key.group].episodes[key.episode])[turn.index]
         return reward_T
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
 from kapelle.algorithms.shared.groups import by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import agent_returns
@@ -31,12 +31,12 @@ class ReMax(MonteCarlo):
         """Return the algorithm's row."""
         return self.row(self.name, self.credit, greedy=True)
 
-    def credit(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage over its agent's greedy return; an agent silent there earned 0."""
         greedy = {
-            g: agent_returns(episode, self.team_reward, self.forms) for g, episode in estimates.greedy.items()
+            g: agent_returns(episode, self.team_reward, self.forms) for g, episode in signals.greedy.items()
         }
-        members = [member for member in by_agent(groups, self.paying(estimates)) if member.place[0] in greedy]
+        members = [member for member in by_agent(groups, self.paying(signals)) if member.place[0] in greedy]
         baseline_B = torch.tensor(
             [greedy[int(g)].get(str(agent), 0.0) for g, agent in (member.place for member in members)],
             dtype=torch.float64,

@@ -16,10 +16,10 @@ from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Loss, Outputs, Targets
 from kapelle.functional.masking import token_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 
 
-class SFT(Configured):
+class SFT(Settings):
     """Settings of supervised fine-tuning."""
 
     name: Literal["sft"] = "sft"

@@ -24,7 +24,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.value_decomposition.replay import round_rewards, round_turns
 from kapelle.functional.advantages import gae
@@ -76,13 +76,13 @@ class SummedValues:
         """Take the settings of GAE, rewards and penalties."""
         self._settings = settings
 
-    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage at every token, and the target of its critic there."""
         found: dict[TurnKey, _Turn] = {}
         for g, group in enumerate(groups):
             for e, episode in enumerate(group.episodes):
                 if episode.error is None:
-                    found |= self._episode((g, e), episode, estimates)
+                    found |= self._episode((g, e), episode, signals)
         if not found:
             return {}
         advantage_K = self._normalised(list(found.values()))
@@ -92,23 +92,21 @@ class SummedValues:
             for (key, one), piece_T in zip(found.items(), pieces, strict=True)
         }
 
-    def _episode(
-        self, place: tuple[int, int], episode: Episode, estimates: Estimates
-    ) -> dict[TurnKey, _Turn]:
+    def _episode(self, place: tuple[int, int], episode: Episode, signals: Signals) -> dict[TurnKey, _Turn]:
         s = self._settings
         rounds = round_turns(episode, episode.agents)
         if not rounds:
             return {}
         paid = round_rewards(episode, rounds, s.team_reward, s.penalties).tolist()
-        whole = self._advantages(place, episode, rounds, paid, estimates, None)
+        whole = self._advantages(place, episode, rounds, paid, signals, None)
         found: dict[TurnKey, _Turn] = {}
         for agent in dict.fromkeys(agent for movers in rounds for agent in movers):
-            own = self._advantages(place, episode, rounds, paid, estimates, agent)
+            own = self._advantages(place, episode, rounds, paid, signals, agent)
             for movers, own_P, whole_P in zip(rounds, own, whole, strict=True):
                 if agent in movers:
                     turn = movers[agent]
                     key, length = TurnKey(*place, turn.index), len(turn.completion_ids)
-                    target_T = whole_P[:length] + estimates.values[key]
+                    target_T = whole_P[:length] + signals.values[key]
                     found[key] = _Turn(turn, own_P[:length], target_T)
         return found
 
@@ -118,7 +116,7 @@ class SummedValues:
         episode: Episode,
         rounds: Sequence[Mapping[str, Turn]],
         paid: Sequence[float],
-        estimates: Estimates,
+        signals: Signals,
         agent: str | None,
     ) -> list[Tensor]:
         """Return the advantage at every position of every round against the summed values.
@@ -134,16 +132,14 @@ class SummedValues:
             said = movers.get(agent) if agent is not None else None
             judged = [turn for turn in movers.values() if said is None or turn.seen <= said.index]
             longest = max(len(turn.completion_ids) for turn in movers.values())
-            value_P = _summed([estimates.values[TurnKey(*place, turn.index)] for turn in judged], longest)
+            value_P = _summed([signals.values[TurnKey(*place, turn.index)] for turn in judged], longest)
             reward_P, gamma_P = torch.zeros_like(value_P), torch.full_like(value_P, s.gae.gamma_token)
             reward_P[-1], gamma_P[-1] = reward, s.gae.gamma_turn
             values, rewards, gammas = [*values, value_P], [*rewards, reward_P], [*gammas, gamma_P]
         last = [TurnKey(*place, turn.index) for turn in rounds[-1].values()]
         cut = episode.truncated and s.gae.truncated == "bootstrap"
         value_P = torch.cat(values)
-        after = (
-            torch.stack([estimates.bootstrap[key] for key in last]).sum() if cut else value_P.new_zeros(())
-        )
+        after = torch.stack([signals.bootstrap[key] for key in last]).sum() if cut else value_P.new_zeros(())
         advantage_P = gae(
             torch.cat(rewards)[None],
             value_P[None],

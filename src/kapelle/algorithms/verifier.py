@@ -29,10 +29,10 @@ from torch import Tensor
 from kapelle.algorithm import (
     Algorithm,
     Credit,
-    CriticNeed,
-    Estimates,
+    CriticSpec,
     Loss,
     Outputs,
+    Signals,
     Targets,
     TurnKey,
     label_of,
@@ -41,11 +41,11 @@ from kapelle.algorithm import (
 from kapelle.functional.masking import segment_sum
 from kapelle.functional.preferences import bradley_terry_loss, verifier_loss
 from kapelle.metrics.statistics import area_under_curve
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Group
 
 
-class Verifier(Configured):
+class Verifier(Settings):
     """Settings of a verifier's training."""
 
     name: Literal["verifier"] = "verifier"
@@ -66,7 +66,7 @@ class Verifier(Configured):
             name=self.name,
             policy_loss=_no_policy,
             source="rollout" if self.data == "rollout" else "demonstrations",
-            critic=CriticNeed("answer", loss, "shared", everyone=True),
+            critic=CriticSpec("answer", loss, "shared", everyone=True),
             group_size=self.group_size,
             epochs=self.epochs,
             minibatches=self.minibatches,
@@ -88,7 +88,7 @@ class VerifierTargets:
         self._settings = settings
         self._row: dict[str, float] = {}
 
-    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each labelled turn's label as the target, and its weight or pair; others have no target."""
         turns = {
             key: label_of(groups[key.group].episodes[key.episode], turn)
@@ -100,7 +100,7 @@ class VerifierTargets:
             own = [each for each in labelled if each.key.group == g]
             give = self._paired if self._settings.objective == "pairs" else self._weighed
             credit |= give(own, sum(c.pair is not None for c in credit.values()) // 2)
-        self._row = _how_well(labelled, estimates)
+        self._row = _how_well(labelled, signals)
         return credit
 
     def _weighed(self, own: Sequence[Labelled], _pairs: int) -> dict[TurnKey, Credit]:
@@ -145,12 +145,12 @@ def balanced(labels: Sequence[float]) -> list[float]:
     return [len(labels) / (2 * (right if label > 0.5 else wrong)) for label in labels]
 
 
-def _how_well(labelled: Sequence[Labelled], estimates: Estimates) -> dict[str, float]:
+def _how_well(labelled: Sequence[Labelled], signals: Signals) -> dict[str, float]:
     if not labelled:
         return {}
     right = [each.label > 0.5 for each in labelled]
     row = {"verifier_right_share": sum(right) / len(right)}
-    area = area_under_curve([float(estimates.values[each.key]) for each in labelled], right)
+    area = area_under_curve([float(signals.values[each.key]) for each in labelled], right)
     return row if area is None else {**row, "verifier_auc": area}
 
 

@@ -141,7 +141,7 @@ def _check_game(name: str) -> None:
 
 def _workflow(environment: Environment) -> Workflow:
     from kapelle.workflows.parallel import Parallel
-    from kapelle.workflows.play import Play as PlayWorkflow
+    from kapelle.workflows.play import PlayWorkflow
 
     return Parallel() if asks_questions(environment) else PlayWorkflow()
 
@@ -282,14 +282,14 @@ class Person:
             if not moves or match(text, moves) is not None:
                 break
             say("That is none of the legal moves.")
-        ids = ByteRenderer().said(text) or (0,)
+        ids = ByteRenderer().completion(text) or (0,)
         return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="person")
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Refuse: a person has no weights."""
         raise EngineError("A person has no weights to load.")
 
-    def rest(self) -> None:
+    def release_caches(self) -> None:
         """Hold nothing."""
 
     def close(self) -> None:

@@ -140,7 +140,7 @@ class Progress:
 
 
 class Watch:
-    """A listener (`Listener`) that keeps the progress and hands it to a view at every change."""
+    """An `Observer` that keeps the progress and hands it to a view at every change."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from kapelle.team import Policy, Team
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class LearnerRow:
     """One policy or critic: what it is made of."""
 
     name: str
@@ -39,7 +39,7 @@ class Base:
 class WeightsMap:
     """A team's weights."""
 
-    learners: tuple[Learner, ...]
+    learners: tuple[LearnerRow, ...]
     bases: tuple[Base, ...]
     weight_bytes: int
     """Weights of bases and adapters, as float32."""
@@ -63,7 +63,7 @@ def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: b
         own = adapter_parameters(models[critic.base], critic.lora) + head
         judged = tuple(agent for agent, its in team.critic_of.items() if its == name)
         words = f"LoRA r {critic.lora.rank} and a value head on {critic.base}"
-        learners.append(Learner(name, "critic", words, critic.trained, own, judged))
+        learners.append(LearnerRow(name, "critic", words, critic.trained, own, judged))
     adapters = sum(4 * learner.own_parameters for learner in learners if "LoRA" in learner.weights)
     trained = sum(learner.own_parameters for learner in learners if learner.trained)
     copied = sum(x.own_parameters for x in learners if x.trained and x.kind == "policy") if references else 0
@@ -77,16 +77,18 @@ def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: b
 
 def _policy(
     name: str, policy: Policy, team: Team, models: Mapping[str, Any], sizes: Mapping[str, int]
-) -> Learner:
+) -> LearnerRow:
     agents = tuple(_seat(agent, name, team) for agent in team.agents_of(name))
     if policy.endpoint is not None:
-        return Learner(name, "policy", f"{policy.endpoint.model} at {policy.endpoint.url}", False, 0, agents)
+        return LearnerRow(
+            name, "policy", f"{policy.endpoint.model} at {policy.endpoint.url}", False, 0, agents
+        )
     if policy.lora is not None:
         own = adapter_parameters(models[policy.base], policy.lora)
         words = f"LoRA r {policy.lora.rank} on {policy.base}"
-        return Learner(name, "policy", words, policy.trained, own, agents)
+        return LearnerRow(name, "policy", words, policy.trained, own, agents)
     own = sizes[policy.base] if policy.trained else 0
-    return Learner(name, "policy", f"all of {policy.base}", policy.trained, own, agents)
+    return LearnerRow(name, "policy", f"all of {policy.base}", policy.trained, own, agents)
 
 
 def _seat(agent: str, policy: str, team: Team) -> str:

@@ -25,7 +25,7 @@ from kapelle.setup.validation import check_prompts, check_run
 from kapelle.training.resuming import changed_settings
 
 if TYPE_CHECKING:
-    from kapelle.settings.base import Configured
+    from kapelle.settings.base import Settings
 
 OWN = ("algorithm", "optimizer", "team.sharing", "team.lora", "team.critic_sharing", "team.critic_lora")
 """What may be set for one contender alone."""
@@ -186,7 +186,7 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
         raise ConfigError(f"'{label}' is no name for a row. Take letters, digits and _.")
     kind = algorithm_class(name)
     base = recipe.config.model_dump(mode="json")
-    section = {"name": name, **_carried(recipe, cast("type[Configured]", kind))}
+    section = {"name": name, **_carried(recipe, cast("type[Settings]", kind))}
     layers = [("recipe", base), (f"comparison, {label}", {"algorithm": section})]
     try:
         laid = lay_over([*layers, *((f"--set {label}", values) for values in own)])
@@ -202,7 +202,7 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
     return Contender(label, Recipe(laid.config, origin))
 
 
-def _carried(recipe: Recipe, kind: type[Configured]) -> dict[str, Any]:
+def _carried(recipe: Recipe, kind: type[Settings]) -> dict[str, Any]:
     """Return what the recipe says of its algorithm and another one knows too, and its group size."""
     values = recipe.config.algorithm.model_dump(mode="json")
     if values["name"] == kind.model_fields["name"].default:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from kapelle.conformance.finding import Finding
 from kapelle.environment import Environment
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Split, Task
 
 SPLITS: tuple[Split, Split] = ("train", "test")
@@ -33,8 +33,8 @@ def _task_row(task: Task) -> list[str]:
 
 def settings_survive(environment: Environment) -> Finding:
     """Return whether the settings are the same after a recipe was written and read."""
-    if not isinstance(environment, Configured):
-        return Finding("settings", "not checked", "the environment is no `kapelle.Configured`")
+    if not isinstance(environment, Settings):
+        return Finding("settings", "not checked", "the environment is no `kapelle.Settings`")
     again = type(environment)(**environment.model_dump(mode="json"))
     if again != environment:
         return Finding("settings", "failed", "written as JSON and read again they are other settings")
@@ -64,8 +64,8 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
 def same_in_another_process(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
     """Return whether a fresh process makes the same tasks from the same settings."""
     name = "other process"
-    if not isinstance(environment, Configured):
-        return Finding(name, "not checked", "the environment is no `kapelle.Configured`")
+    if not isinstance(environment, Settings):
+        return Finding(name, "not checked", "the environment is no `kapelle.Settings`")
     here = [_task_row(task) for split in SPLITS for task in chosen[split]]
     asked = json.dumps(
         {"settings": environment.model_dump(mode="json"), "count": max(map(len, chosen.values()))}

@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.grading.math.numeric import MAX_CHARACTERS, parse_number
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 HARDEST = 5
@@ -27,7 +27,7 @@ Kind = Literal["equation", "inequality"]
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "="}
 
 
-class Algebra(Configured):
+class Algebra(Settings):
     """One line with the unknown `x`; the answer is every root, or the side of a bound."""
 
     name: Literal["algebra"] = "algebra"
@@ -37,7 +37,7 @@ class Algebra(Configured):
     """Easiest and hardest level, 1 to 5."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
-    extraction: tuple[Policy, ...] = Field(("hash", "last_box", "whole"), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(("hash", "last_box", "whole"), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
     @model_validator(mode="after")
@@ -104,13 +104,13 @@ class Algebra(Configured):
         )
 
 
-_MARKED: Mapping[Policy, str] = {
+_MARKED: Mapping[ExtractionRule, str] = {
     "hash": "#### ",
     "last_box": "\\boxed{",
     "first_box": "\\boxed{",
     "tag": "<answer>",
 }
-_CLOSED: Mapping[Policy, str] = {"last_box": "}", "first_box": "}", "tag": "</answer>"}
+_CLOSED: Mapping[ExtractionRule, str] = {"last_box": "}", "first_box": "}", "tag": "</answer>"}
 
 
 _ROOT = re.compile(r"(?:x\s*=\s*)?(?P<number>[^=<>≤≥]+)")

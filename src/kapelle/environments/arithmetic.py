@@ -23,8 +23,8 @@ from pydantic import Field, model_validator
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.grading.math.numeric import Number, grade_numeric, normal_form, read_number
-from kapelle.grading.text.extraction import Policy, extract
-from kapelle.settings.base import Configured
+from kapelle.grading.text.extraction import ExtractionRule, extract
+from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 Role = Literal["columns", "combine", "solve"]
@@ -34,7 +34,7 @@ TEST_SHARE = 5
 """One pair of operands in this many belongs to the test split."""
 
 
-class Arithmetic(Configured):
+class Arithmetic(Settings):
     """Procedural problems `a+b` and `a-b` with answers that are never negative."""
 
     name: Literal["arithmetic"] = "arithmetic"
@@ -46,7 +46,7 @@ class Arithmetic(Configured):
     """Share of tasks whose units column carries or borrows; null leaves it to chance (45 % for `+`)."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the operand pairs stays."""
-    extraction: tuple[Policy, ...] = Field(("last_number",), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(("last_number",), min_length=1)
     """Where an answer is looked for in an agent's text."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "columns", "actor": "combine"})
     """What the script plays for an agent of this name; it solves for any other."""

@@ -21,7 +21,7 @@ from kapelle.environments.tools.prompt import tools_prompt
 from kapelle.errors import DataError
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls, write_calls
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
 
 Category = Literal[
@@ -49,7 +49,7 @@ class Item:
     accepted: tuple[Mapping[str, Mapping[str, Json]], ...]
 
 
-class Bfcl(Configured):
+class Bfcl(Settings):
     """Questions that are answered by calling tools, graded by BFCL's accepted calls."""
 
     name: Literal["bfcl"] = "bfcl"

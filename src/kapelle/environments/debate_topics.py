@@ -25,13 +25,13 @@ from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
 from kapelle.grading.judge.grade import Ask, judge_pair
 from kapelle.grading.text.argument import score_argument
 from kapelle.grading.verdict import Grade
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
 
 Reward = Literal["score", "win", "zero_sum"]
 
 
-class DebateTopics(Configured):
+class DebateTopics(Settings):
     """One motion, `rounds` speeches of every agent, and a verdict."""
 
     name: Literal["debate_topics"] = "debate_topics"

@@ -27,8 +27,8 @@ from kapelle.environments.question_world import QuestionWorld
 from kapelle.environments.worked_steps import add_up, forget_last_term, notes
 from kapelle.errors import ConfigError, DataError, did_you_mean
 from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
-from kapelle.grading.text.extraction import Policy, extract
-from kapelle.settings.base import Configured
+from kapelle.grading.text.extraction import ExtractionRule, extract
+from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 Role = Literal["work", "add_up", "solve"]
@@ -36,7 +36,7 @@ Role = Literal["work", "add_up", "solve"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CalculatorStep:
     """One calculator step in its normal form."""
 
     question: str
@@ -56,7 +56,7 @@ class Census:
     posed: int
 
 
-class GSM8KSteps(Configured):
+class GSM8KSteps(Settings):
     """Calculator steps of GSM8K: `48/2` is asked, `24` is right."""
 
     name: Literal["gsm8k_steps"] = "gsm8k_steps"
@@ -72,7 +72,7 @@ class GSM8KSteps(Configured):
     """Share of the problems held out for testing where `path` is one file; a hash of each decides."""
     longest: int = Field(20, ge=3)
     """Most characters of a step that is posed, its result aside."""
-    extraction: tuple[Policy, ...] = Field(("last_number",), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(("last_number",), min_length=1)
     """Where an answer is looked for in an agent's text."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "add_up"})
     """What the script plays for an agent of this name; it solves for any other."""
@@ -186,9 +186,9 @@ def _annotated(rows: Sequence[Row]) -> Iterator[str]:
 
 
 @lru_cache(maxsize=8)
-def _steps(source: DataSource, split: Split, longest: int) -> tuple[tuple[Step, ...], Census]:
+def _steps(source: DataSource, split: Split, longest: int) -> tuple[tuple[CalculatorStep, ...], Census]:
     """Return the steps that are posed and what became of the others."""
-    steps: list[Step] = []
+    steps: list[CalculatorStep] = []
     annotated = unreadable = wrong = no_operation = too_long = 0
     for annotation in _annotated(source.load("question", "path").of(split)):
         annotated += 1
@@ -207,10 +207,10 @@ def _steps(source: DataSource, split: Split, longest: int) -> tuple[tuple[Step, 
         elif len(question) > longest:
             too_long += 1
         else:
-            steps.append(Step(question, answer))
+            steps.append(CalculatorStep(question, answer))
     return tuple(steps), Census(annotated, unreadable, wrong, no_operation, too_long, len(steps))
 
 
 @lru_cache(maxsize=8)
-def _trained(source: DataSource, longest: int) -> frozenset[Step]:
+def _trained(source: DataSource, longest: int) -> frozenset[CalculatorStep]:
     return frozenset(_steps(source, "train", longest)[0])

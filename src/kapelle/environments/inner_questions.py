@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 
 
 def inner_questions(value: object) -> object:
@@ -19,6 +19,6 @@ def inner_questions(value: object) -> object:
         found = environment_class(str(value["name"]))
     except ConfigError as error:
         raise ValueError(str(error)) from None
-    if not issubclass(found, Configured):
-        raise ValueError(f"The environment '{value['name']}' must be a subclass of kapelle.Configured.")  # noqa: TRY004 (pydantic explains a ValueError)
+    if not issubclass(found, Settings):
+        raise ValueError(f"The environment '{value['name']}' must be a subclass of kapelle.Settings.")  # noqa: TRY004 (pydantic explains a ValueError)
     return found.model_validate(dict(value))

@@ -30,7 +30,7 @@ from kapelle.grading.code.text import program_of
 from kapelle.grading.math.answers import Percent
 from kapelle.grading.math.form import math_form
 from kapelle.grading.math.grade import Undecided, compare_math, read_math, shared_math_processes
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer
 from kapelle.sandbox.backends import backend, require
 from kapelle.settings.base import FROM_HERE_ON
@@ -50,7 +50,7 @@ class Math(DataSettings):
     """Dots reach into objects. A conversation (verl's and siiRL's `prompt`) is asked without its system messages."""
     answer_field: str = "answer"
     """For rows in the form of verl and siiRL: `reward_model.ground_truth`."""
-    extraction: tuple[Policy, ...] = Field(("hash", "last_box"), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(("hash", "last_box"), min_length=1)
     """Where an agent's answer is looked for, in this order."""
     answer_by: Literal["text", "program"] = "text"
     """`program`: the agent writes Python, alone or as its last ```python block, and what the program prints last is
@@ -161,7 +161,7 @@ class Math(DataSettings):
 
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
-_MARKED: Mapping[Policy, str] = {
+_MARKED: Mapping[ExtractionRule, str] = {
     "hash": "#### {}",
     "last_box": "\\boxed{{{}}}",
     "first_box": "\\boxed{{{}}}",

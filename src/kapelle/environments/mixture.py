@@ -28,13 +28,13 @@ from kapelle.environment import (
     environment_class,
 )
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
 
 
 def _built(value: Any) -> Any:
     """Return the settings of the class that `name` finds."""
-    if isinstance(value, Configured) or not isinstance(value, Mapping):
+    if isinstance(value, Settings) or not isinstance(value, Mapping):
         return value
     if "name" not in value:
         raise ValueError("a part says no `environment.name`")
@@ -45,10 +45,10 @@ def _built(value: Any) -> Any:
     return found(**value)
 
 
-class Part(Configured):
+class Part(Settings):
     """One environment and how often its tasks come."""
 
-    environment: Annotated[SerializeAsAny[Configured], BeforeValidator(_built)]
+    environment: Annotated[SerializeAsAny[Settings], BeforeValidator(_built)]
     weight: float = Field(1.0, gt=0.0)
     """Share of the tasks, against the other parts' weights."""
 
@@ -59,7 +59,7 @@ def _some(parts: Mapping[str, Part]) -> Mapping[str, Part]:
     return parts
 
 
-class Mixture(Configured):
+class Mixture(Settings):
     """Tasks of all parts, whole and unchanged; an agent sees of a task's part what the part itself shows.
 
     Training draws a part for every index and then a task of it; a test split of parts that all end holds

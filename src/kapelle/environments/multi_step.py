@@ -14,14 +14,14 @@ from pydantic import Field, model_validator
 from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.grading.math.numeric import Number, grade_numeric, normal_form, read_number
-from kapelle.grading.text.extraction import Policy, extract
-from kapelle.settings.base import Configured
+from kapelle.grading.text.extraction import ExtractionRule, extract
+from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 HARDEST = 20
 
 
-class MultiStep(Configured):
+class MultiStep(Settings):
     """Whole numbers from 0 to `largest`, never below or above on the way."""
 
     name: Literal["multi_step"] = "multi_step"
@@ -31,7 +31,7 @@ class MultiStep(Configured):
     """No value on the way is greater."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
-    extraction: tuple[Policy, ...] = Field(("last_number",), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(("last_number",), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from kapelle.environments.data.source import Row, Words
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.errors import DataError
 from kapelle.grading.text.exact import plain_text
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.types import Message, Split, Task
 
@@ -41,7 +41,7 @@ class NLI(DataSettings):
     question_field: str | None = None
     """A field with the whole question, such as verl's `prompt`; null asks about `premise` and `hypothesis`."""
     label_field: str = "label"
-    extraction: tuple[Policy, ...] = Field(("tag", "hash", "last_box", "whole"), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(("tag", "hash", "last_box", "whole"), min_length=1)
     """Where an agent's answer is looked for, in this order."""
 
     def _key(self) -> tuple[str, str, Words]:
@@ -101,7 +101,7 @@ class NLI(DataSettings):
         return _MARKED.get(self.extraction[0], "{}").format(task.data["answer"])
 
 
-_MARKED: Mapping[Policy, str] = {
+_MARKED: Mapping[ExtractionRule, str] = {
     "tag": "<answer>{}</answer>",
     "hash": "#### {}",
     "last_box": "\\boxed{{{}}}",

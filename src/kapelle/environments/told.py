@@ -6,13 +6,13 @@ from pydantic import field_validator
 
 from kapelle.environments.thinking import INVITATION, spoken
 from kapelle.errors import did_you_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 
 RULES = ("full", "short", "none")
 """What `rules` may say beside a text of the user's own."""
 
 
-class Told(Configured):
+class Told(Settings):
     """Settings that all games share."""
 
     rules: str | None = None

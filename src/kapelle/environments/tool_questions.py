@@ -30,17 +30,17 @@ from kapelle.environments.tools.search import Search
 from kapelle.environments.tools.world import CallRules, ToolsWorld
 from kapelle.errors import ConfigError
 from kapelle.grading.text.tool_text import Form
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 AnyTool = Annotated[Calculator | Python | Files | Search | Functions | Mcp, Field(discriminator="tool")]
 
 
-class Tools(Configured):
+class Tools(Settings):
     """Questions with tools: calculator, Python, files, search, functions of one's own, MCP servers."""
 
     name: Literal["tools"] = "tools"
-    questions: SerializeAsAny[Configured]
+    questions: SerializeAsAny[Settings]
     """Settings of the environment that asks and grades: `{name: math, …}`."""
     tools: tuple[AnyTool, ...] = Field((Calculator(),), min_length=1)
     """What agents can call; each entry says which `tool` it is."""

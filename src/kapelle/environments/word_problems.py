@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.grading.math.numeric import Number, grade_numeric, normal_form, read_number
-from kapelle.grading.text.extraction import Policy, extract
-from kapelle.settings.base import Configured
+from kapelle.grading.text.extraction import ExtractionRule, extract
+from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 HARDEST = 8
@@ -24,7 +24,7 @@ _NAMES = ("Ada", "Ben", "Chen", "Dina", "Emre", "Femi", "Gita", "Hugo", "Ines", 
 _THINGS = ("apples", "books", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
 
 
-class WordProblems(Configured):
+class WordProblems(Settings):
     """Stories of `difficulty` steps with answers from 0 to 999."""
 
     name: Literal["word_problems"] = "word_problems"
@@ -32,7 +32,7 @@ class WordProblems(Configured):
     """Fewest and most steps of a story, 1 to 8."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
-    extraction: tuple[Policy, ...] = Field(("hash", "last_box", "last_number"), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(("hash", "last_box", "last_number"), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
     @model_validator(mode="after")

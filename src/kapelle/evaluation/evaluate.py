@@ -135,7 +135,7 @@ async def evaluate_tasks(
 ) -> Evaluation:
     """Play every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
     groups = await rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
-    play.engine.rest()
+    play.engine.release_caches()
     return summarise(groups, returns)
 
 

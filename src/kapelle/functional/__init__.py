@@ -71,7 +71,7 @@ from kapelle.functional.mixing import (
     vdn_mix,
 )
 from kapelle.functional.policy_losses import (
-    PolicyLoss,
+    SurrogateTerms,
     cispo,
     clamp_log_ratio,
     clipped_surrogate,
@@ -134,8 +134,8 @@ from kapelle.functional.value_losses import (
 __all__ = [
     "BaselineAdvantage",
     "CriticAdvantage",
-    "PolicyLoss",
     "PreferenceLoss",
+    "SurrogateTerms",
     "TokenStatistics",
     "ValueLoss",
     "WeightedSum",

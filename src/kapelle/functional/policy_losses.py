@@ -19,7 +19,7 @@ from kapelle.functional.masking import as_float, segment_mean, segment_sum
 MAX_LOG_RATIO = 20.0
 
 
-class PolicyLoss(NamedTuple):
+class SurrogateTerms(NamedTuple):
     """A loss to minimise and, of the same shape, where clipping has cut its gradient (1.0) or not (0.0).
 
     The masked mean of `clipped` is the clip share.
@@ -73,7 +73,7 @@ def sequence_log_ratio_per_token(
 
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float
-) -> PolicyLoss:
+) -> SurrogateTerms:
     """PPO's clipped surrogate −min(ρA, clip(ρ, 1 − clip_low, 1 + clip_high)·A), elementwise.
 
     arXiv 1707.06347, eq. 7; different bounds on the two sides: arXiv 2503.14476, eq. 10. On the bound
@@ -84,12 +84,12 @@ def clipped_surrogate(
     low, high = 1.0 - clip_low, 1.0 + clip_high
     loss = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
     clipped = ((advantage > 0) & (ratio > high)) | ((advantage < 0) & (ratio < low))
-    return PolicyLoss(loss, clipped.to(loss.dtype))
+    return SurrogateTerms(loss, clipped.to(loss.dtype))
 
 
 def dual_clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float, dual_clip: float = 3.0
-) -> PolicyLoss:
+) -> SurrogateTerms:
     """The clipped surrogate whose loss for A < 0 is bounded by dual_clip·|A|, elementwise.
 
     arXiv 1912.09729, dual-clip PPO: max(min(ρA, clip(ρ)A), cA) for A < 0, with c = `dual_clip` > 1.
@@ -101,12 +101,12 @@ def dual_clipped_surrogate(
     bound = -dual_clip * advantage
     loss = torch.where(negative, torch.minimum(inner.loss, bound), inner.loss)
     bounded = negative & (torch.exp(log_ratio) > dual_clip)
-    return PolicyLoss(loss, torch.maximum(inner.clipped, bounded.to(inner.clipped.dtype)))
+    return SurrogateTerms(loss, torch.maximum(inner.clipped, bounded.to(inner.clipped.dtype)))
 
 
 def cispo(
     logp: Tensor, log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float
-) -> PolicyLoss:
+) -> SurrogateTerms:
     """CISPO: −sg[clip(ρ, 1 − clip_low, 1 + clip_high)]·A·log π, elementwise.
 
     arXiv 2506.13585, eq. 4. Clipping bounds a token's weight and never removes its gradient; `clipped`
@@ -115,7 +115,7 @@ def cispo(
     ratio = torch.exp(log_ratio).detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = -weight * as_float(advantage).detach() * as_float(logp)
-    return PolicyLoss(loss, (weight != ratio).to(loss.dtype))
+    return SurrogateTerms(loss, (weight != ratio).to(loss.dtype))
 
 
 def reinforce(logp: Tensor, advantage: Tensor) -> Tensor:
@@ -123,7 +123,9 @@ def reinforce(logp: Tensor, advantage: Tensor) -> Tensor:
     return -as_float(advantage).detach() * as_float(logp)
 
 
-def happo_surrogate(log_ratio: Tensor, factor: Tensor, *, clip_low: float, clip_high: float) -> PolicyLoss:
+def happo_surrogate(
+    log_ratio: Tensor, factor: Tensor, *, clip_low: float, clip_high: float
+) -> SurrogateTerms:
     """HAPPO's clipped surrogate −min(ρM, clip(ρ)M), elementwise over turns.
 
     arXiv 2109.11251, §4.2. The factor M starts as the joint advantage and carries the ratios of the

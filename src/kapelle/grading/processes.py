@@ -36,7 +36,7 @@ class Answering(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AnswerLimits:
     """What one question may cost."""
 
     cpu_s: float = 0.8
@@ -56,10 +56,10 @@ class KillableProcesses:
     `size` of them, and end when the pool is closed, collected or its process dies.
     """
 
-    def __init__(self, module: str, size: int = 2, limits: Limits | None = None) -> None:
+    def __init__(self, module: str, size: int = 2, limits: AnswerLimits | None = None) -> None:
         assert size >= 1, "a pool has a process at least"
         self._module = module
-        self._limits = limits or Limits()
+        self._limits = limits or AnswerLimits()
         # None stands for a server yet to start. Last in, first out: a quiet run starts one server only.
         self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
         for _ in range(size):

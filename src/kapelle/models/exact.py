@@ -40,7 +40,7 @@ def exact_logprobs(
 ) -> Tensor:
     """Return the log-probs `_T` (float64) of the tokens at `targets` after those before them; on the CPU.
 
-    The model must have a lean pass: of another architecture it is not known what it computes.
+    The model must have a flat pass: of another architecture it is not known what it computes.
     """
     return _Pass(model, adapter, None).logprobs(tokens, targets, temperature)
 
@@ -66,19 +66,19 @@ class _Pass:
     """A forward pass of one adapter, exact or with rounding errors from `generator`."""
 
     def __init__(self, model: LanguageModel, adapter: str | None, generator: torch.Generator | None) -> None:
-        assert model.lean is not None, "only what the lean pass knows is computed here"
+        assert model.flat is not None, "only what the flat pass knows is computed here"
         self._model = model
-        self._lean = model.lean
+        self._flat = model.flat
         self._adapter = adapter
         self._generator = generator
         self._eps = torch.finfo(model.dtype).eps / 2
 
     def logprobs(self, tokens: Sequence[int], targets: Sequence[int], temperature: float) -> Tensor:
-        lean, device = self._lean, self._model.device
+        flat, device = self._flat, self._model.device
         tokens_L = torch.tensor(tokens, device=device)
-        x_LD = self._off(lean.embed(tokens_L).double())
-        turn_L1e = lean.turns(x_LD, torch.arange(len(tokens), device=device)).to(torch.complex128)
-        for layer in lean.layers:
+        x_LD = self._off(flat.embed(tokens_L).double())
+        turn_L1e = flat.turns(x_LD, torch.arange(len(tokens), device=device)).to(torch.complex128)
+        for layer in flat.layers:
             h_LD = self._norm(x_LD, layer.input_layernorm)
             x_LD = self._off(
                 x_LD + self._times(layer.self_attn.o_proj, self._attention(layer.self_attn, h_LD, turn_L1e))
@@ -88,27 +88,27 @@ class _Pass:
             inner = self._off(torch.nn.functional.silu(gate) * up)
             x_LD = self._off(x_LD + self._times(layer.mlp.down_proj, inner))
         before_T = torch.tensor([target - 1 for target in targets], device=device)
-        h_TD = self._norm(x_LD[before_T], lean.last_norm)
-        logits_TV = self._times(lean.head, h_TD) / temperature
+        h_TD = self._norm(x_LD[before_T], flat.last_norm)
+        logits_TV = self._times(flat.head, h_TD) / temperature
         logp_TV = self._off(logits_TV).log_softmax(-1)
         said_T = tokens_L[torch.tensor(list(targets), device=device)]
         return self._off(logp_TV.gather(1, said_T[:, None])[:, 0]).cpu()
 
     def _attention(self, a: Any, h_LD: Tensor, turn_L1e: Tensor) -> Tensor:
-        lean, length = self._lean, len(h_LD)
+        flat, length = self._flat, len(h_LD)
         q, k, v = (
-            self._times(each, h_LD).view(length, -1, lean.head_size)
+            self._times(each, h_LD).view(length, -1, flat.head_size)
             for each in (a.q_proj, a.k_proj, a.v_proj)
         )
-        if lean.normed_heads:
+        if flat.normed_heads:
             q, k = self._norm(q, a.q_norm), self._norm(k, a.k_norm)
         q, k = self._turned(q, turn_L1e), self._turned(k, turn_L1e)
-        k, v = (each.repeat_interleave(lean.heads // lean.key_heads, dim=1) for each in (k, v))
+        k, v = (each.repeat_interleave(flat.heads // flat.key_heads, dim=1) for each in (k, v))
         hidden_LL = torch.ones(length, length, dtype=torch.bool, device=h_LD.device).triu(1)
         some = max(1, SCORES // length**2)
         gathered = []
         for q_LHE, k_LHE, v_LHE in zip(*(each.split(some, dim=1) for each in (q, k, v)), strict=True):
-            scores_HLL = self._off(torch.einsum("lhe,mhe->hlm", q_LHE, k_LHE) * lean.scale)
+            scores_HLL = self._off(torch.einsum("lhe,mhe->hlm", q_LHE, k_LHE) * flat.scale)
             weights_HLL = self._off(scores_HLL.masked_fill(hidden_LL, -math.inf).softmax(-1))
             gathered.append(torch.einsum("hlm,mhe->lhe", weights_HLL, v_LHE))
         return self._off(torch.cat(gathered, 1).flatten(1))
@@ -119,7 +119,7 @@ class _Pass:
         return self._off(torch.cat((turned.real, turned.imag), -1))
 
     def _norm(self, x: Tensor, norm: Any) -> Tensor:
-        scaled = x * (x.square().mean(-1, keepdim=True) + self._lean.eps).rsqrt()
+        scaled = x * (x.square().mean(-1, keepdim=True) + self._flat.eps).rsqrt()
         return self._off(scaled * norm.weight.double())
 
     def _times(self, layer: nn.Module, x: Tensor) -> Tensor:

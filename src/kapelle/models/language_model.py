@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from kapelle.errors import ModelError
 from kapelle.models.allocator import keep_freed_memory
-from kapelle.models.fast.lean import lean_of
+from kapelle.models.fast.flat import flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import LoraBank, Route
 from kapelle.models.paths import check_model_path, loading
@@ -48,8 +48,8 @@ class LanguageModel:
         self.name = name
         self.dtype = DTYPES[dtype]
         self.bank = LoraBank(model)
-        self.lean = lean_of(model)
-        """The lean forward pass; None where only `transformers` knows the architecture."""
+        self.flat = flat_of(model)
+        """The flat forward pass; None where only `transformers` knows the architecture."""
         self.value_heads: dict[str, nn.Linear] = {}
         self.renderer = ChatRenderer(tokenizer, _context(model.config, tokenizer))
         self._softcap: float | None = _setting(model.config, "final_logit_softcapping")
@@ -86,10 +86,10 @@ class LanguageModel:
     def hidden(self, tokens_N: Tensor, positions_N: Tensor, plan: Plan) -> Tensor:
         """Return the last hidden states `_ND` of flat tokens; call it inside `computing`.
 
-        Plans with shared prefixes are for models with a lean pass; others are run bucket by bucket, padded.
+        Plans with shared prefixes are for models with a flat pass; others are run bucket by bucket, padded.
         """
-        if self.lean is not None:
-            return self.lean.hidden(tokens_N, positions_N, self.lean.by_plan(plan))
+        if self.flat is not None:
+            return self.flat.hidden(tokens_N, positions_N, self.flat.by_plan(plan))
         pieces = [self._padded(tokens_N, positions_N, bucket.query_BL) for bucket in plan.buckets]
         joined = torch.cat([piece.flatten(0, 1) for piece in pieces])
         return joined if plan.where_N is None else joined.index_select(0, plan.where_N)

@@ -56,7 +56,7 @@ class ChatRenderer:
             tail = tail.removeprefix(self._special.get(completion[-1], ""))
         return (*prompt, *completion, *self._ids(tail))
 
-    def said(self, text: str) -> tuple[int, ...]:
+    def completion(self, text: str) -> tuple[int, ...]:
         """Return the ids of a completion that is written by hand, end of turn included."""
         return (*self._ids(text), *self._closing)
 

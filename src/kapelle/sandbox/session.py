@@ -1,6 +1,6 @@
 """Supervises one run: moves bytes both ways within bounds, watches its use, ends all of it as a group.
 
-Works the same for every backend; how a group is watched and killed is the backend's `Group`.
+Works the same for every backend; how a group is watched and killed is the backend's `ProcessGroup`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KILL_WITHIN_S = 0.4
 _CHUNK = 65536
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """All processes of one run, as the backend knows them."""
 
     def usage(self) -> Usage | None:
@@ -62,7 +62,7 @@ class ProcessSession:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        group: Group,
+        group: ProcessGroup,
         limits: Limits,
         opening: Opening | None = None,
     ) -> None:

@@ -40,7 +40,7 @@ FREE = MayChange.FREE
 FROM_HERE_ON = MayChange.FROM_HERE_ON
 
 
-class Configured(pydantic.BaseModel):
+class Settings(pydantic.BaseModel):
     """Base of all settings: frozen, and an unknown key is an error."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -77,7 +77,7 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
             f"{did_you_mean(attribute, [word for word in vars(module) if not word.startswith('_')])}"
         )
     found = _checked(kind, name, vars(module)[attribute])
-    return _named(found, name) if from_file and issubclass(found, Configured) else found
+    return _named(found, name) if from_file and issubclass(found, Settings) else found
 
 
 def load_file(path: str, what: str) -> ModuleType:
@@ -113,7 +113,7 @@ def _run_file(path: str, changed_ns: int) -> ModuleType:
 
 
 @lru_cache(maxsize=64)
-def _named(found: type[Configured], name: str) -> type[Configured]:
+def _named(found: type[Settings], name: str) -> type[Settings]:
     """Return settings of a file's class that are called by the path they were found at, whatever `name` they declare."""
     called: Any = Literal[name]
     return pydantic.create_model(

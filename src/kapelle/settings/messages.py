@@ -9,11 +9,11 @@ from typing import Any, get_args
 import pydantic
 
 from kapelle.errors import did_you_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 
 
 def explain(
-    model: type[Configured],
+    model: type[Settings],
     values: Mapping[str, Any],
     error: pydantic.ValidationError,
     origin: Mapping[str, str],
@@ -54,7 +54,7 @@ def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> li
     return [*keys, str(location[-1])] if missing else keys
 
 
-def _known_keys(model: type[Configured], path: Sequence[str]) -> list[str]:
+def _known_keys(model: type[Settings], path: Sequence[str]) -> list[str]:
     models = [model]
     for part in path:
         fields = [one.model_fields[part] for one in models if part in one.model_fields]
@@ -62,8 +62,8 @@ def _known_keys(model: type[Configured], path: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(key for one in models for key in one.model_fields))
 
 
-def models_in(annotation: Any) -> list[type[Configured]]:
+def models_in(annotation: Any) -> list[type[Settings]]:
     """Return the classes of settings that a field may hold."""
-    if isinstance(annotation, type) and issubclass(annotation, Configured):
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     return [found for inner in get_args(annotation) for found in models_in(inner)]

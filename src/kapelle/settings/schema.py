@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, create_model, field_validator
 
 from kapelle.runtime.deadlines import Patience
-from kapelle.settings.base import FREE, FROM_HERE_ON, Configured
+from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """What agents and adapters may be called: prompts put names in braces, and files and metrics carry them."""
@@ -22,7 +22,7 @@ NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 DType = Literal["float32", "bfloat16", "float16"]
 
 
-class EmbeddedConfig(Configured):
+class EmbeddedConfig(Settings):
     """Size of the model that kapelle makes itself: Qwen3 architecture, initialised from a seed."""
 
     hidden: int = Field(128, ge=8)
@@ -35,7 +35,7 @@ class EmbeddedConfig(Configured):
     seed: int = 0
 
 
-class ModelConfig(Configured):
+class ModelConfig(Settings):
     """The base model that the team stands on."""
 
     path: str = "embedded"
@@ -45,7 +45,7 @@ class ModelConfig(Configured):
     """Compute type of forward and backward; weights that train are kept in float32."""
 
 
-class LoraConfig(Configured):
+class LoraConfig(Settings):
     """Size and place of the adapters; see `team.Lora`."""
 
     rank: int = Field(16, ge=1)
@@ -54,20 +54,20 @@ class LoraConfig(Configured):
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
 
 
-class OwnModel(Configured):
+class OwnModel(Settings):
     """Weights of an agent's own: another model, trained in full, by adapter, or not at all."""
 
     model: str
     train: Literal["full", "lora", "none"] = "full"
 
 
-class NamedAdapter(Configured):
+class NamedAdapter(Settings):
     """An adapter that several agents share by naming it."""
 
     adapter: str = Field(pattern=NAME)
 
 
-class PerTurn(Configured):
+class PerTurn(Settings):
     """An adapter for each of an agent's own turns in an episode: its k-th turn is the k-th adapter's."""
 
     per_turn: int | tuple[Annotated[str, Field(pattern=NAME)], ...]
@@ -82,14 +82,14 @@ class PerTurn(Configured):
         return value
 
 
-class PastAdapter(Configured):
+class PastAdapter(Settings):
     """An adapter as a run has saved it, which learns no more: a past self to play against."""
 
     past: str
     """Its PEFT folder, for example `runs/mine/checkpoints/00000010/policies/first`."""
 
 
-class EndpointConfig(Configured):
+class EndpointConfig(Settings):
     """A frozen agent behind an OpenAI-compatible URL."""
 
     endpoint: Annotated[str, FROM_HERE_ON]
@@ -102,7 +102,7 @@ Weights = (
 )
 
 
-class SamplingConfig(Configured):
+class SamplingConfig(Settings):
     """How agents sample while they learn; see `types.Sampling`."""
 
     max_tokens: int = Field(64, ge=1)
@@ -112,7 +112,7 @@ class SamplingConfig(Configured):
     stop: tuple[str, ...] = ()
 
 
-class AgentConfig(Configured):
+class AgentConfig(Settings):
     """One agent: what it is told, which weights act for it, how it samples."""
 
     name: str = Field(pattern=NAME)
@@ -128,7 +128,7 @@ class AgentConfig(Configured):
     """Name or seat number (from 0) of the agent whose critic this one uses too."""
 
 
-class TeamConfig(Configured):
+class TeamConfig(Settings):
     """The team: agents and how they share weights."""
 
     sharing: Literal["shared", "lora", "frozen"] = "lora"
@@ -142,7 +142,7 @@ class TeamConfig(Configured):
     """None takes the algorithm's: own critics where they are local, one where it is central."""
 
 
-class OptimizerConfig(Configured):
+class OptimizerConfig(Settings):
     """AdamW (1711.05101), one instance per policy."""
 
     lr: float = Field(1e-5, gt=0)
@@ -158,7 +158,7 @@ class OptimizerConfig(Configured):
     """Optimiser steps over which the rate rises from 0."""
 
 
-class RewardModelConfig(Configured):
+class RewardModelConfig(Settings):
     """A trained reward model: λ times its score of an answer is a term of the reward of its turn."""
 
     path: str
@@ -169,7 +169,7 @@ class RewardModelConfig(Configured):
     """Where it reads, with weights of its own; null shares the base that it stands on."""
 
 
-class WarmupConfig(Configured):
+class WarmupConfig(Settings):
     """Supervised warm-up on scripted demonstrations of the roles, before anything else; cached."""
 
     steps: int = Field(400, ge=1)
@@ -181,7 +181,7 @@ class WarmupConfig(Configured):
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
 
 
-class TrainingConfig(Configured):
+class TrainingConfig(Settings):
     """How much to train, and when to stop."""
 
     steps: Annotated[int, FREE] = Field(50, ge=0)
@@ -202,7 +202,7 @@ class TrainingConfig(Configured):
     """What a loss or gradient that is not finite does to its step."""
 
 
-class EvaluationConfig(Configured):
+class EvaluationConfig(Settings):
     """Held-out problems, always from the `test` split."""
 
     problems: int = Field(500, ge=1)
@@ -214,14 +214,14 @@ class EvaluationConfig(Configured):
     before_and_after: bool = True
 
 
-class CheckpointConfig(Configured):
+class CheckpointConfig(Settings):
     """When to save, how many to keep."""
 
     every: int = Field(10, ge=1)
     keep: int = Field(2, ge=1)
 
 
-class Timed(Configured):
+class Timed(Settings):
     """What every environment and every engine has beside its own settings."""
 
     timeout: Annotated[float, FREE] = Field(Patience.environment, gt=0, allow_inf_nan=False)
@@ -229,27 +229,27 @@ class Timed(Configured):
     an error. The wait for its turn counts; the time in which this process is stopped does not."""
 
 
-class EpisodeConfig(Configured):
+class EpisodeConfig(Settings):
     """What bounds an episode."""
 
     timeout: Annotated[float, FREE] = Field(Patience.episode, gt=0, allow_inf_nan=False)
     """Seconds from its start, after which it is given up and is an error."""
 
 
-class GraderConfig(Configured):
+class GraderConfig(Settings):
     """What bounds the grading of one text."""
 
     timeout: Annotated[float, FREE] = Field(Patience.grader, gt=0, allow_inf_nan=False)
     """Seconds, the wait for a sandbox or a judge included, after which its episode is an error."""
 
 
-def timed(settings: type[Configured], section: str) -> type[Configured]:
+def timed(settings: type[Settings], section: str) -> type[Settings]:
     """Return settings with a `timeout` beside their own, which has the default of an environment or an engine."""
     return settings if "timeout" in settings.model_fields else _timed(settings, section)
 
 
 @lru_cache(maxsize=256)
-def _timed(settings: type[Configured], section: str) -> type[Configured]:
+def _timed(settings: type[Settings], section: str) -> type[Settings]:
     field = copy(Timed.model_fields["timeout"])
     field.default = Patience.engine if section == "engine" else Patience.environment
     made = create_model(
@@ -262,7 +262,7 @@ def _timed(settings: type[Configured], section: str) -> type[Configured]:
     return made
 
 
-class TrackerConfig(Configured):
+class TrackerConfig(Settings):
     """A tracker beside the run directory's own files."""
 
     name: Literal["tensorboard", "wandb"]
@@ -270,7 +270,7 @@ class TrackerConfig(Configured):
     offline: bool = True
 
 
-class RunConfig(Configured):
+class RunConfig(Settings):
     """Everything that a run depends on; the resolved form is written beside its results."""
 
     name: str = "run"
@@ -278,11 +278,11 @@ class RunConfig(Configured):
     seed: int = Field(0, ge=0)
     model: ModelConfig = ModelConfig()
     team: TeamConfig = TeamConfig()
-    environment: SerializeAsAny[Configured]
+    environment: SerializeAsAny[Settings]
     """Settings of the class that `environment.name` finds; see `setup.recipe.resolve`."""
-    workflow: SerializeAsAny[Configured]
-    algorithm: SerializeAsAny[Configured]
-    engine: SerializeAsAny[Configured]
+    workflow: SerializeAsAny[Settings]
+    algorithm: SerializeAsAny[Settings]
+    engine: SerializeAsAny[Settings]
     """Settings of the rollout engine that `engine.name` finds; `local` unless said otherwise."""
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None

@@ -12,7 +12,7 @@ from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.protocol import EngineSettings, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
 from kapelle.environment import Recorded, Scripted
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
@@ -92,7 +92,7 @@ def build_train_engine(
         [*team.policies.values(), *embedder],
         list(team.critics.values()),
         config.optimizer,
-        Limits(
+        UpdateLimits(
             training.microbatch_tokens,
             training.parity_tolerance,
             training.non_finite,

@@ -22,7 +22,7 @@ from kapelle.algorithm import algorithm_class
 from kapelle.engines.rollout.protocol import engine_class
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.settings.messages import explain, models_in
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml
 from kapelle.settings.schema import NAME, RunConfig, timed
@@ -31,7 +31,7 @@ from kapelle.workflow import workflow_class
 from kapelle.workflows.dag_file import is_workflow_file, read_workflow
 from kapelle.workflows.dag_paths import fitted
 
-M = TypeVar("M", bound=Configured)
+M = TypeVar("M", bound=Settings)
 
 SECTIONS = {
     "environment": environment_class,
@@ -228,7 +228,7 @@ def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) 
     return _validated(RunConfig, {**values, **built}, origin or {})
 
 
-def _taken_back(model: type[Configured], values: Mapping[str, Any], at: str = "") -> list[str]:
+def _taken_back(model: type[Settings], values: Mapping[str, Any], at: str = "") -> list[str]:
     """Return the dotted keys at which null stands for a mapping that has defaults to go back to."""
     found: list[str] = []
     for key, value in values.items():
@@ -238,7 +238,7 @@ def _taken_back(model: type[Configured], values: Mapping[str, Any], at: str = ""
                 found.append(path)
             elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
                 kind = SECTIONS[key](value["name"])
-                found += _taken_back(kind, value, f"{path}.") if issubclass(kind, Configured) else []
+                found += _taken_back(kind, value, f"{path}.") if issubclass(kind, Settings) else []
         elif key in model.model_fields:
             field = model.model_fields[key]
             inner = models_in(field.annotation)
@@ -259,7 +259,7 @@ def _only_mapping(annotation: Any) -> bool:
         return all(map(_only_mapping, get_args(annotation)))
     if kind is Annotated:
         return _only_mapping(get_args(annotation)[0])
-    return isinstance(kind, type) and issubclass(kind, Mapping | Configured)
+    return isinstance(kind, type) and issubclass(kind, Mapping | Settings)
 
 
 def _without(values: Any, keys: Sequence[str], at: str = "") -> Any:
@@ -273,15 +273,15 @@ def _without(values: Any, keys: Sequence[str], at: str = "") -> Any:
     return values
 
 
-def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str]) -> Configured:
+def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
     given = values.get(section)
-    if isinstance(given, Configured):
+    if isinstance(given, Settings):
         return given
     if not isinstance(given, Mapping) or "name" not in given:
         raise ConfigError(f"The recipe says no `{section}.name`. Add `{section}: {{name: …}}`.")
     found = SECTIONS[section](str(given["name"]))
-    if not issubclass(found, Configured):
-        raise ConfigError(f"The {section} '{given['name']}' must be a subclass of kapelle.Configured.")
+    if not issubclass(found, Settings):
+        raise ConfigError(f"The {section} '{given['name']}' must be a subclass of kapelle.Settings.")
     kind = timed(found, section) if section in ("environment", "engine") else found
     return _validated(kind, given, origin, section)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kapelle.runs.writer import RunDirectory
     from kapelle.settings.schema import RunConfig
     from kapelle.team import Team
-    from kapelle.training.observer import Listener
+    from kapelle.training.observer import Observer
 
 PACKAGES = ("kapelle", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 _VECTORS = ("avx", "fma", "sse4", "f16c", "amx", "neon", "asimd", "sve", "bf16", "i8mm")
@@ -62,7 +62,7 @@ def note_start(
     team: Team,
     steps: int,
     began_from: Mapping[str, Path],
-    listener: Listener,
+    listener: Observer,
 ) -> None:
     """Record with what a run starts, or goes on after `steps`; the listener hears one line of each thing that has changed.
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kapelle.algorithm import Credit, CriticNeed, Estimates, TurnKey, turns_of
+from kapelle.algorithm import Credit, CriticSpec, Signals, TurnKey, turns_of
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.batch import Sample
 from kapelle.errors import ContextError
@@ -39,7 +39,7 @@ def critic_sample(
     episode: Episode,
     turn: Turn,
     team: Team,
-    need: CriticNeed,
+    need: CriticSpec,
     columns: Mapping[str, Tensor],
     after: bool = False,
 ) -> Sample:
@@ -63,7 +63,7 @@ def answer_sample(
     It reads the question and the text in tokens of its own model, whoever said it. Raises ContextError when they
     are too long for it.
     """
-    tokens = reader.start([Message("user", question)]) + reader.said(text)
+    tokens = reader.start([Message("user", question)]) + reader.completion(text)
     if len(tokens) > reader.context:
         raise ContextError(
             f"Question and answer have {len(tokens)} tokens; the verifier's model reads {reader.context}. Use a model "
@@ -122,7 +122,7 @@ def fresh_samples(groups: Sequence[Group], team: Team, most: int) -> list[Sample
 
 
 def value_samples(
-    groups: Sequence[Group], team: Team, need: CriticNeed, readers: Readers | None = None
+    groups: Sequence[Group], team: Team, need: CriticSpec, readers: Readers | None = None
 ) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
     """Return what to ask the critics: values of every turn they judge, and those after turns cut short.
 
@@ -143,7 +143,7 @@ def _judged(
     episode: Episode,
     turn: Turn,
     team: Team,
-    need: CriticNeed,
+    need: CriticSpec,
     columns: Mapping[str, Tensor],
     readers: Readers | None,
 ) -> Sample:
@@ -155,7 +155,7 @@ def _judged(
 
 
 def policy_samples(
-    groups: Sequence[Group], team: Team, credit: Mapping[TurnKey, Credit], estimates: Estimates
+    groups: Sequence[Group], team: Team, credit: Mapping[TurnKey, Credit], signals: Signals
 ) -> dict[TurnKey, Sample]:
     """Return what each policy learns from: one sample per credited turn."""
     samples: dict[TurnKey, Sample] = {}
@@ -165,8 +165,8 @@ def policy_samples(
             columns = {
                 "behaviour": torch.tensor(turn.logprobs),
                 "advantage": given.advantage_T.float(),
-                **({"reference": estimates.reference[key]} if key in estimates.reference else {}),
-                **({"proximal": estimates.proximal[key]} if key in estimates.proximal else {}),
+                **({"reference": signals.reference[key]} if key in signals.reference else {}),
+                **({"proximal": signals.proximal[key]} if key in signals.proximal else {}),
                 **({} if given.pair is None else {"pair": torch.full_like(given.advantage_T, given.pair)}),
             }
             samples[key] = replace(policy_sample(turn, team, turn.policy, columns), bundle=given.pair)
@@ -177,8 +177,8 @@ def critic_samples(
     groups: Sequence[Group],
     team: Team,
     credit: Mapping[TurnKey, Credit],
-    estimates: Estimates,
-    need: CriticNeed,
+    signals: Signals,
+    need: CriticSpec,
     readers: Readers | None = None,
 ) -> list[Sample]:
     """Return what critics learn from: one sample per turn that has a target."""
@@ -189,7 +189,7 @@ def critic_samples(
         if target_T is not None:
             columns = {
                 "return": target_T.float(),
-                "value": estimates.values[key],
+                "value": signals.values[key],
                 "weight": torch.full_like(target_T, given.weight, dtype=torch.float32),
                 **(
                     {}

@@ -19,7 +19,7 @@ from kapelle.algorithm import (
     CreditFunction,
     CreditMemory,
     Embedding,
-    Estimates,
+    Signals,
     TurnKey,
     turns_of,
 )
@@ -48,7 +48,7 @@ from kapelle.training.collate import (
     value_samples,
     verifier_samples,
 )
-from kapelle.training.queue import Ahead
+from kapelle.training.queue import RolloutQueue
 from kapelle.training.signals.embeddings import turn_reader
 from kapelle.training.step_start import StepStart
 from kapelle.training.updates import merge_rows, update_in_order
@@ -77,7 +77,7 @@ class Loop:
         self._algorithm = algorithm
         self._play = play
         self._engine = engine
-        self._ahead = Ahead(config.training.max_staleness)
+        self._ahead = RolloutQueue(config.training.max_staleness)
         self.may_go_back = False
         """Whether whoever breaks a step off has a checkpoint to go back to."""
         self._parity: dict[str, float] = {}
@@ -110,13 +110,13 @@ class Loop:
         if self._config.training.max_staleness:
             metrics |= {"staleness": self._ahead.staleness(groups), **self._parity}
         clock.enter("score")
-        estimates = self._estimates(play, groups, number)
+        signals = self._signals(play, groups, number)
         clock.leave()
-        if estimates.score:
-            metrics |= verifier_metrics(groups, estimates.score)
+        if signals.score:
+            metrics |= verifier_metrics(groups, signals.score)
         clock.enter("update")
-        self._play.engine.rest()
-        metrics |= self._update(self._paid(groups, estimates), estimates, number)
+        self._play.engine.release_caches()
+        metrics |= self._update(self._paid(groups, signals), signals, number)
         clock.leave()
         clock.enter("publish")
         self._hand_over(number)
@@ -125,10 +125,10 @@ class Loop:
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
         return Step(number, tuple(groups), metrics | _time_metrics(clock, tokens))
 
-    def _paid(self, groups: Sequence[Group], estimates: Estimates) -> Sequence[Group]:
+    def _paid(self, groups: Sequence[Group], signals: Signals) -> Sequence[Group]:
         """Return the groups as they are learned from: with the reward model's term."""
         model = self._config.reward_model
-        return groups if model is None else with_scores(groups, estimates.score, model.weight)
+        return groups if model is None else with_scores(groups, signals.score, model.weight)
 
     def _taken(self, play: Play, number: int) -> list[Group]:
         """Return what step `number` learns from; ParityError when other weights spoke than may have."""
@@ -162,15 +162,15 @@ class Loop:
                 groups[k] = group
         return groups
 
-    def _update(self, groups: Sequence[Group], estimates: Estimates, number: int) -> dict[str, float]:
+    def _update(self, groups: Sequence[Group], signals: Signals, number: int) -> dict[str, float]:
         algorithm = self._algorithm
         give = self._memory or algorithm.credit
         often = algorithm.order.sequential or self._objective.epochs * self._objective.minibatches > 1
         self._start.hold(self._engine if often else None, self._memory)
         if self._start.lost and not self.may_go_back:
             with unbroken():
-                return self._learn(give, groups, estimates, number)
-        return self._learn(give, groups, estimates, number)
+                return self._learn(give, groups, signals, number)
+        return self._learn(give, groups, signals, number)
 
     def take_back(self) -> bool:
         """Undo what a step that was broken off has done; False where weights have moved that cannot be put back."""
@@ -180,14 +180,14 @@ class Loop:
         self,
         give: CreditMemory | CreditFunction | None,
         groups: Sequence[Group],
-        estimates: Estimates,
+        signals: Signals,
         number: int,
     ) -> dict[str, float]:
         team, algorithm = self._play.team, self._algorithm
         if give is None:
             samples = demonstrated_samples(groups, team, algorithm.observations)
             return self._engine.update(samples, self._objective) if samples else {}
-        credit = give(groups, estimates)
+        credit = give(groups, signals)
         metrics = _credit_metrics(groups, credit)
         if self._memory is not None:
             metrics |= self._memory.metrics()
@@ -199,7 +199,7 @@ class Loop:
         critics: list[Sample] = []
         if algorithm.critic:
             reader = self._engine.renderer
-            critics = critic_samples(groups, team, credit, estimates, algorithm.critic, reader)
+            critics = critic_samples(groups, team, credit, signals, algorithm.critic, reader)
             if algorithm.critic.view != "answer":
                 metrics |= _critic_metrics(critics)
         return metrics | update_in_order(
@@ -207,12 +207,12 @@ class Loop:
             self._objective,
             algorithm.order,
             algorithm.order.choose(team.trained, number, self._config.seed),
-            policy_samples(groups, team, credit, estimates),
+            policy_samples(groups, team, credit, signals),
             critics,
             groups,
         )
 
-    def _estimates(self, play: Play, groups: Sequence[Group], number: int) -> Estimates:
+    def _signals(self, play: Play, groups: Sequence[Group], number: int) -> Signals:
         team, algorithm = self._play.team, self._algorithm
         values: dict[TurnKey, Tensor] = {}
         bootstrap: dict[TurnKey, Tensor] = {}
@@ -224,7 +224,7 @@ class Loop:
         reference: dict[TurnKey, Tensor] = {}
         if algorithm.reference_every is not None:
             reference = self._scored(groups, {name: reference_name(name) for name in team.trained})
-        return Estimates(
+        return Signals(
             values,
             bootstrap,
             reference,
@@ -254,7 +254,7 @@ class Loop:
         tasks = [group.task for group in groups]
         played = run_async(lambda: rollout(greedy_play(play), tasks, 1, seed))
         if self._config.reward_model is not None:  # what is compared with it has the model's term too
-            played = list(self._paid(played, Estimates(score=self._verified(played))))
+            played = list(self._paid(played, Signals(score=self._verified(played))))
         return {g: group.episodes[0] for g, group in enumerate(played) if group.episodes[0].error is None}
 
     def _hand_over(self, number: int) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kapelle.training.loop import Step
 
 
-class Listener(Protocol):
+class Observer(Protocol):
     """Whoever watches a run: a terminal panel, plain lines, a test."""
 
     def phase(self, name: str, detail: str) -> None:

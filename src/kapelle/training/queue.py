@@ -17,7 +17,7 @@ from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.types import Group
 
 
-class Ahead:
+class RolloutQueue:
     """The queue, and which versions of each policy may be in it."""
 
     def __init__(self, most: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kapelle.errors import ConfigError
 from kapelle.runs.writer import RunDirectory, is_run, read_config, saved_steps
-from kapelle.settings.base import FREE, Configured, MayChange
+from kapelle.settings.base import FREE, MayChange, Settings
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve, to_yaml
@@ -54,7 +54,7 @@ def open_run(
     )
 
 
-def _marked(settings: Configured, at: str) -> Iterator[tuple[str, MayChange]]:
+def _marked(settings: Settings, at: str) -> Iterator[tuple[str, MayChange]]:
     for name, field in type(settings).model_fields.items():
         mark = next((each for each in field.metadata if isinstance(each, MayChange)), None)
         if mark is not None:
@@ -64,7 +64,7 @@ def _marked(settings: Configured, at: str) -> Iterator[tuple[str, MayChange]]:
 
 
 def _inner(value: object, at: str) -> Iterator[tuple[str, MayChange]]:
-    if isinstance(value, Configured):
+    if isinstance(value, Settings):
         yield from _marked(value, at)
     elif isinstance(value, Mapping):
         for key, each in value.items():

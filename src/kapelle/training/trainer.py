@@ -48,7 +48,7 @@ from kapelle.setup.validation import check_prompts, check_run
 from kapelle.team import VERIFIER, Team
 from kapelle.training.circumstances import note_start
 from kapelle.training.loop import Loop, Step, greedy_play
-from kapelle.training.observer import Listener, Silent
+from kapelle.training.observer import Observer, Silent
 from kapelle.training.resuming import open_run
 from kapelle.training.verifier_judging import judge_held_out
 from kapelle.training.warmup import warmed_bases
@@ -80,7 +80,7 @@ class Trainer:
         engine: RolloutEngine | None = None,
         run_dir: str | Path | None = None,
         resume: bool = False,
-        listener: Listener | None = None,
+        listener: Observer | None = None,
         origin: Mapping[str, str] | None = None,
         start_from: Mapping[str, Path] | None = None,
         **sections: Any,

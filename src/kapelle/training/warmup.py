@@ -22,7 +22,7 @@ from typing import cast
 from kapelle.algorithms.sft import SFT
 from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
 from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import CheckpointError, ModelError
@@ -198,7 +198,7 @@ def _train(config: RunConfig, settings: WarmupConfig, progress: Progress | None)
             schedule=settings.schedule,
             warmup_steps=min(20, settings.steps),
         ),
-        Limits(total_steps=settings.steps),
+        UpdateLimits(total_steps=settings.steps),
         config.seed,
     )
     objective = Objective(algorithm.policy_loss, parity=False)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kapelle.environment import Environment
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, braced, check_names, check_template, fill, need_answers, told
 from kapelle.workflows.graph import mermaid
 
 
-class Chain(Configured):
+class Chain(Settings):
     """Seat order is speaking order; only the last agent acts in the world and is scored by it.
 
     An agent's prompt may use `{question}` and the name of every earlier agent, such as `{reasoner}`, so

@@ -11,13 +11,13 @@ from typing import Literal
 
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, braced, check_names, check_template, fill, need_answers, told
 from kapelle.workflows.graph import mermaid
 
 
-class Cory(Configured):
+class Cory(Settings):
     """The first seat is the pioneer, the second the observer; the observer's answer is the team's.
 
     Each agent earns the score of its own answer. The observer's prompt may use `{question}` and the

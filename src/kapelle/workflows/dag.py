@@ -15,7 +15,7 @@ from pydantic import Field
 
 from kapelle.environment import Environment, Recorded
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Message
 from kapelle.workflow import Scene, need_answers, told
@@ -25,7 +25,7 @@ from kapelle.workflows.processing import load_processing
 _FIELD = re.compile(r"\$\{([\w.-]+)\}")
 
 
-class Node(Configured):
+class Node(Settings):
     """One turn of one agent; it starts a conversation of its own, so its prompt is all that it reads."""
 
     id: str = Field(pattern=r"^[A-Za-z_][\w-]*$")
@@ -50,7 +50,7 @@ class Node(Configured):
     """True: the world takes this node's text and pays for it. Null: where no node says true, the answer's."""
 
 
-class Dag(Configured):
+class Dag(Settings):
     """A directed graph of turns, played once, or again and again until the world is done."""
 
     name: Literal["dag"] = "dag"

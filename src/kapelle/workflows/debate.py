@@ -14,14 +14,14 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid
 from kapelle.workflows.voting import agreement, majority
 
 
-class Debate(Configured):
+class Debate(Settings):
     """`rounds` rounds of simultaneous answers; each agent's last one is scored.
 
     In the first round an agent reads its prompt (`{question}` alone without one), in every later round

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kapelle.environment import Environment
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill
 
 
-class Parallel(Configured):
+class Parallel(Settings):
     """The plain loop of a game: observe, move, be paid. On questions every agent answers for itself.
 
     An agent's prompt frames each observation, with `{question}` for what the world shows it. Nobody sees

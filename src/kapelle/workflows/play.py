@@ -9,12 +9,12 @@ from pydantic import Field
 
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill
 
 
-class Play(Configured):
+class PlayWorkflow(Settings):
     """Whoever is to move reads what it may see and says a move; several at once where the game says so.
 
     An agent's prompt frames each observation, with `{question}` for what the world shows it. Agents that are

@@ -13,13 +13,13 @@ from pydantic import Field
 
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
 from kapelle.workflows.graph import mermaid
 
 
-class Reflect(Configured):
+class Reflect(Settings):
     """The first seat is the actor, all others are critics; the actor's last attempt is the team's answer.
 
     The actor reads its prompt (`{question}` alone without one), then `revise` after every rejection. A

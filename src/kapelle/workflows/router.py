@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
 from kapelle.workflows.graph import mermaid
@@ -18,7 +18,7 @@ from kapelle.workflows.graph import mermaid
 _MARK = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
 
 
-class Router(Configured):
+class Router(Settings):
     """The first seat, or the one that is named, has the floor first; who answers speaks for the team.
 
     A text hands over when it names another agent behind an `@`, and only one; any other text is an answer.

@@ -7,13 +7,13 @@ from typing import Literal
 
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid
 
 
-class Solo(Configured):
+class Solo(Settings):
     """The first agent, or the one that is named, reads the question and answers; nobody else speaks."""
 
     name: Literal["solo"] = "solo"

@@ -12,13 +12,13 @@ from pydantic import Field
 
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
 from kapelle.workflows.graph import mermaid
 
 
-class Summary(Configured):
+class Summary(Settings):
     """Layers of drafts, then one aggregator, whose answer is the team's.
 
     A drafter reads its prompt (`{question}` alone without one) when it first speaks, and `reply` when it

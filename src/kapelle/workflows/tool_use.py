@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kapelle.environment import Environment
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Message
 from kapelle.workflow import Scene, check_template, fill
 
 
-class ToolUse(Configured):
+class ToolUse(Settings):
     """Every agent works at the question by itself, all at once; the environment says who has not answered yet.
 
     The first thing that an agent reads is its prompt, with `{question}` for what the world shows it. All that

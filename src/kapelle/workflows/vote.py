@@ -12,14 +12,14 @@ from pydantic import Field, FiniteFloat
 
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid
 from kapelle.workflows.voting import majority
 
 
-class Vote(Configured):
+class Vote(Settings):
     """One round of answers; each agent is scored by its own, the team by the one that wins the vote."""
 
     name: Literal["vote"] = "vote"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiny import turn
 
-from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithm import Signals, TurnKey
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.algorithms.shared.groups import (
     Member,
@@ -34,7 +34,7 @@ ESTIMATES = (group_scaled, group_centred, leave_one_out)
 
 def paying() -> TurnRewards:
     source = own_path("individual")
-    return lambda place, episode: source(place, episode, Estimates())
+    return lambda place, episode: source(place, episode, Signals())
 
 
 REWARDS = paying()
@@ -159,7 +159,7 @@ def test_candidates_of_a_tree_are_compared_with_those_of_their_own_prompt() -> N
     tree = Episode(Task("t", "?"), 0, ("a", "b"), turns, branches=branches)
     credit = ATGRPO(tree=True, group_size=2, scale="none").build().credit
     assert credit is not None
-    given = credit([Group(tree.task, (tree,))], Estimates())
+    given = credit([Group(tree.task, (tree,))], Signals())
     assert {key.turn: float(credit.advantage_T) for key, credit in given.items()} == {
         0: 0.5,
         2: -0.5,

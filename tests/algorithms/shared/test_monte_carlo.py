@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, team_of, turn
 
-from kapelle.algorithm import Algorithm, Credit, Estimates, Outputs, Targets, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Outputs, Signals, Targets, TurnKey
 from kapelle.algorithms.dr_mas import DrMAS
 from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.algorithms.mars import MARS
@@ -24,10 +24,10 @@ from kapelle.types import Episode, Group
 
 
 def credit_of(
-    algorithm: Algorithm, groups: Sequence[Group], estimates: Estimates | None = None
+    algorithm: Algorithm, groups: Sequence[Group], signals: Signals | None = None
 ) -> Mapping[TurnKey, Credit]:
     assert algorithm.credit is not None
-    return algorithm.credit(groups, estimates or Estimates())
+    return algorithm.credit(groups, signals or Signals())
 
 
 def firsts(credit: Mapping[TurnKey, Credit]) -> list[float]:
@@ -50,12 +50,12 @@ class TestReMax:
     def test_the_greedy_return_is_subtracted(self) -> None:
         groups = [group(solo(1.0), solo(0.0)), group(solo(0.25))]
         greedy = {0: solo(0.75), 1: solo(1.0)}
-        given = credit_of(ReMax().build(), groups, Estimates(greedy=greedy))
+        given = credit_of(ReMax().build(), groups, Signals(greedy=greedy))
         assert firsts(given) == pytest.approx([0.25, -0.75, -0.75])
 
     def test_a_task_without_a_greedy_episode_is_left_out(self) -> None:
         groups = [group(solo(1.0)), group(solo(0.25))]
-        given = credit_of(ReMax().build(), groups, Estimates(greedy={1: solo(1.0)}))
+        given = credit_of(ReMax().build(), groups, Signals(greedy={1: solo(1.0)}))
         assert [given[key].weight for key in sorted(given)] == [0.0, 1.0]
         assert firsts(given)[1] == pytest.approx(-0.75)
 
@@ -63,7 +63,7 @@ class TestReMax:
         settings = ReMax(team_reward="individual")
         one = episode(turn("a", 0), turn("b", 1), rewards={"a": 1.0, "b": 5.0})
         likeliest = episode(turn("a", 0), turn("b", 1), rewards={"a": 0.0, "b": 7.0})
-        given = credit_of(settings.build(), [group(one)], Estimates(greedy={0: likeliest}))
+        given = credit_of(settings.build(), [group(one)], Signals(greedy={0: likeliest}))
         assert firsts(given) == pytest.approx([1.0, -2.0])
         assert settings.build().greedy
 
@@ -82,7 +82,7 @@ class TestReinforcePlusPlus:
         # Returns at γ = ½: −½ + ½·1 = 0 and 1 → whitened ∓½/√½.
         algorithm = ReinforcePlusPlus(kl_in_reward=0.5, gamma=0.5).build()
         reference = {TurnKey(0, 0, 0): torch.tensor([-2.0, -1.0])}
-        given = credit_of(algorithm, [group(solo(1.0, 2))], Estimates(reference=reference))
+        given = credit_of(algorithm, [group(solo(1.0, 2))], Signals(reference=reference))
         assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == pytest.approx(
             [-math.sqrt(0.5), math.sqrt(0.5)]
         )
@@ -130,7 +130,7 @@ class TestRAE:
         # b_a: 0.05, then 0.95·0.05 + 0.05·1 = 0.0975; b_b: −0.05, −0.0975.
         memory = self.memory()
         duel = episode(turn("a", 0), turn("b", 1), rewards={"a": 1.0, "b": -1.0})
-        assert firsts(memory([group(duel), group(duel)], Estimates())) == pytest.approx(
+        assert firsts(memory([group(duel), group(duel)], Signals())) == pytest.approx(
             [0.95, -0.95, 0.9025, -0.9025]
         )
         assert memory.metrics() == pytest.approx({"baseline/a": 0.0975, "baseline/b": -0.0975})
@@ -138,9 +138,9 @@ class TestRAE:
     def test_a_resumed_memory_goes_on_bit_for_bit(self) -> None:
         one, other = self.memory(decay=0.9), self.memory(decay=0.9)
         duel = episode(turn("a", 0), turn("b", 1), rewards={"a": 0.3, "b": -0.7})
-        one([group(duel)], Estimates())
+        one([group(duel)], Signals())
         other.load_state(one.state())
-        assert firsts(one([group(duel)], Estimates())) == firsts(other([group(duel)], Estimates()))
+        assert firsts(one([group(duel)], Signals())) == firsts(other([group(duel)], Signals()))
 
 
 class TestMAGRPO:

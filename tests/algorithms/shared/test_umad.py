@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, team_of, turn
 
-from kapelle.algorithm import Credit, Estimates, TurnKey
+from kapelle.algorithm import Credit, Signals, TurnKey
 from kapelle.algorithms.marft import MARFT
 from kapelle.algorithms.ppo import IPPO
 from kapelle.algorithms.shared.umad import UMADConfig, influence, nll
@@ -35,15 +35,15 @@ class TestInfluence:
     def test_by_hand(self) -> None:
         # From round 1 to 2: a stays wrong, b becomes right, c stays right. The others of a: mean (+1 + 0)/2 > 0;
         # of b: 0; of c: (0 + 1)/2 > 0. Nobody answers round 2.
-        found = influence(PLACE, debate((0, 0, 1), (0, 1, 1)), Estimates(), 0.3)
+        found = influence(PLACE, debate((0, 0, 1), (0, 1, 1)), Signals(), 0.3)
         assert found == {0: pytest.approx(0.3), 1: 0.0, 2: pytest.approx(0.3)}
 
     def test_misleading_costs(self) -> None:
-        found = influence(PLACE, debate((0, 1), (0, 0)), Estimates(), 0.5)
+        found = influence(PLACE, debate((0, 1), (0, 0)), Signals(), 0.5)
         assert found == {0: pytest.approx(-0.5), 1: 0.0}
 
     def test_only_the_sign_counts(self) -> None:
-        found = influence(PLACE, debate((0.0, 0.50), (0.0, 0.51)), Estimates(), 1.0)
+        found = influence(PLACE, debate((0.0, 0.50), (0.0, 0.51)), Signals(), 1.0)
         assert found[0] == 1.0
 
     def test_without_scores_the_environment_s_rewards_are_taken(self) -> None:
@@ -55,27 +55,27 @@ class TestInfluence:
             turn("b", 3),
             rewards={"a": 3.0, "b": -2.0},
         )
-        assert influence(PLACE, played, Estimates(), 1.0) == {0: -1.0, 1: 1.0}
+        assert influence(PLACE, played, Signals(), 1.0) == {0: -1.0, 1: 1.0}
 
     def test_a_verifier_comes_before_the_environment_s_rewards(self) -> None:
         played = episode(turn("a", 0), turn("b", 1), turn("a", 2), turn("b", 3), rewards={"b": 5.0})
         seen = {TurnKey(0, 0, 1): 0.9, TurnKey(0, 0, 3): 0.2}
-        assert influence(PLACE, played, Estimates(score=seen), 1.0)[0] == -1.0
+        assert influence(PLACE, played, Signals(score=seen), 1.0)[0] == -1.0
 
     def test_who_spoke_for_the_last_time_has_moved_the_others_too(self) -> None:
         played = episode(
             turn("a", 0, score=1.0), turn("b", 1, score=0.0), turn("b", 2, score=1.0), agents=("a", "b")
         )
-        assert influence(PLACE, played, Estimates(), 1.0) == {0: 1.0}
+        assert influence(PLACE, played, Signals(), 1.0) == {0: 1.0}
 
     def test_it_is_paid_on_top_and_never_read_back(self) -> None:
         # A source that pays 10 for every turn: influence looks at the scores, not at what it pays.
         played = debate((0, 0), (0, 1))
-        source = UMADConfig(influence=0.5).paid(lambda place, episode, estimates: {0: 10.0, 1: 10.0, 3: 10.0})
-        assert source(PLACE, played, Estimates()) == {0: 10.5, 1: 10.0, 3: 10.0}
+        source = UMADConfig(influence=0.5).paid(lambda place, episode, signals: {0: 10.0, 1: 10.0, 3: 10.0})
+        assert source(PLACE, played, Signals()) == {0: 10.5, 1: 10.0, 3: 10.0}
 
     def test_off_it_is_the_source_itself(self) -> None:
-        def source(place: object, episode: object, estimates: object) -> dict[int, float]:
+        def source(place: object, episode: object, signals: object) -> dict[int, float]:
             return {}
 
         assert UMADConfig().paid(source) is source
@@ -156,7 +156,7 @@ class TestConfidence:
         assert given[TurnKey(0, 0, 1)].advantage_T.item() == pytest.approx(math.exp(-1))
 
     def test_off_it_is_the_credit_itself(self) -> None:
-        def credit(groups: object, estimates: object) -> dict[TurnKey, Credit]:
+        def credit(groups: object, signals: object) -> dict[TurnKey, Credit]:
             return {}
 
         assert UMADConfig().gained(credit) is credit
@@ -207,7 +207,7 @@ class TestActorCritics:
     def credit(self, settings: IPPO | MARFT) -> Mapping[TurnKey, Credit]:
         algorithm = settings.build()
         assert algorithm.credit is not None
-        return algorithm.credit(self.GROUPS, Estimates(self.VALUES))
+        return algorithm.credit(self.GROUPS, Signals(self.VALUES))
 
     def test_confidence_without_a_group_is_refused(self) -> None:
         with pytest.raises(ValidationError, match=r"umad.confidence.*group_size: 1"):

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, same_bits, sections, team_of, turn
 
-from kapelle.algorithm import Credit, CreditMemory, Embedding, Estimates, TurnKey, turns_of
+from kapelle.algorithm import Credit, CreditMemory, Embedding, Signals, TurnKey, turns_of
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.qmix import QMIX
 from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
@@ -37,7 +37,7 @@ def memory(settings: type[VDN | QMIX], agents: str = "ab", **over: Any) -> Credi
 
 class Step(NamedTuple):
     groups: list[Group]
-    estimates: Estimates
+    signals: Signals
     word: Mapping[TurnKey, int]
     """Which of the six words each turn is."""
 
@@ -68,7 +68,7 @@ def play(
             turns = [turn(agent, i, 2, seen=0) for i, agent in enumerate(agents)]
             episodes.append(episode(*turns, task=Task(f"t{g}", "q"), rewards=dict.fromkeys(agents, paid)))
         groups.append(group(*episodes))
-    return Step(groups, Estimates(embedding=embedding, step=number), word)
+    return Step(groups, Signals(embedding=embedding, step=number), word)
 
 
 def advantage(credit: Mapping[TurnKey, Credit], key: TurnKey) -> float:
@@ -102,9 +102,9 @@ def judged(settings: type[VDN | QMIX], credit: str = "difference") -> Judged:
     made = memory(settings, "abc", credit=credit)
     for number in range(1, 6):
         step = play(number, additive, noise=0.1)
-        made(step.groups, step.estimates)
+        made(step.groups, step.signals)
     step = play(6, additive, noise=0.1)
-    return Judged(step, made(step.groups, step.estimates), made.metrics())
+    return Judged(step, made(step.groups, step.signals), made.metrics())
 
 
 def ranked(step: Step, credit: Mapping[TurnKey, Credit]) -> float:
@@ -149,7 +149,7 @@ class TestWhoDeservesWhat:
     ) -> None:
         # It holds the noise of the return, which the modelled credit does not, and none of the errors of Q's scale.
         step, credit, row = judged(settings)
-        returns = memory(settings, "abc", credit_warmup_steps=9)(step.groups, step.estimates)
+        returns = memory(settings, "abc", credit_warmup_steps=9)(step.groups, step.signals)
         assert ranked(step, returns) < 0.7
         assert ranked(step, credit) > (0.9 if settings is VDN else 0.85)
         assert size(step, credit, 2) < (0.25 if settings is VDN else 0.45) * size(step, returns, 2)
@@ -161,7 +161,7 @@ class TestWhoDeservesWhat:
         self, settings: type[VDN | QMIX]
     ) -> None:
         step = play(1, additive)
-        credit = memory(settings, "abc", credit_warmup_steps=1)(step.groups, step.estimates)
+        credit = memory(settings, "abc", credit_warmup_steps=1)(step.groups, step.signals)
         assert all(advantage(credit, key._replace(turn=0)) == advantage(credit, key) for key in step.word)
 
 
@@ -170,10 +170,10 @@ class TestOneAgent:
 
     def test_during_the_warm_up_it_is_grpo_without_the_std_bit_for_bit(self) -> None:
         step = play(1, lambda words: float(words[0]), agents="a")
-        given = memory(VDN, "a", credit_warmup_steps=1)(step.groups, step.estimates)
+        given = memory(VDN, "a", credit_warmup_steps=1)(step.groups, step.signals)
         expected = GRPO.model_validate({"scale": "none"}).build().credit
         assert expected is not None
-        other = expected(step.groups, step.estimates)
+        other = expected(step.groups, step.signals)
         assert all(torch.equal(given[key].advantage_T, other[key].advantage_T) for key in other)
 
     def test_its_modelled_credit_is_its_own_utility_above_the_mean_of_its_group(self) -> None:
@@ -182,13 +182,13 @@ class TestOneAgent:
         made = memory(VDN, "a", credit="modelled", fit={"updates": 1})
         assert isinstance(made, MixedCredit)
         before = play(1, lambda words: float(words[0]), agents="a", tasks=3, size=4)
-        made(before.groups, before.estimates)
+        made(before.groups, before.signals)
         assert made._fit is not None
-        saw = torch.stack([step.estimates.embedding[key].saw_D for key in step.word])
-        said = torch.stack([step.estimates.embedding[key].said_D for key in step.word])
+        saw = torch.stack([step.signals.embedding[key].observation_D for key in step.word])
+        said = torch.stack([step.signals.embedding[key].action_D for key in step.word])
         rounds = Rounds(saw[:, None], said[:, None], torch.ones(12, 1), saw)
         utility = made._fit.net(rounds).utility_BA.detach().view(3, 4)
-        credit = made(step.groups, step.estimates)
+        credit = made(step.groups, step.signals)
         expected = (utility - utility.mean(1, keepdim=True)).flatten().tolist()
         found = [advantage(credit, key) for key in step.word]
         assert found == pytest.approx(expected, abs=1e-6)
@@ -198,11 +198,11 @@ class TestOneAgent:
         # Nobody else is there to explain the return: B is the same for all episodes of a task.
         made = memory(VDN, "a")
         steps = [play(number, lambda words: float(words[0]), agents="a") for number in (1, 2, 3)]
-        step, given = steps[-1], [made(each.groups, each.estimates) for each in steps][-1]
+        step, given = steps[-1], [made(each.groups, each.signals) for each in steps][-1]
         assert made.metrics()["credit_weight"] > 0.5
         expected = GRPO.model_validate({"scale": "none"}).build().credit
         assert expected is not None
-        other = expected(step.groups, step.estimates)
+        other = expected(step.groups, step.signals)
         for key in other:
             torch.testing.assert_close(given[key].advantage_T, other[key].advantage_T, atol=1e-5, rtol=0)
 
@@ -214,10 +214,10 @@ class TestPay:
         other = episode(turn("a", 0), turn("b", 1), rewards={"a": 1.0, "b": 1.0})
         groups = [group(cut, other)]
         zeros = Embedding(torch.zeros(3), torch.zeros(3))
-        estimates = Estimates(embedding={key: zeros for key, _ in turns_of(groups)})
+        signals = Signals(embedding={key: zeros for key, _ in turns_of(groups)})
         for warmup in (0, 1):
             made = memory(VDN, credit_warmup_steps=warmup, penalties={"no_stop": 1.0}, fit={"updates": 2})
-            credit = made(groups, estimates)
+            credit = made(groups, signals)
             found = [advantage(credit, TurnKey(0, e, i)) for e in (0, 1) for i in (0, 1)]
             assert found == pytest.approx([-0.5, 0.0, 0.5, 0.0])
 
@@ -231,9 +231,9 @@ class TestPay:
 
         groups = [group(debate(1.0, -1.0), debate(0.0, -3.0))]
         zeros = Embedding(torch.zeros(3), torch.zeros(3))
-        estimates = Estimates(embedding={key: zeros for key, _ in turns_of(groups)})
+        signals = Signals(embedding={key: zeros for key, _ in turns_of(groups)})
         made = memory(VDN, credit_warmup_steps=1, umad={"influence": 0.5, "relative": 1.0})
-        credit = made(groups, estimates)
+        credit = made(groups, signals)
         # η = ½ in one of two episodes: ∓¼; NLL 1 and 3 against b's 1 nat: gains 1 and e^−2.
         assert advantage(credit, TurnKey(0, 0, 0)) == pytest.approx(0.25)
         assert advantage(credit, TurnKey(0, 1, 0)) == pytest.approx(-0.25 * 0.1353353)
@@ -245,8 +245,8 @@ class TestPay:
         unpaid = episode(turn("a", 0), turn("a", 1), rewards={"a": 0.0})
         groups = [group(paid, unpaid)]
         zeros = Embedding(torch.zeros(3), torch.zeros(3))
-        estimates = Estimates(embedding={key: zeros for key, _ in turns_of(groups)})
-        credit = memory(VDN, "a", credit_warmup_steps=1, gamma_turn=0.5)(groups, estimates)
+        signals = Signals(embedding={key: zeros for key, _ in turns_of(groups)})
+        credit = memory(VDN, "a", credit_warmup_steps=1, gamma_turn=0.5)(groups, signals)
         found = [advantage(credit, TurnKey(0, e, k)) for e in (0, 1) for k in (0, 1)]
         assert found == [2.0, 2.0, -2.0, -2.0]
 
@@ -254,7 +254,7 @@ class TestPay:
         made, alike = memory(VDN, "abc", credit="modelled", credit_warmup_steps=2), []
         for number in (1, 2, 3):
             step = play(number, additive)
-            credit = made(step.groups, step.estimates)
+            credit = made(step.groups, step.signals)
             alike.append(
                 all(advantage(credit, key._replace(turn=0)) == advantage(credit, key) for key in step.word)
             )
@@ -263,11 +263,11 @@ class TestPay:
     def test_until_there_is_enough_to_fit_the_return_is_paid(self) -> None:
         step = play(1, additive)
         made = memory(VDN, "abc", fit={"min_fill": 49})
-        credit = made(step.groups, step.estimates)
+        credit = made(step.groups, step.signals)
         assert "mixer_loss" not in made.metrics()
         assert all(advantage(credit, key._replace(turn=0)) == advantage(credit, key) for key in step.word)
         again = play(2, additive)
-        made(again.groups, again.estimates)
+        made(again.groups, again.signals)
         assert "mixer_loss" in made.metrics()
 
     def test_utility_is_q_itself_and_no_difference(self) -> None:
@@ -281,7 +281,7 @@ class TestPay:
 
     @BOTH
     def test_nothing_played_nothing_credited(self, settings: type[VDN | QMIX]) -> None:
-        assert memory(settings)([], Estimates()) == {}
+        assert memory(settings)([], Signals()) == {}
 
 
 def checked(settings: VDN | QMIX, team: Team) -> None:
@@ -320,14 +320,14 @@ class TestResume:
         through, other = memory(settings, "abc", **chosen), memory(settings, "abc", **chosen)
         for number in (1, 2):
             step = play(number, additive)
-            through(step.groups, step.estimates)
+            through(step.groups, step.signals)
         folder = checkpoint.save(tmp_path, 2, {"memory": through.state()})
         other.load_state(checkpoint.load(folder)["memory"])
         assert same_bits(other.state(), through.state())
         torch.manual_seed(123)
         for number in (3, 4):
             step = play(number, additive)
-            one, two = through(step.groups, step.estimates), other(step.groups, step.estimates)
+            one, two = through(step.groups, step.signals), other(step.groups, step.signals)
             assert all(torch.equal(one[key].advantage_T, two[key].advantage_T) for key in one)
         assert same_bits(other.state(), through.state())
         assert other.metrics() == through.metrics()
@@ -342,7 +342,7 @@ class TestResume:
         expected = torch.rand(3)
         torch.manual_seed(5)
         step = play(1, additive)
-        memory(QMIX, "abc")(step.groups, step.estimates)
+        memory(QMIX, "abc")(step.groups, step.signals)
         assert torch.equal(torch.rand(3), expected)
 
 

@@ -20,7 +20,7 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
-from kapelle.algorithm import Credit, Embedding, Estimates, TurnKey
+from kapelle.algorithm import Credit, Embedding, Signals, TurnKey
 from kapelle.algorithms.qmix import QMIX
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
@@ -79,7 +79,7 @@ def advantages(made: MixedCredit, *tasks: Any) -> dict[TurnKey, Credit]:
     made._foresight.load_state({"error": 0.3, "spread": 1.0})
     groups = [each for each, _ in tasks]
     embedding = {key: seen for _, found in tasks for key, seen in found.items()}
-    given = made(groups, Estimates(embedding=embedding, step=9))
+    given = made(groups, Signals(embedding=embedding, step=9))
     assert made.metrics()["credit_weight"] == pytest.approx(0.7)
     return dict(given)
 
@@ -133,7 +133,7 @@ def updated(credit: dict[TurnKey, Credit], of: Group) -> dict[str, dict[str, Ten
     """The adapters after one optimiser step on the first task's turns."""
     team, engine = team_of("a", "b"), train_engine(lora_policies("a", "b"))
     own = {key: given for key, given in credit.items() if key.group == 0}
-    samples = list(policy_samples([of], team, own, Estimates()).values())
+    samples = list(policy_samples([of], team, own, Signals()).values())
     engine.update(samples, Objective(SurrogateConfig().build(), parity=False))
     return {name: frozen_copy(engine.weights(name)) for name in ("a", "b")}
 
@@ -153,7 +153,7 @@ def test_the_baseline_is_of_the_agents_own_task_by_hand() -> None:
     words = ((0, 1), (2, 2))
     made = fixed(VDN)
     assert made._fit is not None
-    saw = played(0, words, chain=False)[1][TurnKey(0, 0, 0)].saw_D
+    saw = played(0, words, chain=False)[1][TurnKey(0, 0, 0)].observation_D
     utilities = made._fit.net.utilities
     assert isinstance(utilities, OwnUtilities)
     net = utilities.agents[1]
@@ -190,9 +190,9 @@ def test_where_q_knows_nothing_the_return_is_paid_however_well_q_remembers(
     credit, generator = make(team_of("a", "b"), 0), torch.Generator().manual_seed(0)
     for step in (1, 2, 3):
         groups, embedding = noise(generator)
-        credit(groups, Estimates(embedding=embedding, step=step))
+        credit(groups, Signals(embedding=embedding, step=step))
     groups, embedding = noise(generator)
-    given = credit(groups, Estimates(embedding=embedding, step=4))
+    given = credit(groups, Signals(embedding=embedding, step=4))
     row = credit.metrics()
     assert row["mixer_loss"] < 0.05
     assert row["mixer_explained"] < 0.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.support.tiny import episode, group, same_bits, turn
 
-from kapelle.algorithm import Embedding, Estimates, TurnKey, turns_of
+from kapelle.algorithm import Embedding, Signals, TurnKey, turns_of
 from kapelle.algorithms.value_decomposition.replay import (
     Played,
     Replay,
@@ -20,9 +20,9 @@ from kapelle.types import Episode
 PLACE = (0, 0)
 
 
-def seen(played: Episode) -> Estimates:
+def seen(played: Episode) -> Signals:
     """Turn k saw (k, 0) and said (k, 1)."""
-    return Estimates(
+    return Signals(
         embedding={
             key: Embedding(torch.tensor([float(key.turn), 0.0]), torch.tensor([float(key.turn), 1.0]))
             for key, _ in turns_of([group(played)])
@@ -57,12 +57,12 @@ class TestRounds:
 
     def test_nobody_who_learns_no_rounds(self) -> None:
         played = episode(turn("a", 0, trained=False), rewards={"a": 1.0})
-        assert read_episode(PLACE, played, Estimates(), ("a",), "mean") is None
+        assert read_episode(PLACE, played, Signals(), ("a",), "mean") is None
 
     def test_failed_episodes_are_left_out(self) -> None:
         good, failed = episode(turn("a", 0)), episode(turn("a", 0), error="EpisodeError: gone")
-        estimates = Estimates(embedding={TurnKey(0, 1, 0): Embedding(torch.zeros(2), torch.zeros(2))})
-        assert list(read_groups([group(failed, good)], estimates, ("a",), "mean")) == [(0, 1)]
+        signals = Signals(embedding={TurnKey(0, 1, 0): Embedding(torch.zeros(2), torch.zeros(2))})
+        assert list(read_groups([group(failed, good)], signals, ("a",), "mean")) == [(0, 1)]
 
 
 class TestState:

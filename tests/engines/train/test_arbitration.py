@@ -23,7 +23,7 @@ from torch import Tensor
 from kapelle.engines.train.arbitration import arbitrate
 from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
 from kapelle.errors import ParityError
 from kapelle.models.exact import exact_logprobs, rounding_of
 
@@ -39,7 +39,7 @@ def by_transformers(engine: TorchTrainEngine, samples: Sequence[Sample]) -> list
 
 def grown(bound: float | None = None) -> tuple[TorchTrainEngine, list[Sample]]:
     """An adapter that has grown until some tokens hang on sums whose terms nearly cancel, and what it said."""
-    engine = train_engine(lora_policies("a"), limits=Limits(parity_tolerance=bound))
+    engine = train_engine(lora_policies("a"), limits=UpdateLimits(parity_tolerance=bound))
     stir(engine.weights("a"), 0, 8.0)
     return engine, by_transformers(engine, draw_samples(["a"], [(8, 6)] * 60))
 
@@ -163,6 +163,6 @@ class TestFaults:
         engine = train_engine(lora_policies("a"))
         samples = with_behaviour(engine, draw_samples(["a"], [(4, 3)]))
         wrong = with_columns(samples, behaviour=[s.columns["behaviour"] + 1e-3 for s in samples])
-        engine._homes["a"].model.lean = None
+        engine._homes["a"].model.flat = None
         found = arbitrate(wrong, engine.score, {"a": (engine._homes["a"].model, "a")}, 1e-4, 1e-3)
         assert "no pass in float64" in str(found.refused)

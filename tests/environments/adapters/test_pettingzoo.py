@@ -11,7 +11,7 @@ from tests.workflows.stage import lines, play
 from kapelle.environment import environment_class
 from kapelle.environments.adapters.pettingzoo import PettingZoo, ZooWorld
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.workflows.play import Play
+from kapelle.workflows.play import PlayWorkflow
 
 PATH = "tests.environments.adapters.zoo_games"
 
@@ -60,7 +60,7 @@ async def test_an_illegal_action_costs_the_penalty_and_a_random_one_is_taken(tex
 async def test_agents_move_at_once_in_a_parallel_game() -> None:
     environment = PettingZoo(path=PATH, turns="parallel", rules="none")
     scripts = {"a": lines("1", "0"), "b": lines("1", "1")}
-    workflow = Play(memory="conversation")
+    workflow = PlayWorkflow(memory="conversation")
     [episode] = await play(environment, workflow, ["a", "b"], scripts, environment.task("train", 0))
     assert episode.error is None
     assert [turn.seen for turn in episode.turns] == [0, 0, 2, 2]

@@ -8,7 +8,7 @@ from tests.workflows.stage import lines, play
 from kapelle.environment import environment_class
 from kapelle.environments.adapters.plain import Plain
 from kapelle.errors import ConfigError
-from kapelle.workflows.play import Play
+from kapelle.workflows.play import PlayWorkflow
 
 
 class Countdown:
@@ -61,7 +61,9 @@ async def test_a_plain_class_is_played_to_its_end() -> None:
     closed = Countdown.closed
     task = environment.task("train", 0)
     environment.check(["a"])
-    [episode] = await play(environment, Play(memory="conversation"), ["a"], {"a": lines("wait", "run")}, task)
+    [episode] = await play(
+        environment, PlayWorkflow(memory="conversation"), ["a"], {"a": lines("wait", "run")}, task
+    )
     assert episode.error is None
     assert [turn.heard[0].content for turn in episode.turns] == ["2 left", "1 left"]
     assert [turn.reward for turn in episode.turns] == [0.25, 0.0]
@@ -73,11 +75,11 @@ async def test_a_plain_class_is_played_to_its_end() -> None:
 async def test_a_seed_is_handed_on_and_a_limit_of_steps_cuts_off() -> None:
     environment = Plain(path=f"{HERE}:Echo", max_steps=2)
     task = environment.task("train", 0)
-    [episode] = await play(environment, Play(), ["a"], {"a": lines("hello", "hello")}, task)
+    [episode] = await play(environment, PlayWorkflow(), ["a"], {"a": lines("hello", "hello")}, task)
     assert len(episode.turns) == 2
     assert episode.truncated
     assert episode.turns[0].heard[0].content == str(episode.seed)
-    [short] = await play(environment, Play(), ["a"], {"a": lambda request: "bye"}, task)
+    [short] = await play(environment, PlayWorkflow(), ["a"], {"a": lambda request: "bye"}, task)
     assert len(short.turns) == 1
     assert not short.truncated
 
@@ -93,7 +95,9 @@ async def test_a_seed_is_handed_on_and_a_limit_of_steps_cuts_off() -> None:
 )
 async def test_what_a_class_may_not_return_fails_the_episode_and_says_why(answer: str, message: str) -> None:
     environment = Plain(path=f"{HERE}:Broken")
-    [episode] = await play(environment, Play(), ["a"], {"a": lines(answer)}, environment.task("train", 0))
+    [episode] = await play(
+        environment, PlayWorkflow(), ["a"], {"a": lines(answer)}, environment.task("train", 0)
+    )
     assert episode.error is not None
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(episode.error)

@@ -13,7 +13,7 @@ from tests.workflows.stage import lines, play
 from kapelle.environment import environment_class
 from kapelle.environments.adapters.textarena import TextArena
 from kapelle.errors import ConfigError
-from kapelle.workflows.play import Play
+from kapelle.workflows.play import PlayWorkflow
 
 
 class Guess:
@@ -78,7 +78,7 @@ async def test_games_are_drawn_from_their_seed_and_leave_the_shared_generator_al
     random.seed(1)
     before = random.getstate()
     scripts = {"a": lines("1"), "b": lines("2")}
-    workflow = Play(max_rounds=2, memory="conversation")
+    workflow = PlayWorkflow(max_rounds=2, memory="conversation")
     [one] = await play(environment, workflow, ["a", "b"], scripts, task, seed=1)
     assert random.getstate() == before
     random.seed(2)

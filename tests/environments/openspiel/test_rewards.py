@@ -13,14 +13,14 @@ pytest.importorskip("pyspiel")
 
 from tests.workflows.stage import play
 
-from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithm import Signals, TurnKey
 from kapelle.algorithms.mars import MARS
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.setup.recipe import load_recipe
 from kapelle.types import Episode, Group
-from kapelle.workflows.play import Play
+from kapelle.workflows.play import PlayWorkflow
 
 DURING: list[tuple[str, Mapping[str, Any]]] = [
     ("2048", {}),
@@ -56,7 +56,7 @@ async def wander(environment: OpenSpiel, seed: int) -> Episode:
     agents = [f"p{seat}" for seat in range(environment.loaded.num_players())]
     scripts = dict.fromkeys(agents, wanderer)
     [episode] = await play(
-        environment, Play(max_rounds=400), agents, scripts, environment.task("train", seed), seed=seed
+        environment, PlayWorkflow(max_rounds=400), agents, scripts, environment.task("train", seed), seed=seed
     )
     assert episode.error is None, episode.error
     return episode
@@ -120,7 +120,7 @@ async def test_what_is_earned_by_who_never_speaks_is_paid_at_the_end() -> None:
     environment = OpenSpiel(game="hanabi_very_small")
     for seed in range(200):
         world = environment.start(environment.task("train", seed), ["a", "b"], seed)
-        fits = [move for move in read_listed(world.observe("a")) if move.startswith("Play")]
+        fits = [move for move in read_listed(world.observe("a")) if move.startswith("PlayWorkflow")]
         assert await world.step({"a": fits[0]}) in ({"a": 0.0}, {"a": 1.0})
         if world.state.returns()[0] == 1.0:
             assert world.outcome().rewards == {"a": 0.0, "b": 1.0}
@@ -136,7 +136,7 @@ async def test_the_recipe_of_mars_gives_turns_of_one_agent_returns_of_their_own(
     assert isinstance(algorithm, MARS)
     episodes = [trained(await wander(environment, seed)) for seed in range(40)]
     groups = [Group(episode.task, (episode,)) for episode in episodes]
-    credit = algorithm.credit(groups, Estimates())
+    credit = algorithm.credit(groups, Signals())
     drops = 0
     for g, episode in enumerate(episodes):
         for agent in episode.agents:

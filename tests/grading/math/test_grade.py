@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kapelle.grading.math.grade import COMPARISON, grade_math, math_processes, why_not_comparable
-from kapelle.grading.processes import GaveUp, KillableProcesses, Limits
+from kapelle.grading.processes import AnswerLimits, GaveUp, KillableProcesses
 
 
 @pytest.fixture(scope="module")
 def patient_pool() -> Iterator[KillableProcesses]:
     """Says the same on a busy machine."""
-    with math_processes(size=1, limits=Limits(cpu_s=20.0, wall_s=60.0)) as pool:
+    with math_processes(size=1, limits=AnswerLimits(cpu_s=20.0, wall_s=60.0)) as pool:
         yield pool
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kapelle.grading.math.grade import grade_math, math_processes
-from kapelle.grading.processes import KillableProcesses, Limits
+from kapelle.grading.processes import AnswerLimits, KillableProcesses
 
 SAME = [
     (
@@ -253,7 +253,7 @@ DEVIATIONS = [
 @pytest.fixture(scope="module")
 def patient_pool() -> Iterator[KillableProcesses]:
     """Time enough for the two sums, which take the library more than a second."""
-    with math_processes(size=1, limits=Limits(cpu_s=20.0, wall_s=60.0)) as pool:
+    with math_processes(size=1, limits=AnswerLimits(cpu_s=20.0, wall_s=60.0)) as pool:
         yield pool
 
 

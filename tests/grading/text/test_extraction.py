@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.patience import timed
 
-from kapelle.grading.text.extraction import MAX_TEXT, Policy, extract
+from kapelle.grading.text.extraction import MAX_TEXT, ExtractionRule, extract
 
-ALL: tuple[Policy, ...] = ("hash", "last_box", "first_box", "only_box", "tag", "last_number")
+ALL: tuple[ExtractionRule, ...] = ("hash", "last_box", "first_box", "only_box", "tag", "last_number")
 
 
-def found(text: str, *policies: Policy) -> str | None:
-    return extract(text, policies).text
+def found(text: str, *rules: ExtractionRule) -> str | None:
+    return extract(text, rules).text
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_whole() -> None:
         "  > #### 5 \\boxed{5} <answer>5</answer>",
     ],
 )
-def test_what_is_quoted_or_fenced_is_not_the_answer(policy: Policy, text: str) -> None:
+def test_what_is_quoted_or_fenced_is_not_the_answer(policy: ExtractionRule, text: str) -> None:
     assert found(text, policy) is None
 
 
@@ -184,7 +184,7 @@ def test_without_any_mark_the_problem_names_the_policies() -> None:
         "<think></think><think>#### 5 \\boxed{5} 5",
     ],
 )
-def test_what_is_only_thought_does_not_count(policy: Policy, text: str) -> None:
+def test_what_is_only_thought_does_not_count(policy: ExtractionRule, text: str) -> None:
     assert found(text, policy) is None
 
 
@@ -238,7 +238,7 @@ def test_the_last_number_is_not_a_piece_of_what_is_seen(text: str) -> None:
     ],
     ids=lambda text: f"{text[:8]!r}",
 )
-def test_no_text_takes_long(policy: Policy, text: str) -> None:
+def test_no_text_takes_long(policy: ExtractionRule, text: str) -> None:
     assert timed(lambda: extract(text, (policy,)), 1.0)[1] < 1.0
 
 

@@ -1,4 +1,4 @@
-"""The lean pass by hand: numbers and gradients of `transformers`, in double precision, for each family."""
+"""The flat pass by hand: numbers and gradients of `transformers`, in double precision, for each family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.tiny import LORA, stir
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from kapelle.models.fast.lean import LeanModel, lean_of
+from kapelle.models.fast.flat import FlatModel, flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import BankedLinear, LoraBank
 from kapelle.team import Lora
@@ -43,14 +43,14 @@ def family(name: str) -> Any:
     return model
 
 
-def lean(model: Any) -> LeanModel:
-    found = lean_of(model)
+def flat(model: Any) -> FlatModel:
+    found = flat_of(model)
     assert found is not None
     return found
 
 
 def hidden(model: Any, plan: Plan) -> Tensor:
-    pass_ = lean(model)
+    pass_ = flat(model)
     return pass_.hidden(TOKENS, POSITIONS, pass_.by_plan(plan))
 
 

@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from kapelle.models.fast import fused
+from kapelle.models.fast.flat import FlatModel, flat_of
 from kapelle.models.fast.fused import FusedPass, fused_of
 from kapelle.models.fast.kv_cache import KVCache, PromptBlock
-from kapelle.models.fast.lean import LeanModel, lean_of
 from kapelle.models.lora_bank import LoraBank
 from kapelle.team import Lora
 
@@ -70,14 +70,14 @@ def by_the_book(model: Any, tokens: list[int]) -> Tensor:
     return logits
 
 
-def lean(model: Any) -> LeanModel:
-    known = lean_of(model)
+def flat_pass(model: Any) -> FlatModel:
+    known = flat_of(model)
     assert known is not None
     return known
 
 
 def test_prompts_and_what_follows_are_read_as_transformers_reads_them(model: Any) -> None:
-    own = lean(model)
+    own = flat_pass(model)
     small = FusedPass(own, torch.float32)
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
     prompts = PromptBlock.empty(own, [5, 5], torch.device("cpu"), torch.float32)
@@ -103,7 +103,7 @@ def test_each_span_of_rows_meets_its_own_adapter(model: Any) -> None:
         bank.add(adapter, Lora(rank=2, targets=("q_proj", "k_proj", "o_proj", "down_proj")), seed)
         for parameter in bank.parameters(adapter).values():
             parameter.data.add_(0.3 * torch.randn(parameter.shape))
-    own = lean(model)
+    own = flat_pass(model)
     small = FusedPass(own, torch.float32)
     text = [3, 1, 4, 1, 5]
     names = ["left", None, "right"]
@@ -120,13 +120,13 @@ def test_each_span_of_rows_meets_its_own_adapter(model: Any) -> None:
 
 
 def test_large_models_get_no_copies(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fused_of(lean(model), 1, torch.float32) is not None
+    assert fused_of(flat_pass(model), 1, torch.float32) is not None
     monkeypatch.setattr(fused, "LARGEST", 1000)
-    assert fused_of(lean(model), 1, torch.float32) is None
+    assert fused_of(flat_pass(model), 1, torch.float32) is None
 
 
 def test_new_weights_of_the_base_are_read_once_the_old_ones_are_forgotten(model: Any) -> None:
-    own = lean(model)
+    own = flat_pass(model)
     small = FusedPass(own, torch.float32)
     text = [3, 1, 4, 1, 5]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kapelle.models.fast import grouped
-from kapelle.models.fast.grouped import Group, add_updates, backward_updates, has_kernel, takes_groups
+from kapelle.models.fast.grouped import AdapterGroup, add_updates, backward_updates, has_kernel, takes_groups
 from kapelle.models.fast.plan import plan_sequences
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import Route, linear
@@ -133,8 +133,8 @@ class TestNumbers:
         one_11 = torch.ones(1, 4) / 4
         x_NI, out_NO = torch.ones(3, 4), torch.ones(3, 4)
         groups = [
-            Group(0, 1, 16 * one_11, torch.full((4, 1), 0.75 * 2), 2.0, 0.0),
-            Group(2, 3, 24 * one_11, torch.full((4, 1), 1.25), 0.5, 0.0),
+            AdapterGroup(0, 1, 16 * one_11, torch.full((4, 1), 0.75 * 2), 2.0, 0.0),
+            AdapterGroup(2, 3, 24 * one_11, torch.full((4, 1), 1.25), 0.5, 0.0),
         ]
         low_Nr, mask_NI = add_updates(groups, x_NI, out_NO)
         assert low_Nr[:, 0].tolist() == [16.0, 0.0, 24.0]
@@ -145,7 +145,7 @@ class TestNumbers:
         generator = torch.Generator().manual_seed(6)
         wide_NI, given_NO = torch.randn(2, 6, 9, generator=generator)
         a_rI, b_Or = torch.randn(3, 8, generator=generator), torch.randn(8, 3, generator=generator)
-        groups = [Group(0, 4, a_rI, b_Or, 0.5, 0.0), Group(4, 6, -a_rI, b_Or, 0.5, 0.0)]
+        groups = [AdapterGroup(0, 4, a_rI, b_Or, 0.5, 0.0), AdapterGroup(4, 6, -a_rI, b_Or, 0.5, 0.0)]
         made = []
         for x_NI, dy_NO in (
             (wide_NI[:, 1:], given_NO[:, :8]),

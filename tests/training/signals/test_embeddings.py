@@ -87,7 +87,7 @@ class TestDifferentModels:
             before = trainer._loop._read(played)
             next(trainer.steps(1))
             after = trainer._loop._read(played)
-            assert all(torch.equal(before[key].said_D, after[key].said_D) for key in before)
+            assert all(torch.equal(before[key].action_D, after[key].action_D) for key in before)
 
 
 class TestAModelOfOnesOwn:
@@ -110,12 +110,14 @@ class TestAModelOfOnesOwn:
             (before, words) = turn_texts(step.groups)[TurnKey(0, 0, 2)]
             assert step.groups[0].episodes[0].turns[0].text in before
             prompt = reader.renderer.start([Message("user", before)])
-            tokens = torch.tensor([*prompt, *reader.renderer.said(words)])
+            tokens = torch.tensor([*prompt, *reader.renderer.completion(words)])
             with torch.no_grad():
                 hidden = reader.model(tokens[None], output_hidden_states=True).hidden_states[-1][0]
             seen = found[TurnKey(0, 0, 2)]
-            torch.testing.assert_close(seen.said_D, hidden[len(prompt) :].mean(0), atol=1e-5, rtol=1e-4)
-            torch.testing.assert_close(seen.saw_D, hidden[: len(prompt)].mean(0), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(seen.action_D, hidden[len(prompt) :].mean(0), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                seen.observation_D, hidden[: len(prompt)].mean(0), atol=1e-5, rtol=1e-4
+            )
 
     def test_longer_than_its_context_the_end_is_read(self) -> None:
         config = ModelConfig.model_validate({"embedded": {**SIZE, "context": 24}})
@@ -123,8 +125,8 @@ class TestAModelOfOnesOwn:
             played = [group(episode(turn("agent_0", 0, heard=(Message("user", "x" * 99),), text="y" * 60)))]
             assert trainer._loop._read is not None
             [seen] = trainer._loop._read(played).values()
-            assert torch.isfinite(seen.saw_D).all()
-            assert torch.isfinite(seen.said_D).all()
+            assert torch.isfinite(seen.observation_D).all()
+            assert torch.isfinite(seen.action_D).all()
 
     def test_a_folder_that_is_not_there_is_refused_before_anything_loads(self) -> None:
         with pytest.raises(ModelError, match=r"\./nowhere"):

@@ -18,15 +18,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kapelle.algorithm import Credit, Estimates, TurnKey, turns_of
+from kapelle.algorithm import Credit, Signals, TurnKey, turns_of
 from kapelle.algorithms.shared.rewards import RewardSource
 from kapelle.functional.advantages import CriticAdvantage, gae, vtrace
 from kapelle.functional.masking import segment_whiten
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Group, Turn
 
 
-class GAEConfig(Configured):
+class GAEConfig(Settings):
     """How returns and values become advantages."""
 
     gamma_turn: float = Field(1.0, ge=0.0, le=1.0)
@@ -71,9 +71,9 @@ class GAECredit:
         self._rewards = rewards
         self._chain = chain
 
-    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage at every token, and the critic's target wherever it was asked."""
-        rows = self._rows(groups, estimates)
+        rows = self._rows(groups, signals)
         if not rows:
             return {}
         pad = torch.nn.utils.rnn.pad_sequence
@@ -103,48 +103,48 @@ class GAECredit:
         # The surrogate multiplies by ρ: an advantage that carried ρ̄ too would weigh importance twice.
         return vtrace(*rows_NT, bootstrap_N, gamma=gamma_NT, lam=lam, clip_policy_rho=None)
 
-    def _rows(self, groups: Sequence[Group], estimates: Estimates) -> list[_Row]:
+    def _rows(self, groups: Sequence[Group], signals: Signals) -> list[_Row]:
         paths: dict[tuple[int, int, str], list[tuple[TurnKey, Turn]]] = {}
         for key, turn in turns_of(groups):
             whose = "" if self._chain else turn.agent
             paths.setdefault((key.group, key.episode, whose), []).append((key, turn))
         rows = []
         for (g, e, _), pairs in paths.items():
-            given = self._rewards((g, e), groups[g].episodes[e], estimates)
-            rows.append(self._row(pairs, given, estimates))
+            given = self._rewards((g, e), groups[g].episodes[e], signals)
+            rows.append(self._row(pairs, given, signals))
         return rows
 
     def _row(
-        self, pairs: Sequence[tuple[TurnKey, Turn]], rewards: Mapping[int, float], estimates: Estimates
+        self, pairs: Sequence[tuple[TurnKey, Turn]], rewards: Mapping[int, float], signals: Signals
     ) -> _Row:
-        pieces = [self._turn(key, turn, rewards[turn.index], estimates) for key, turn in pairs]
+        pieces = [self._turn(key, turn, rewards[turn.index], signals) for key, turn in pairs]
         last = pairs[-1][0]
-        cut = self._settings.truncated == "bootstrap" and last in estimates.bootstrap
+        cut = self._settings.truncated == "bootstrap" and last in signals.bootstrap
         return _Row(
             keys=tuple(key for key, _ in pairs),
             turns=tuple(turn for _, turn in pairs),
             steps=tuple(len(reward_T) for reward_T, _, _ in pieces),
             reward_T=torch.cat([reward_T for reward_T, _, _ in pieces]),
-            value_T=torch.cat([estimates.values[key] for key, _ in pairs]),
+            value_T=torch.cat([signals.values[key] for key, _ in pairs]),
             gamma_T=torch.cat([gamma_T for _, gamma_T, _ in pieces]),
             log_ratio_T=torch.cat([log_ratio_T for _, _, log_ratio_T in pieces]),
-            bootstrap=estimates.bootstrap[last] if cut else torch.zeros(()),
+            bootstrap=signals.bootstrap[last] if cut else torch.zeros(()),
         )
 
     def _turn(
-        self, key: TurnKey, turn: Turn, reward: float, estimates: Estimates
+        self, key: TurnKey, turn: Turn, reward: float, signals: Signals
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rewards, discounts and log-ratios (trainer over sampler) of a turn's steps."""
         settings = self._settings
         reward_T = torch.zeros(len(turn.completion_ids))
         if settings.kl_in_reward:
-            reward_T -= settings.kl_in_reward * (torch.tensor(turn.logprobs) - estimates.reference[key])
+            reward_T -= settings.kl_in_reward * (torch.tensor(turn.logprobs) - signals.reference[key])
         reward_T[-1] += reward
         gamma_T = torch.full_like(reward_T, settings.gamma_token)
         gamma_T[-1] = settings.gamma_turn
         log_ratio_T = torch.zeros_like(reward_T)
-        if key in estimates.proximal:
-            log_ratio_T = estimates.proximal[key] - torch.tensor(turn.logprobs)
+        if key in signals.proximal:
+            log_ratio_T = signals.proximal[key] - torch.tensor(turn.logprobs)
         if settings.unit == "turn":
             return reward_T.sum()[None], gamma_T[-1:], log_ratio_T.sum()[None]
         return reward_T, gamma_T, log_ratio_T

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, Credit, CreditFunction, Estimates, TurnKey, turns_of
+from kapelle.algorithm import Algorithm, Credit, CreditFunction, Signals, TurnKey, turns_of
 from kapelle.algorithms.shared.groups import Estimator, Sets, TurnRewards, compare
 from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
 from kapelle.algorithms.shared.rewards import (
@@ -27,12 +27,12 @@ from kapelle.algorithms.shared.rewards import (
 )
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ones_like_turn
 from kapelle.algorithms.shared.umad import UMADConfig
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Team
 from kapelle.types import Group, Turn
 
 
-class MonteCarlo(Configured):
+class MonteCarlo(Settings):
     """Settings of an algorithm that judges by returns alone."""
 
     group_size: int = Field(8, ge=2)
@@ -66,15 +66,15 @@ class MonteCarlo(Configured):
         """The penalties, that of truncation among them."""
         return self.penalties.model_copy(update={"no_stop": self.penalties.no_stop + self.truncation_penalty})
 
-    def paying(self, estimates: Estimates) -> TurnRewards:
+    def paying(self, signals: Signals) -> TurnRewards:
         """Return what says how each turn is paid on its agent's own path."""
         source = self.umad.paid(own_path(self.team_reward, self.forms))
-        return lambda place, episode: source(place, episode, estimates)
+        return lambda place, episode: source(place, episode, signals)
 
-    def paid_once(self, estimates: Estimates) -> TurnRewards:
+    def paid_once(self, signals: Signals) -> TurnRewards:
         """Return what says how the team is paid, once for all agents, round by round."""
         source = self.umad.paid(round_path(self.team_reward, self.forms))
-        return lambda place, episode: source(place, episode, estimates)
+        return lambda place, episode: source(place, episode, signals)
 
     def weight(self, turn: Turn) -> float:
         """Return 0 for a turn that `truncated: mask` leaves out of the loss, else 1."""
@@ -130,13 +130,13 @@ class SetCredit:
         settings: MonteCarlo,
         sets: Sets,
         estimate: Estimator,
-        paying: Callable[[Estimates], TurnRewards] | None = None,
+        paying: Callable[[Signals], TurnRewards] | None = None,
     ) -> None:
         """Take what says how turns are paid, `settings.paying` unless told otherwise."""
         self._settings, self._sets, self._estimate = settings, sets, estimate
         self._paying = paying or settings.paying
 
-    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage within its set."""
-        members = self._sets(groups, self._paying(estimates))
+        members = self._sets(groups, self._paying(signals))
         return spread(self._settings, groups, compare(members, self._estimate))

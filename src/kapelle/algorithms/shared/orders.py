@@ -12,11 +12,11 @@ from pydantic import Field
 from kapelle.algorithm import Order
 from kapelle.errors import ConfigError
 from kapelle.runtime.seeds import derive_seed
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Team
 
 
-class Joint(Configured):
+class Joint(Settings):
     """All policies at once, in one pass."""
 
     name: Literal["joint"] = "joint"
@@ -26,7 +26,7 @@ class Joint(Configured):
         return Order()
 
 
-class Alternate(Configured):
+class Alternate(Settings):
     """One policy at a time, each for `interval` steps (MARFT's `train_cycle`); critics learn at every step."""
 
     name: Literal["alternate"]
@@ -37,7 +37,7 @@ class Alternate(Configured):
         return Order(partial(_alternating, interval=self.interval))
 
 
-class Probability(Configured):
+class Probability(Settings):
     """Each policy by a toss of its own; when all stay, one drawn evenly moves."""
 
     name: Literal["probability"]
@@ -48,7 +48,7 @@ class Probability(Configured):
         return Order(partial(_tossed, probability=self.probability))
 
 
-class Sequential(Configured):
+class Sequential(Settings):
     """One after another in a fresh random order, with HAPPO's factor (2109.11251)."""
 
     name: Literal["sequential"]

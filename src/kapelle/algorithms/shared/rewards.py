@@ -23,11 +23,11 @@ from typing import Literal, Protocol
 import torch
 from pydantic import Field
 
-from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithm import Signals, TurnKey
 from kapelle.algorithms.shared.payments import Moment, moments, standing
 from kapelle.functional.returns import team_individual, team_last, team_max, team_mean, team_min, team_sum
 from kapelle.functional.shaping import length_penalty, overlong_penalty
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Episode, Group, Turn
 
 TeamReward = Literal["mean", "sum", "max", "min", "last", "individual"]
@@ -49,7 +49,7 @@ _SHARED: Mapping[str, Callable[[Mapping[str, float]], Mapping[str, float]]] = {
 }
 
 
-class PenaltyConfig(Configured):
+class PenaltyConfig(Settings):
     """What a completion's form costs, whatever it says; taken off the reward of its turn."""
 
     length: float = Field(0.0, ge=0.0)
@@ -101,24 +101,24 @@ def with_scores(groups: Sequence[Group], score: Mapping[TurnKey, float], weight:
 class RewardSource(Protocol):
     """Says what each turn of an episode is paid, by the turn's index; `place` is (group, episode)."""
 
-    def __call__(self, place: tuple[int, int], episode: Episode, estimates: Estimates) -> Mapping[int, float]:
+    def __call__(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
         """Return the reward of every trained turn."""
         ...
 
 
 def own_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
     """Return the source for one trajectory per agent: `turn_rewards` less penalties."""
-    return lambda place, episode, estimates: turn_rewards(episode, how, penalties)
+    return lambda place, episode, signals: turn_rewards(episode, how, penalties)
 
 
 def chain_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
     """Return the source for one chain through all agents: `chain_rewards` less penalties."""
-    return lambda place, episode, estimates: chain_rewards(episode, how, penalties)
+    return lambda place, episode, signals: chain_rewards(episode, how, penalties)
 
 
 def round_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource:
     """Return the source for joint returns by round: `round_rewards` less penalties."""
-    return lambda place, episode, estimates: round_rewards(episode, how, penalties)
+    return lambda place, episode, signals: round_rewards(episode, how, penalties)
 
 
 def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:

@@ -15,10 +15,10 @@ from torch import Tensor
 from kapelle.algorithm import Loss, Outputs, PolicyLoss, Targets
 from kapelle.functional import divergences, masking, policy_losses
 from kapelle.functional.advantages import importance_inliers, truncated_importance_weight
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 
 
-class SurrogateConfig(Configured):
+class SurrogateConfig(Settings):
     """−min(ρA, clip(ρ)A) per token, turn or sequence (1707.06347 eq. 7), with penalties.
 
     `token`: ρ of each token. `turn`: the product over a completion's tokens, one action. `sequence`: their
@@ -131,7 +131,7 @@ class _Surrogate:
         total, weight = self._aggregate(loss_K, targets)
         return Loss(total, weight, metrics)
 
-    def _surrogate(self, outputs: Outputs, targets: Targets) -> policy_losses.PolicyLoss:
+    def _surrogate(self, outputs: Outputs, targets: Targets) -> policy_losses.SurrogateTerms:
         s, advantage_K = self._settings, targets["advantage"]
         log_ratio_K = self._ratio(outputs.logp_K, targets[s.old], targets)
         clip = {"clip_low": s.clip_low, "clip_high": s.clip_high}
@@ -193,7 +193,7 @@ def _sequence_ratio(logp_K: Tensor, old_K: Tensor, targets: Targets) -> Tensor:
 _RATIOS = {"token": _token_ratio, "turn": _turn_ratio, "sequence": _sequence_ratio}
 
 
-class ValueLossConfig(Configured):
+class ValueLossConfig(Settings):
     """How critics are fitted to returns."""
 
     coefficient: float = Field(0.5, gt=0.0)

@@ -31,9 +31,9 @@ from kapelle.algorithm import (
     Algorithm,
     Credit,
     CreditFunction,
-    Estimates,
     JointAction,
     JudgedBy,
+    Signals,
     Tree,
     TurnKey,
     turns_of,
@@ -114,7 +114,7 @@ class TreeSampling(MonteCarlo):
 def among_siblings(settings: MonteCarlo, estimate: Estimator) -> CreditFunction:
     """Return the credit of a tree: each candidate's worth, compared among those of its prompt."""
 
-    def credit(groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def credit(groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         members = []
         for key, turn in turns_of(groups):
             assert turn.worth is not None, "a tree's candidates are judged when they are sampled"

@@ -24,18 +24,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kapelle.algorithm import Credit, CreditFunction, Estimates, TurnKey, turns_of
+from kapelle.algorithm import Credit, CreditFunction, Signals, TurnKey, turns_of
 from kapelle.algorithms.shared.rewards import RewardSource
 from kapelle.errors import ConfigError
 from kapelle.functional.shaping import confidence_gain, relative_confidence_gain, umad_influence
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Turn
 
-S = TypeVar("S", bound=Configured)
+S = TypeVar("S", bound=Settings)
 
 
-class UMADConfig(Configured):
+class UMADConfig(Settings):
     """How much confidence and influence weigh."""
 
     confidence: float = Field(0.0, ge=0.0)
@@ -51,11 +51,9 @@ class UMADConfig(Configured):
         if not eta:
             return source
 
-        def with_influence(
-            place: tuple[int, int], episode: Episode, estimates: Estimates
-        ) -> Mapping[int, float]:
-            moved = influence(place, episode, estimates, eta)
-            paid = source(place, episode, estimates)
+        def with_influence(place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
+            moved = influence(place, episode, signals, eta)
+            paid = source(place, episode, signals)
             return {index: reward + moved.get(index, 0.0) for index, reward in paid.items()}
 
         return with_influence
@@ -64,7 +62,7 @@ class UMADConfig(Configured):
         """Return credit whose advantages another function gave, times the gains."""
         if not (self.confidence or self.relative):
             return credit
-        return lambda groups, estimates: self.gain(groups, credit(groups, estimates))
+        return lambda groups, signals: self.gain(groups, credit(groups, signals))
 
     def gain(self, groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -> Mapping[TurnKey, Credit]:
         """Return the credit with every advantage times its turn's gains; targets of critics stay."""
@@ -99,12 +97,12 @@ class UMADConfig(Configured):
                 )
 
 
-def influence(place: tuple[int, int], episode: Episode, estimates: Estimates, eta: float) -> dict[int, float]:
+def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: float) -> dict[int, float]:
     """Return η·sign of the others' mean change of reward at the next round, by the index of the turn before it.
 
     Others who did not speak in both rounds are left out; where nobody did, nothing is paid.
     """
-    reward = unmodified_rewards(place, episode, estimates)
+    reward = unmodified_rewards(place, episode, signals)
     rounds = _rounds(episode.turns)
     paid: dict[int, float] = {}
     for now, following in itertools.pairwise(rounds):
@@ -124,12 +122,12 @@ def influence(place: tuple[int, int], episode: Episode, estimates: Estimates, et
     return paid
 
 
-def unmodified_rewards(place: tuple[int, int], episode: Episode, estimates: Estimates) -> dict[int, float]:
+def unmodified_rewards(place: tuple[int, int], episode: Episode, signals: Signals) -> dict[int, float]:
     """Return what each turn was worth to its own agent before any shaping, by the turn's index."""
     last = {turn.agent: turn.index for turn in episode.turns}
     reward: dict[int, float] = {}
     for turn in episode.turns:
-        score = estimates.score.get(TurnKey(*place, turn.index)) if turn.score is None else turn.score
+        score = signals.score.get(TurnKey(*place, turn.index)) if turn.score is None else turn.score
         if score is None:
             terminal = episode.rewards.get(turn.agent, 0.0) if last[turn.agent] == turn.index else 0.0
             score = turn.reward + terminal

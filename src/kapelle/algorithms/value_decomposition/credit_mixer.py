@@ -37,7 +37,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from kapelle.algorithm import MIXER_UNDONE, SENTENCES, Algorithm, Credit, Estimates, TurnKey
+from kapelle.algorithm import MIXER_UNDONE, SENTENCES, Algorithm, Credit, Signals, TurnKey
 from kapelle.algorithms.shared.groups import Member, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.value_decomposition.mixer_fit import FitConfig, Foresight, MixerFit, check_device
@@ -61,12 +61,12 @@ from kapelle.functional.masking import keep_masked, pack
 from kapelle.functional.mixing import difference_credit, explained_by_others, group_mean_utility
 from kapelle.functional.returns import return_to_go
 from kapelle.runtime.seeds import derive_seed
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.team import Team
 from kapelle.types import Episode, Group
 
 
-class UtilityConfig(Configured):
+class UtilityConfig(Settings):
     """The network behind Q_i."""
 
     sharing: Literal["own", "shared"] = "own"
@@ -181,19 +181,19 @@ class MixedCredit:
         self._foresight = Foresight()
         self._metrics: dict[str, float] = {}
 
-    def __call__(self, groups: Sequence[Group], estimates: Estimates) -> Mapping[TurnKey, Credit]:
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage by networks that have not seen the step, then remember and fit it."""
         s = self._settings
-        played = read_groups(groups, estimates, self._agents, s.team_reward)
+        played = read_groups(groups, signals, self._agents, s.team_reward)
         self._metrics = {}
         if not played:
             return {}
         step = self._step(groups, played)
         judged = self._judge(step)
         pay = _team_return(step)
-        if judged is not None and estimates.step > s.credit_warmup_steps:
+        if judged is not None and signals.step > s.credit_warmup_steps:
             pay = self._credit(judged)
-        advantage = self._compared(pay, step, groups, estimates)
+        advantage = self._compared(pay, step, groups, signals)
         self._measure(advantage, step)
         self._learn(list(played.values()))
         return s.umad.gain(groups, spread(s, groups, advantage))
@@ -251,7 +251,7 @@ class MixedCredit:
         return MixerFit(self._settings.fit, self._settings.gamma_turn, net, self._seed)
 
     def _compared(
-        self, pay: _Pay, step: _Step, groups: Sequence[Group], estimates: Estimates
+        self, pay: _Pay, step: _Step, groups: Sequence[Group], signals: Signals
     ) -> dict[TurnKey, float]:
         """Every turn's pay, its own penalties and influence included, above the mean of its set."""
         own: dict[tuple[int, int], Mapping[int, float]] = {}
@@ -261,16 +261,14 @@ class MixedCredit:
             for agent, key in step.keys[b].items():
                 place, i = (key.group, key.episode), self._agents.index(agent)
                 if place not in own:
-                    own[place] = self._pays(place, groups[key.group].episodes[key.episode], estimates)
+                    own[place] = self._pays(place, groups[key.group].episodes[key.episode], signals)
                 value = value_A[i] + own[place][key.turn]
                 members.append(Member((int(step.set_B[b]), agent), value, 0, (key,)))
                 less[key] = less_A[i]
         compared = compare(members, group_centred)
         return {key: value - less[key] for key, value in compared.items()}
 
-    def _penalties(
-        self, place: tuple[int, int], episode: Episode, estimates: Estimates
-    ) -> Mapping[int, float]:
+    def _penalties(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
         forms = self._settings.forms
         return {turn.index: forms.of(turn) for turn in episode.turns if turn.trained}
 

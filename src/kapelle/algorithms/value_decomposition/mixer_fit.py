@@ -30,7 +30,7 @@ from kapelle.models import devices
 from kapelle.models.finite import learned, poisoned
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.seeds import derive_seed
-from kapelle.settings.base import FROM_HERE_ON, Configured
+from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Team
 
 GRADIENT_NORM = 10.0
@@ -40,21 +40,21 @@ FADING = 0.8
 """By which what was seen of a fit's worth fades from step to step: it counts the last five or so."""
 
 
-class Soft(Configured):
+class Soft(Settings):
     """The target moves by a share τ of the way after every update of the fit."""
 
     name: Literal["soft"] = "soft"
     tau: float = Field(0.05, gt=0.0, le=1.0)
 
 
-class Periodic(Configured):
+class Periodic(Settings):
     """The target is copied anew every so many updates of the fit."""
 
     name: Literal["periodic"]
     every: int = Field(100, ge=1)
 
 
-class FitConfig(Configured):
+class FitConfig(Settings):
     """How utilities and mixer are learned."""
 
     lr: float = Field(3e-3, gt=0.0)

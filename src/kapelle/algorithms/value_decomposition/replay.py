@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kapelle.algorithm import Estimates, TurnKey
+from kapelle.algorithm import Signals, TurnKey
 from kapelle.algorithms.shared import rewards
 from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward
 from kapelle.types import Episode, Group, Turn
@@ -77,13 +77,13 @@ def round_rewards(
 
 
 def read_episode(
-    place: tuple[int, int], episode: Episode, estimates: Estimates, agents: Sequence[str], how: TeamReward
+    place: tuple[int, int], episode: Episode, signals: Signals, agents: Sequence[str], how: TeamReward
 ) -> Played | None:
     """Return an episode's joint rounds with the embeddings of its turns; None where no agent learns."""
     rounds = round_turns(episode, agents)
     if not rounds:
         return None
-    some = estimates.embedding[TurnKey(*place, next(iter(rounds[0].values())).index)].saw_D
+    some = signals.embedding[TurnKey(*place, next(iter(rounds[0].values())).index)].observation_D
     saw_KAD = torch.zeros(len(rounds), len(agents), some.shape[0])
     said_KAD, acted_KA = torch.zeros_like(saw_KAD), torch.zeros(saw_KAD.shape[:2])
     state_KD = torch.zeros(len(rounds), some.shape[0])
@@ -91,22 +91,22 @@ def read_episode(
         first = min(turn.index for turn in movers.values())
         before: list[Tensor] = []
         for agent, turn in movers.items():
-            seen = estimates.embedding[TurnKey(*place, turn.index)]
+            seen = signals.embedding[TurnKey(*place, turn.index)]
             i = agents.index(agent)
-            saw_KAD[k, i], said_KAD[k, i], acted_KA[k, i] = seen.saw_D, seen.said_D, 1.0
+            saw_KAD[k, i], said_KAD[k, i], acted_KA[k, i] = seen.observation_D, seen.action_D, 1.0
             if turn.seen <= first:
-                before.append(seen.saw_D)
+                before.append(seen.observation_D)
         state_KD[k] = torch.stack(before).mean(0)
     reward_K = round_rewards(episode, rounds, how).float()
     return Played(Rounds(saw_KAD, said_KAD, acted_KA, state_KD), reward_K, episode.truncated)
 
 
 def read_groups(
-    groups: Sequence[Group], estimates: Estimates, agents: Sequence[str], how: TeamReward
+    groups: Sequence[Group], signals: Signals, agents: Sequence[str], how: TeamReward
 ) -> dict[tuple[int, int], Played]:
     """Return every valid episode's joint rounds by (group, episode)."""
     found = {
-        (g, e): read_episode((g, e), episode, estimates, agents, how)
+        (g, e): read_episode((g, e), episode, signals, agents, how)
         for g, group in enumerate(groups)
         for e, episode in enumerate(group.episodes)
         if episode.error is None

@@ -31,10 +31,10 @@ class ComposedEngine:
         """Hand new weights to the engine that holds the policy."""
         self._engine_of[policy].load(policy, weights, version)
 
-    def rest(self) -> None:
+    def release_caches(self) -> None:
         """Let every engine rest."""
         for engine in self._engines:
-            engine.rest()
+            engine.release_caches()
 
     def close(self) -> None:
         """Close every engine."""

@@ -99,7 +99,7 @@ class EndpointEngine:
             f"Policy '{policy}' is a remote endpoint and cannot take weights. Mark it as frozen."
         )
 
-    def rest(self) -> None:
+    def release_caches(self) -> None:
         """Hold nothing between requests."""
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Renderer(Protocol):
 class WritingRenderer(Renderer, Protocol):
     """A renderer that also turns completions written by hand into tokens."""
 
-    def said(self, text: str) -> tuple[int, ...]:
+    def completion(self, text: str) -> tuple[int, ...]:
         """Return the ids of a completion, end of turn included."""
         ...
 
@@ -99,7 +99,7 @@ class RolloutEngine(Protocol):
         """Take new weights for a policy; later completions carry this version and the weights' hash."""
         ...
 
-    def rest(self) -> None:
+    def release_caches(self) -> None:
         """Give back what the engine can make again, where an update needs the room; no request is in flight."""
         ...
 

@@ -27,7 +27,7 @@ class ByteRenderer:
         """Return the last prompt and completion, followed by the bytes of what was heard."""
         return (*prompt, *completion, *b"\n", *self.start(heard))
 
-    def said(self, text: str) -> tuple[int, ...]:
+    def completion(self, text: str) -> tuple[int, ...]:
         """Return the bytes of a completion."""
         return tuple(text.encode("utf-8", "replace"))
 
@@ -59,14 +59,14 @@ class ScriptedEngine:
                 f"No script plays the policy '{request.policy}'.{did_you_mean(request.policy, self._scripts)}"
             )
         text = script(request)
-        ids = self.renderer(request.policy).said(text)
+        ids = self.renderer(request.policy).completion(text)
         return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="script")
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Refuse: a script has no weights."""
         raise EngineError(f"The scripted policy '{policy}' has no weights to load. Mark its agent as frozen.")
 
-    def rest(self) -> None:
+    def release_caches(self) -> None:
         """Hold nothing, give nothing back."""
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ def arbitrate(
     finding = Finding(tokens, total)
     if not suspects or not worst <= 2 * suspects[0].worst:
         return replace(finding, refused="scored once more, the trainer says something else")
-    if homes[suspects[0].sample.learner][0].lean is None:
+    if homes[suspects[0].sample.learner][0].flat is None:
         return replace(
             finding, refused="of this architecture there is no pass in float64 to hold them against"
         )

@@ -75,7 +75,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Branch:
+class TokenBranch:
     """Tokens that are computed once, after a prefix, for all samples that run through them."""
 
     tokens: tuple[int, ...]
@@ -83,12 +83,12 @@ class Branch:
 
 
 @dataclass(slots=True)
-class Tree:
+class TokenTree:
     """A prefix and the branches that go on from it; one branch alone has an empty prefix."""
 
     learner: str
     prefix: tuple[int, ...]
-    branches: list[Branch]
+    branches: list[TokenBranch]
 
     @property
     def size(self) -> int:
@@ -96,38 +96,38 @@ class Tree:
         return len(self.prefix) + sum(len(branch.tokens) for branch in self.branches)
 
 
-def unfold(samples: Sequence[Sample], share: bool) -> list[Tree]:
+def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     """Return what has to be computed for the samples, learner by learner.
 
     Only tokens from which something is asked are kept. A sample whose tokens begin another's rides along with
     it. With `share`, samples of one prompt become branches of one tree.
     """
-    trees: list[Tree] = []
+    trees: list[TokenTree] = []
     for learner in sorted({sample.learner for sample in samples}):
         own = [k for k, sample in enumerate(samples) if sample.learner == learner]
         branches = _riders(own, samples)
-        prompts: dict[tuple[int, ...], list[Branch]] = {}
+        prompts: dict[tuple[int, ...], list[TokenBranch]] = {}
         for branch in branches:
             start = min(samples[k].targets[0] for k in branch.samples)
             prompts.setdefault(branch.tokens[:start] if share else branch.tokens, []).append(branch)
         for prompt, members in prompts.items():
             if len(members) == 1:
-                trees.append(Tree(learner, (), members))
+                trees.append(TokenTree(learner, (), members))
             else:
-                cut = [Branch(branch.tokens[len(prompt) :], branch.samples) for branch in members]
-                trees.append(Tree(learner, prompt, cut))
+                cut = [TokenBranch(branch.tokens[len(prompt) :], branch.samples) for branch in members]
+                trees.append(TokenTree(learner, prompt, cut))
     return trees
 
 
-def _riders(own: Sequence[int], samples: Sequence[Sample]) -> list[Branch]:
+def _riders(own: Sequence[int], samples: Sequence[Sample]) -> list[TokenBranch]:
     """Return the distinct sequences, each with all samples whose needed tokens begin it."""
     needed = {k: samples[k].tokens[: samples[k].targets[-1]] for k in own}
-    branches: list[Branch] = []
+    branches: list[TokenBranch] = []
     for k in sorted(own, key=lambda k: (needed[k], k), reverse=True):  # extensions before what they extend
         if branches and branches[-1].tokens[: len(needed[k])] == needed[k]:
             branches[-1].samples.append(k)
         else:
-            branches.append(Branch(needed[k], [k]))
+            branches.append(TokenBranch(needed[k], [k]))
     return branches[::-1]
 
 
@@ -135,7 +135,7 @@ def pack(
     samples: Sequence[Sample], max_tokens: int, device: torch.device | str = "cpu", share: bool = True
 ) -> Iterator[Batch]:
     """Yield batches of at most `max_tokens` tokens (at least one sequence) that hold every sample once."""
-    waiting: list[Tree] = []
+    waiting: list[TokenTree] = []
     filled = 0
     for tree in unfold(samples, share):
         for piece in _pieces(tree, max_tokens):
@@ -148,20 +148,20 @@ def pack(
         yield _batch(waiting, samples, device)
 
 
-def _pieces(tree: Tree, max_tokens: int) -> Iterator[Tree]:
+def _pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
     """Split a tree that is too large between its branches; the prefix is then computed once per piece."""
-    branches: list[Branch] = []
+    branches: list[TokenBranch] = []
     filled = len(tree.prefix)
     for branch in tree.branches:
         if branches and filled + len(branch.tokens) > max_tokens:
-            yield Tree(tree.learner, tree.prefix, branches)
+            yield TokenTree(tree.learner, tree.prefix, branches)
             branches, filled = [], len(tree.prefix)
         branches.append(branch)
         filled += len(branch.tokens)
-    yield Tree(tree.learner, tree.prefix, branches)
+    yield TokenTree(tree.learner, tree.prefix, branches)
 
 
-def _batch(trees: Sequence[Tree], samples: Sequence[Sample], device: torch.device | str) -> Batch:
+def _batch(trees: Sequence[TokenTree], samples: Sequence[Sample], device: torch.device | str) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
     spans: list[Span] = []

@@ -12,11 +12,11 @@ from kapelle.environments.adapters.plain import check_alone
 from kapelle.environments.adapters.spaces import actions_text, legal_numbers, observation_text, read_number
 from kapelle.environments.adapters.stepping import SteppingWorld
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Json, Split, Task
 
 
-class Gymnasium(Configured):
+class Gymnasium(Settings):
     """One agent in an environment by its id; discrete actions are written as numbers, texts as they are."""
 
     name: Literal["gymnasium"] = "gymnasium"

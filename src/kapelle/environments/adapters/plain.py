@@ -24,11 +24,11 @@ from pydantic import Field, FiniteFloat
 
 from kapelle.environments.adapters.stepping import SteppingWorld
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.settings.base import Configured, find_class
+from kapelle.settings.base import Settings, find_class
 from kapelle.types import Json, Split, Task
 
 
-class Plain(Configured):
+class Plain(Settings):
     """One agent in a class that knows nothing of kapelle."""
 
     name: Literal["plain"] = "plain"

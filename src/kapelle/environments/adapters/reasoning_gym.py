@@ -15,9 +15,9 @@ from pydantic import Field
 
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
 
 TEST_SHARE = 5
@@ -27,7 +27,7 @@ DRAWS = 64
 """Problems that are drawn for a task until one belongs to its split."""
 
 
-class ReasoningGym(Configured):
+class ReasoningGym(Settings):
     """Problems of one kind; an answer earns what the kind's verifier says, 0 to 1."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
@@ -36,7 +36,7 @@ class ReasoningGym(Configured):
     """Settings of the kind, such as its difficulty."""
     seed: int = Field(0, ge=0)
     """Another seed gives other problems."""
-    extraction: tuple[Policy, ...] = Field(("tag", "whole"), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(("tag", "whole"), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
     @property

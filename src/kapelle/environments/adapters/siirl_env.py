@@ -23,20 +23,20 @@ from pydantic import Field, SerializeAsAny, field_validator
 from kapelle.environment import Answerable, Environment, Outcome, Scripted, World
 from kapelle.environments.inner_questions import inner_questions
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.settings.base import Configured, find_class
+from kapelle.settings.base import Settings, find_class
 from kapelle.types import Json, Message, Split, Task
 
 NO_GROUND_TRUTH = -1
 """What siiRL hands to `step` where `rewards_with_env` is false."""
 
 
-class SiirlEnv(Configured):
+class SiirlEnv(Settings):
     """Questions whose turns are answered, and as a rule paid, by a class in siiRL's form."""
 
     name: Literal["siirl_env"] = "siirl_env"
     env_path: str
     """The class: `path/file.py:Class` or `module:Class`."""
-    questions: SerializeAsAny[Configured]
+    questions: SerializeAsAny[Settings]
     """Settings of the environment that asks and knows the answers: `{name: math, …}`."""
     rewards_with_env: bool = True
     """True: the class pays, turn by turn. False: `questions` pays the last answer, and the class is told no answer."""

@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 
 from kapelle.environments.data.row_fields import question_in
 from kapelle.environments.data.source import DataSource, Row, Splits, Words
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Split
 
 
-class DataSettings(Configured):
+class DataSettings(Settings):
     """Where rows come from."""
 
     path: str

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 from kapelle.environments.openspiel.games import spiel, walk
 from kapelle.environments.openspiel.text import match, plain_move
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 
 Choose = Callable[[Any, int], int]
 """State and seat → action, one of the legal ones."""
@@ -26,7 +26,7 @@ Chances = Mapping[str, Mapping[int, float]]
 """Information state → legal action → its probability."""
 
 
-class RandomOpponent(Configured):
+class RandomOpponent(Settings):
     """Draws evenly from the legal moves."""
 
     name: Literal["random"] = "random"
@@ -40,7 +40,7 @@ class RandomOpponent(Configured):
         return lambda state, seat: int(draw.choice(state.legal_actions(seat)))
 
 
-class ScriptedOpponent(Configured):
+class ScriptedOpponent(Settings):
     """Makes the first of its moves that is legal, and the first legal move where none is."""
 
     name: Literal["scripted"] = "scripted"
@@ -61,7 +61,7 @@ class ScriptedOpponent(Configured):
         return int(legal[next((place for place in places if place is not None), 0)])
 
 
-class TreeSearchOpponent(Configured):
+class TreeSearchOpponent(Settings):
     """Monte Carlo tree search with random rollouts (UCT); for games in which everything is seen."""
 
     name: Literal["mcts"] = "mcts"
@@ -90,7 +90,7 @@ class TreeSearchOpponent(Configured):
         return lambda state, _seat: int(bot.step(state))
 
 
-class RegretOpponent(Configured):
+class RegretOpponent(Settings):
     """Plays the average policy of counterfactual regret minimisation, CFR+ (1407.5042), in a small game."""
 
     name: Literal["cfr"] = "cfr"
@@ -105,7 +105,7 @@ class RegretOpponent(Configured):
         return play_table(regret_policy(str(game), self.iterations), seed)
 
 
-class EquilibriumOpponent(Configured):
+class EquilibriumOpponent(Settings):
     """Plays a Nash equilibrium of a small zero-sum game of two, up to a stated NashConv."""
 
     name: Literal["nash"] = "nash"

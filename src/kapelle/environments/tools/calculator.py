@@ -7,7 +7,7 @@ from typing import Literal
 
 from kapelle.environments.expression import MAX_CHARACTERS, decimal, parse_expression, work_out
 from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 _SCHEMA = ToolSchema(
@@ -21,7 +21,7 @@ _SCHEMA = ToolSchema(
 )
 
 
-class Calculator(Configured):
+class Calculator(Settings):
     """One tool, `calculator`."""
 
     tool: Literal["calculator"] = "calculator"

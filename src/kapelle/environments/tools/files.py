@@ -20,7 +20,7 @@ from pydantic import Field
 from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema
 from kapelle.errors import DataError
 from kapelle.runtime.file_contents import folder_content
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _WRITE = ToolSchema(
 )
 
 
-class Files(Configured):
+class Files(Settings):
     """The tools `list_files` and `read_file`, and `write_file` where it is allowed."""
 
     tool: Literal["files"] = "files"

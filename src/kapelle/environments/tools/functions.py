@@ -14,13 +14,13 @@ from pydantic import Field
 
 from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.settings.base import Configured
+from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 _NAMES: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
-class Functions(Configured):
+class Functions(Settings):
     """Functions of modules that can be imported; they run in this process, with its rights."""
 
     tool: Literal["functions"] = "functions"

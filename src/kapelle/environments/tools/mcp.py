@@ -19,7 +19,7 @@ from pydantic import Field
 from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema
 from kapelle.errors import ConfigError
 from kapelle.runtime.awake import AwakeClock, wait_readable
-from kapelle.settings.base import FREE, Configured
+from kapelle.settings.base import FREE, Settings
 from kapelle.types import Json
 
 PROTOCOL = "2025-06-18"
@@ -30,7 +30,7 @@ MAX_PAGES = 16
 _UNKNOWN_METHOD = -32601
 
 
-class Mcp(Configured):
+class Mcp(Settings):
     """The tools of one server program; every agent of every episode talks to a process of its own."""
 
     tool: Literal["mcp"] = "mcp"

@@ -14,7 +14,7 @@ from kapelle.environments.tools import python_driver as tool_python_driver
 from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema
 from kapelle.sandbox.backends import backend, require
 from kapelle.sandbox.contract import Backend, Limits, Session, start
-from kapelle.settings.base import FREE, FROM_HERE_ON, Configured
+from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Json
 
 _SCHEMA = ToolSchema(
@@ -27,7 +27,7 @@ EPISODE_S = 24 * 3600.0
 """Seconds on the clock that an interpreter may wait for an agent to think, all calls together."""
 
 
-class Python(Configured):
+class Python(Settings):
     """One tool, `python`."""
 
     tool: Literal["python"] = "python"

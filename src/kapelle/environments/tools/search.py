@@ -20,7 +20,7 @@ from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolS
 from kapelle.environments.tools.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
 from kapelle.runtime.file_contents import content_or_fault, folder_content
-from kapelle.settings.base import FREE, Configured
+from kapelle.settings.base import FREE, Settings
 from kapelle.types import Json
 
 MAX_WORDS = 32
@@ -55,7 +55,7 @@ class Provider(Protocol):
         ...
 
 
-class Search(Configured):
+class Search(Settings):
     """One tool, `search`."""
 
     tool: Literal["search"] = "search"

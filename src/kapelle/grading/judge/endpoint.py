@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.grading.judge.grade import Ask
 from kapelle.runtime.http import post
-from kapelle.settings.base import FREE, FROM_HERE_ON, Configured
+from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Message, conversation
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TIMEOUT = 120.0
 """Seconds for one verdict, from connecting to the last byte."""
 
 
-class JudgeEndpoint(Configured):
+class JudgeEndpoint(Settings):
     """Where a judging model answers."""
 
     endpoint: Annotated[str, FROM_HERE_ON]

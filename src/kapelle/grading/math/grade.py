@@ -19,16 +19,16 @@ from kapelle.grading.math.answers import Answer, Percent, read_answer, same_answ
 from kapelle.grading.math.expression import GREEK, Refused, Unfamiliar
 from kapelle.grading.math.numeric import parse_number, same_figure, same_value
 from kapelle.grading.math.text import MAX_CHARACTERS, split_top, tidy
-from kapelle.grading.processes import Answering, GaveUp, KillableProcesses, Limits
+from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses
 from kapelle.grading.text.exact import plain_text
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
-COMPARISON = Limits(cpu_s=0.8, wall_s=0.9)
+COMPARISON = AnswerLimits(cpu_s=0.8, wall_s=0.9)
 """What one comparison by math-verify may cost, so that no answer holds a grader for a second."""
 
 
-def math_processes(size: int = 2, limits: Limits = COMPARISON) -> KillableProcesses:
+def math_processes(size: int = 2, limits: AnswerLimits = COMPARISON) -> KillableProcesses:
     """Return a pool that runs math-verify; at most `size` comparisons at a time, others wait."""
     return KillableProcesses("kapelle.grading.math.worker", size, limits)
 
@@ -58,7 +58,7 @@ class Undecided:
 def grade_math(
     text: str,
     gold: str,
-    policies: Sequence[Policy],
+    rules: Sequence[ExtractionRule],
     processes: Answering,
     percent: Percent = "figure",
 ) -> Grade:
@@ -67,15 +67,15 @@ def grade_math(
     `ungraded` when math-verify needs more time or memory than `processes` gives it; an answer that is
     itself oversized, ambiguous or undefined is `no_answer`.
     """
-    read = read_math(text, gold, policies, percent)
+    read = read_math(text, gold, rules, percent)
     return compare_math(read, processes) if isinstance(read, Undecided) else read
 
 
 def read_math(
-    text: str, gold: str, policies: Sequence[Policy], percent: Percent = "figure"
+    text: str, gold: str, rules: Sequence[ExtractionRule], percent: Percent = "figure"
 ) -> Grade | Undecided:
     """Return the verdict of the own reader, or what it leaves open; never blocks."""
-    found = extract(text, policies)
+    found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
     answer = found.text

@@ -20,7 +20,7 @@ from fractions import Fraction
 
 from kapelle.grading.math.expression import Refused, Unfamiliar
 from kapelle.grading.math.text import PLAIN_UNITS, take_apart
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 
 MAX_CHARACTERS = 80
@@ -146,9 +146,9 @@ def _one_unit(one: Number, other: Number) -> bool:
     )
 
 
-def grade_numeric(text: str, gold: Number, policies: Sequence[Policy], same: Same = same_value) -> Grade:
+def grade_numeric(text: str, gold: Number, rules: Sequence[ExtractionRule], same: Same = same_value) -> Grade:
     """Return whether the final number of a text is the gold one: score 1 or 0, nothing between."""
-    found = extract(text, policies)
+    found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
     number = read_number(found.text)

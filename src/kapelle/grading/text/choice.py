@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from kapelle.grading.text.exact import plain_text
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 
 MAX_CHARACTERS = 2_000
@@ -16,14 +16,14 @@ _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 _LETTER = re.compile(r"[(\[*\s]*(?P<letter>[A-Za-z])(?:[)\]*.:\s]+(?P<words>.*))?", re.DOTALL)
 
 
-def grade_choice(text: str, gold: str, options: Mapping[str, str], policies: Sequence[Policy]) -> Grade:
+def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequence[ExtractionRule]) -> Grade:
     """Return whether a text picks the option with the letter `gold`, and no other.
 
     `options` maps letters to their words; an answer may give the letter, or the letter and exactly those
     words. A letter with the words of another option picks none.
     """
     assert gold in options, "the gold letter is one of the options"
-    found = extract(text, policies)
+    found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
     if len(found.text) > MAX_CHARACTERS:

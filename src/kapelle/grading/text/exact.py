@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 
 # Between two letters or digits space separates: `1 2` is not 12.
@@ -17,9 +17,9 @@ def plain_text(answer: str) -> str:
     return _EMPTY_SPACE.sub("", " ".join(answer.split()))
 
 
-def grade_exact(text: str, gold: str, policies: Sequence[Policy]) -> Grade:
+def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
     """Return whether the final answer of a text is the gold one, letter by letter, space aside."""
-    found = extract(text, policies)
+    found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
     answer = plain_text(found.text)

@@ -1,8 +1,8 @@
-"""Where the final answer of a text stands: explicit policies, tried in the order given.
+"""Where the final answer of a text stands: explicit rules, tried in the order given.
 
-A policy says one of three things: its mark is not there (the next policy is tried), this is the answer,
+A rule says one of three things: its mark is not there (the next rule is tried), this is the answer,
 or its mark is there but says nothing definite, in which case the text has no answer. That last case stops
-the search, so that an answer which hedges under one policy cannot be read kindly by another.
+the search, so that an answer which hedges under one rule cannot be read kindly by another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Policy = Literal["hash", "last_box", "first_box", "only_box", "tag", "last_number", "whole"]
+ExtractionRule = Literal["hash", "last_box", "first_box", "only_box", "tag", "last_number", "whole"]
 """`hash`: what follows `####` on its line, and all such marks agree. `last_box`, `first_box`: the content
 of that `\\boxed{…}`. `only_box`: the content of every box, and all of them agree. `tag`: what stands in
 `<answer>…</answer>`, and all such tags agree. `last_number`: the last number of the text. `whole`: the
@@ -35,20 +35,20 @@ class Extraction:
     problem: str = ""
 
 
-def extract(text: str, policies: Sequence[Policy]) -> Extraction:
-    """Return the final answer of a text by the first policy whose mark it holds.
+def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
+    """Return the final answer of a text by the first rule whose mark it holds.
 
-    Only what the turn itself says counts: see `said`; for every policy but `whole`, code fences and quoted
+    Only what the turn itself says counts: see `said`; for every rule but `whole`, code fences and quoted
     lines (`> …`) do not count either.
     """
     spoken = said(text)
     if spoken.text is None:
         return spoken
-    for policy in policies:
-        found = _POLICIES[policy](spoken.text)
+    for rule in rules:
+        found = _RULES[rule](spoken.text)
         if found is not None:
             return found
-    return Extraction(None, f"The text holds no answer in the form asked for ({', '.join(policies)}).")
+    return Extraction(None, f"The text holds no answer in the form asked for ({', '.join(rules)}).")
 
 
 def said(text: str) -> Extraction:
@@ -238,7 +238,7 @@ def _whole(text: str) -> Extraction | None:
     return Extraction(content) if content else None
 
 
-_POLICIES: Mapping[Policy, Callable[[str], Extraction | None]] = {
+_RULES: Mapping[ExtractionRule, Callable[[str], Extraction | None]] = {
     "hash": _hash,
     "last_box": _last_box,
     "first_box": _first_box,

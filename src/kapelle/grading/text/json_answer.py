@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.types import Json
 
@@ -108,9 +108,9 @@ def unfenced(text: str) -> str:
     return fence[1] if fence and "```" not in fence[1] else text
 
 
-def grade_json(text: str, gold: Json, policies: Sequence[Policy] = ("tag", "whole")) -> Grade:
+def grade_json(text: str, gold: Json, rules: Sequence[ExtractionRule] = ("tag", "whole")) -> Grade:
     """Return whether the final answer of a text is JSON of the same value as the gold one."""
-    found = extract(text, policies)
+    found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
     try:

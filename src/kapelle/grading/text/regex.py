@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kapelle.grading.processes import Answering, GaveUp, KillableProcesses, Limits
-from kapelle.grading.text.extraction import Policy, extract
+from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses
+from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
 MAX_CHARACTERS = 10_000
 """Characters of an answer that is matched; most patterns take time in proportion, some far more."""
 
 
-def regex_processes(size: int = 2, limits: Limits | None = None) -> KillableProcesses:
+def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> KillableProcesses:
     """Return a pool that matches regular expressions; at most `size` at a time, others wait."""
     return KillableProcesses("kapelle.grading.text.regex_worker", size, limits)
 
 
-def grade_regex(text: str, pattern: str, policies: Sequence[Policy], processes: Answering) -> Grade:
+def grade_regex(text: str, pattern: str, rules: Sequence[ExtractionRule], processes: Answering) -> Grade:
     """Return whether the whole final answer of a text matches a pattern.
 
     A pattern that backtracks for too long on this answer makes it `ungraded`: it runs in a process that
@@ -30,7 +30,7 @@ def grade_regex(text: str, pattern: str, policies: Sequence[Policy], processes: 
         raise ValueError(
             f"'{pattern[:80]}' is not a regular expression: {problem}. Mend the data set."
         ) from None
-    found = extract(text, policies)
+    found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
     answer = found.text

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from kapelle.models.fast.lean import Attend, LeanModel
+from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.lora_bank import BankedLinear, Route, route_at
 
 LARGEST = 1 << 26
@@ -77,18 +77,18 @@ class _Layer(NamedTuple):
 
 
 class FusedPass:
-    """The forward pass of a lean model for rows of a few adapters; copies are made when a row needs them."""
+    """The forward pass of a flat model for rows of a few adapters; copies are made when a row needs them."""
 
-    def __init__(self, lean: LeanModel, dtype: torch.dtype) -> None:
+    def __init__(self, flat: FlatModel, dtype: torch.dtype) -> None:
         """Compute in `dtype`."""
-        self._lean = lean
+        self._flat = flat
         self._dtype = dtype
         self._layers: dict[str | None, list[_Layer]] = {}
         self._head: _Matrix | None = None
-        width = lean.layers[0].input_layernorm.weight.shape[0]
+        width = flat.layers[0].input_layernorm.weight.shape[0]
         self._least = {
-            size: torch.tensor((size * lean.eps) ** 0.5, device=lean.device)
-            for size in (width, lean.head_size)
+            size: torch.tensor((size * flat.eps) ** 0.5, device=flat.device)
+            for size in (width, flat.head_size)
         }
 
     def forget(self, adapter: str | None) -> None:
@@ -110,18 +110,18 @@ class FusedPass:
 
         `attend` mixes tokens; queries come scaled. In the last layer it gets queries of chosen tokens only.
         """
-        lean = self._lean
-        x_ND = lean.embed(tokens_N).float()
-        turn_N1e = lean.turns(x_ND, positions_N)
-        turned = lean.heads + lean.key_heads
-        for number in range(lean.depth):
+        flat = self._flat
+        x_ND = flat.embed(tokens_N).float()
+        turn_N1e = flat.turns(x_ND, positions_N)
+        turned = flat.heads + flat.key_heads
+        for number in range(flat.depth):
             layers = self._spans(number, route)
             h_ND = self._normed(x_ND)
             all_NO = _product([(layer.projections, a, b) for layer, a, b in layers], h_ND)
-            all_NHE = all_NO.view(len(h_ND), -1, lean.head_size)
+            all_NHE = all_NO.view(len(h_ND), -1, flat.head_size)
             qk_NHE = self._turned(layers[0][0].scale_HE, all_NHE[:, :turned], turn_N1e)
-            q_NHE, k_NJE = qk_NHE[:, : lean.heads], qk_NHE[:, lean.heads :]
-            if last_Q is not None and number == lean.depth - 1:
+            q_NHE, k_NJE = qk_NHE[:, : flat.heads], qk_NHE[:, flat.heads :]
+            if last_Q is not None and number == flat.depth - 1:
                 x_ND, q_NHE = x_ND[last_Q], q_NHE[last_Q]
                 layers = self._spans(number, route_at(route, last_Q))
             gathered_NHE = attend(number, q_NHE, k_NJE, all_NHE[:, turned:])
@@ -132,13 +132,13 @@ class FusedPass:
                 [(layer.down, a, b) for layer, a, b in layers], silu(gate, inplace=True).mul_(up), x_ND
             )
         if self._head is None:  # no adapter lies over it
-            self._head = self._joined([_linear(lean.head, None)], _scale(lean.last_norm))
+            self._head = self._joined([_linear(flat.head, None)], _scale(flat.last_norm))
         return self._head.times(self._normed(x_ND)).float()
 
     def _spans(self, number: int, route: Route) -> list[tuple[_Layer, int, int]]:
         for adapter, _, _ in route:
             if adapter not in self._layers:
-                self._layers[adapter] = [self._layer(layer, adapter) for layer in self._lean.layers]
+                self._layers[adapter] = [self._layer(layer, adapter) for layer in self._flat.layers]
         return [(self._layers[adapter][number], first, last) for adapter, first, last in route]
 
     def _normed(self, x_ND: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class FusedPass:
         a, mlp = layer.self_attn, layer.mlp
         q, k, v = (_linear(part, adapter) for part in (a.q_proj, a.k_proj, a.v_proj))
         # With normed heads the scale of attention is part of the norm's.
-        scale = 1.0 if self._lean.normed_heads else self._lean.scale
+        scale = 1.0 if self._flat.normed_heads else self._flat.scale
         q, k = self._paired(q, scale), self._paired(k, 1.0)
         norm_D, after_D = _scale(layer.input_layernorm), _scale(layer.post_attention_layernorm)
         gates = [_linear(part, adapter) for part in (mlp.gate_proj, mlp.up_proj)]
@@ -171,7 +171,7 @@ class FusedPass:
             self._joined([_linear(a.o_proj, adapter)], None),
             self._joined(gates, after_D),
             self._joined([_linear(mlp.down_proj, adapter)], None),
-            self._head_scale(layer) if self._lean.normed_heads else None,
+            self._head_scale(layer) if self._flat.normed_heads else None,
         )
 
     def _paired(self, linear: tuple[Tensor, Tensor | None], scale: float) -> tuple[Tensor, Tensor | None]:
@@ -180,15 +180,15 @@ class FusedPass:
 
     def _pairs(self, x: Tensor) -> Tensor:
         """Put the two halves of each head's features side by side, pair by pair."""
-        half = self._lean.head_size // 2
+        half = self._flat.head_size // 2
         return x.view(-1, 2, half, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
     def _head_scale(self, layer: Any) -> Tensor:
         """Return the norms' weights of query and key heads, one row per head, with the scale of attention."""
         a = layer.self_attn
-        q_E, k_E = self._pairs(a.q_norm.weight) * self._lean.scale, self._pairs(a.k_norm.weight)
-        heads = [q_E] * self._lean.heads + [k_E] * self._lean.key_heads
-        return torch.stack(heads).float() * math.sqrt(self._lean.head_size)
+        q_E, k_E = self._pairs(a.q_norm.weight) * self._flat.scale, self._pairs(a.k_norm.weight)
+        heads = [q_E] * self._flat.heads + [k_E] * self._flat.key_heads
+        return torch.stack(heads).float() * math.sqrt(self._flat.head_size)
 
     def _joined(self, linears: Sequence[tuple[Tensor, Tensor | None]], norm_I: Tensor | None) -> _Matrix:
         weight_OI = torch.cat([weight_OI for weight_OI, _ in linears])
@@ -200,11 +200,11 @@ class FusedPass:
         return _Matrix(weight_OI.to(self._dtype), torch.cat(biases).to(self._dtype) if biased else None)
 
 
-def fused_of(lean: LeanModel, adapters: int, dtype: torch.dtype) -> FusedPass | None:
+def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | None:
     """Return the fused pass, or None where copies for so many adapters would be large."""
-    layers = sum(parameter.numel() for layer in lean.layers for parameter in layer.parameters())
-    head = sum(parameter.numel() for parameter in lean.head.parameters())
-    return FusedPass(lean, dtype) if layers * max(adapters, 1) + head <= LARGEST else None
+    layers = sum(parameter.numel() for layer in flat.layers for parameter in layer.parameters())
+    head = sum(parameter.numel() for parameter in flat.head.parameters())
+    return FusedPass(flat, dtype) if layers * max(adapters, 1) + head <= LARGEST else None
 
 
 def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:

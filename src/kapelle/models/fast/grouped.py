@@ -31,7 +31,7 @@ ALIGNMENT = 16
 """Bytes of which the kernel wants every row to be a multiple."""
 
 
-class Group(NamedTuple):
+class AdapterGroup(NamedTuple):
     """Rows [first, last) of one adapter and its factors."""
 
     first: int
@@ -67,7 +67,7 @@ def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
     return x_NI.shape[1] % step == 0 == features_out % step
 
 
-def add_updates(groups: Sequence[Group], x_NI: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor | None]:
+def add_updates(groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor | None]:
     """Add every group's update to `out_NO`; return A·x `_Nr` and where dropout let x through, None without it."""
     stack = _Stack(groups, x_NI)
     mask_NI = None
@@ -79,7 +79,7 @@ def add_updates(groups: Sequence[Group], x_NI: Tensor, out_NO: Tensor) -> tuple[
 
 
 def backward_updates(
-    groups: Sequence[Group],
+    groups: Sequence[AdapterGroup],
     low_Nr: Tensor,
     mask_NI: Tensor | None,
     x_NI: Tensor,
@@ -112,7 +112,7 @@ def backward_updates(
 class _Stack:
     """The factors of all groups in the type of an input; B carries the scale."""
 
-    def __init__(self, groups: Sequence[Group], x_NI: Tensor) -> None:
+    def __init__(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> None:
         step = ALIGNMENT // x_NI.element_size()
         rank = -(-max(len(group.a_rI) for group in groups) // step) * step
         downs: list[Tensor] = []
@@ -141,7 +141,7 @@ class _Stack:
         self.ends_G = _ends(tuple(ends[1:]), x_NI.device)
 
 
-def _scaled(groups: Sequence[Group], tensors: list[Tensor]) -> Sequence[Tensor]:
+def _scaled(groups: Sequence[AdapterGroup], tensors: list[Tensor]) -> Sequence[Tensor]:
     """Return each group's tensor times its scale, in one kernel."""
     return torch._foreach_mul(tensors, [group.scale for group in groups])  # noqa: SLF001 — it has no other name
 
@@ -160,7 +160,7 @@ def _aligned(x_NI: Tensor) -> Tensor:
     return x_NI if fits else x_NI.clone(memory_format=torch.contiguous_format)
 
 
-def _dropped(groups: Sequence[Group], x_NI: Tensor) -> tuple[Tensor, Tensor]:
+def _dropped(groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows after each group's dropout, and where it let them through; drawn in the groups' order."""
     out_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
     for first, last, *_, dropout in groups:
@@ -171,7 +171,7 @@ def _dropped(groups: Sequence[Group], x_NI: Tensor) -> tuple[Tensor, Tensor]:
     return out_NI, mask_NI
 
 
-def _through(groups: Sequence[Group], x_NI: Tensor, mask_NI: Tensor) -> Tensor:
+def _through(groups: Sequence[AdapterGroup], x_NI: Tensor, mask_NI: Tensor) -> Tensor:
     """Return what dropout makes of rows where it let `mask_NI` through."""
     out_NI = x_NI * mask_NI
     for first, last, *_, dropout in groups:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kapelle.models.fast.attention import attention, fused_attention
-from kapelle.models.fast.lean import Attend, LeanModel
+from kapelle.models.fast.flat import Attend, FlatModel
 
 TAIL = 16
 """Places added at a time: little idle work, and little memory that no token lives in."""
@@ -119,7 +119,7 @@ class KVCache:
         return empty_T.masked_fill_(torch.arange(TAIL, device=self.device) <= self._place_1, 0)
 
     def attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
-        """Store one new token per row at the last place and let it look at its row; `Attend` of lean.py."""
+        """Store one new token per row at the last place and let it look at its row; `Attend` of flat.py."""
         kv = self._blocks[-1].kv[layer]
         place = (self.length - 1) % TAIL
         if self._recorded:
@@ -174,10 +174,10 @@ class PromptBlock:
 
     @classmethod
     def empty(
-        cls, lean: LeanModel, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
+        cls, flat: FlatModel, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
     ) -> PromptBlock:
         """Return room for prompts of these lengths (tokens)."""
-        shape = (lean.depth, 2, len(lengths), lean.key_heads, max(lengths), lean.head_size)
+        shape = (flat.depth, 2, len(lengths), flat.key_heads, max(lengths), flat.head_size)
         block = cls(torch.empty(shape, device=device, dtype=dtype), torch.tensor(lengths, device=device))
         if block.hidden_QP is not None:  # what is masked has weight 0, and 0 times anything has to be 0
             block.kv.masked_fill_(block.hidden_QP[None, None, :, None, :, None], 0)

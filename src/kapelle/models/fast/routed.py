@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kapelle.models.fast.grouped import Group, add_updates, backward_updates, takes_groups
+from kapelle.models.fast.grouped import AdapterGroup, add_updates, backward_updates, takes_groups
 
 
 class Leg(NamedTuple):
@@ -101,9 +101,9 @@ def _add_factors(leg: Leg, tensors: Tensors, x_NI: Tensor, out_NO: Tensor) -> Ke
     return Kept(low_nr, mask_nI)
 
 
-def _groups(order: Linear, tensors: Tensors) -> list[Group]:
+def _groups(order: Linear, tensors: Tensors) -> list[AdapterGroup]:
     return [
-        Group(leg.first, leg.last, tensors[leg.a_rI], tensors[leg.b_Or], leg.scale, leg.dropout)
+        AdapterGroup(leg.first, leg.last, tensors[leg.a_rI], tensors[leg.b_Or], leg.scale, leg.dropout)
         for leg in order.legs
     ]
 

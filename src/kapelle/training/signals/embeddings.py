@@ -58,7 +58,7 @@ def _by_model(groups: Sequence[Group], engine: TrainEngine, name: str) -> dict[T
     said: list[Sample] = []
     for before, words in texts.values():
         prompt = reader.start([Message("user", before)])
-        own = reader.said(words)[: reader.context - 1]
+        own = reader.completion(words)[: reader.context - 1]
         known = prompt[-reader.context :]
         # A hidden state is asked for by the place after its token.
         saw.append(Sample(name, known, tuple(range(1, len(known) + 1))))

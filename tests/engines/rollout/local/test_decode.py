@@ -20,16 +20,16 @@ from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.types import Sampling
 
 
-@pytest.fixture(scope="module", params=["fused", "lean", "padded"])
+@pytest.fixture(scope="module", params=["fused", "flat", "padded"])
 def model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
     """A tiny base with two adapters that differ from it and from each other, on every way of decoding."""
     model = tiny_model()
-    model.lean = None if request.param == "padded" else model.lean
+    model.flat = None if request.param == "padded" else model.flat
     for seed, name in enumerate(("left", "right")):
         model.bank.add(name, LORA, seed)
         stir(model.bank.parameters(name), seed)
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "lean":
+        if request.param == "flat":
             patch.setattr(fused, "LARGEST", 0)  # as for a model whose copies would be large
         yield model
 
@@ -177,11 +177,11 @@ def test_the_lean_pass_says_what_transformers_says(
         for k, prompt in enumerate(
             torch.randint(6, 262, (length,), generator=generator).tolist() for length in (3, 9, 9, 14, 20)
         )
-        for s in range(4)  # four samples of one prompt, which the lean pass reads once
+        for s in range(4)  # four samples of one prompt, which the flat pass reads once
     ]
-    lean = decode(model, jobs)
-    monkeypatch.setattr(model, "lean", None)
-    for ours, theirs in zip(lean, decode(model, jobs), strict=True):
+    flat = decode(model, jobs)
+    monkeypatch.setattr(model, "flat", None)
+    for ours, theirs in zip(flat, decode(model, jobs), strict=True):
         assert ours.ids == theirs.ids
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 
@@ -191,7 +191,7 @@ def test_whatever_rows_meet_the_lean_pass_says_what_transformers_says(
 ) -> None:
     small = EmbeddedConfig(hidden=32, layers=1, heads=4, kv_heads=2, intermediate=48, context=128)
     model = load_language_model(ModelConfig(embedded=small))
-    lean = model.lean
+    flat = model.flat
     for seed in range(60):
         draw = random.Random(seed)
         prompts = [
@@ -203,9 +203,9 @@ def test_whatever_rows_meet_the_lean_pass_says_what_transformers_says(
             for prompt in prompts
             for limit in draw.choices([1, 2, 3, 5, 20], k=draw.choice([1, 2, 8, 8, 8]))
         ]
-        monkeypatch.setattr(model, "lean", lean)
+        monkeypatch.setattr(model, "flat", flat)
         ours = decode(model, jobs)
-        monkeypatch.setattr(model, "lean", None)
+        monkeypatch.setattr(model, "flat", None)
         for mine, theirs in zip(ours, decode(model, jobs), strict=True):
             assert mine.ids == theirs.ids
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)

@@ -33,7 +33,7 @@ def models() -> dict[str, LanguageModel]:
 
 
 @pytest.fixture
-def waves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows joined at once."""
     sizes: list[int] = []
     plain = Decoder.join
@@ -56,7 +56,7 @@ async def ask(engine: LocalEngine, requests: Sequence[Request]) -> list[Completi
 
 class TestBatching:
     async def test_all_who_wait_are_answered_at_once(
-        self, models: dict[str, LanguageModel], waves: list[int]
+        self, models: dict[str, LanguageModel], batches: list[int]
     ) -> None:
         engine = LocalEngine(models, POLICIES)
 
@@ -68,15 +68,15 @@ class TestBatching:
             await asyncio.gather(*(asyncio.gather(speaker(k, 2), speaker(k + 1, 2)) for k in range(0, 8, 2)))
 
         await asyncio.gather(nested(), speaker(9, 3))
-        assert waves == [9, 9, 1]
+        assert batches == [9, 9, 1]
 
     async def test_each_base_decodes_its_own(
-        self, models: dict[str, LanguageModel], waves: list[int]
+        self, models: dict[str, LanguageModel], batches: list[int]
     ) -> None:
         engine = LocalEngine(models, POLICIES)
         names = ["a", "other", "b", "bare", "other", "a"]
         answers = await ask(engine, [request(name, k) for k, name in enumerate(names)])
-        assert sorted(waves) == [2, 4]
+        assert sorted(batches) == [2, 4]
         for k, (name, answer) in enumerate(zip(names, answers, strict=True)):
             (alone,) = await ask(engine, [request(name, k)])
             assert alone == Completion(
@@ -90,12 +90,12 @@ class TestBatching:
             assert alone.logprobs == pytest.approx(answer.logprobs, abs=1e-5)
 
     async def test_a_bound_on_rows_changes_no_answer(
-        self, models: dict[str, LanguageModel], waves: list[int]
+        self, models: dict[str, LanguageModel], batches: list[int]
     ) -> None:
         requests = [request("ab"[k % 2], k) for k in range(7)]
         free = await ask(LocalEngine(models, POLICIES), requests)
         bound = await ask(LocalEngine(models, POLICIES, max_rows=3), requests)
-        assert waves == [7, 3, 3, 1]
+        assert batches == [7, 3, 3, 1]
         assert [c.ids for c in bound] == [c.ids for c in free]
 
     async def test_the_text_is_that_of_the_tokens_without_the_end(
@@ -172,7 +172,7 @@ class TestFaults:
         assert len(await ask(engine, [request("a", k) for k in range(3)])) == 3
 
     def test_what_a_broken_off_run_asked_is_forgotten(
-        self, models: dict[str, LanguageModel], waves: list[int]
+        self, models: dict[str, LanguageModel], batches: list[int]
     ) -> None:
         engine = LocalEngine(models, POLICIES)
 
@@ -186,7 +186,7 @@ class TestFaults:
             asyncio.run(broken_off())
         answers = asyncio.run(ask(engine, [request("a", 1)]))
         assert len(answers) == 1
-        assert waves == [1]
+        assert batches == [1]
 
     def test_two_runs_one_after_another_say_the_same(self, models: dict[str, LanguageModel]) -> None:
         engine = LocalEngine(models, POLICIES)

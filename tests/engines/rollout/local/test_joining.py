@@ -17,7 +17,7 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.types import Sampling
 
 
-@pytest.fixture(params=["lean", "padded"])
+@pytest.fixture(params=["flat", "padded"])
 def model(request: pytest.FixtureRequest) -> LanguageModel:
     """A tiny base with two adapters whose rows never end by themselves."""
     model = tiny_model()
@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
         model.bank.add(name, LORA, seed)
         stir(model.bank.parameters(name), seed)
     if request.param == "padded":
-        model.lean = None
+        model.flat = None
     return model
 
 
@@ -67,7 +67,7 @@ async def test_rows_say_among_others_what_they_say_alone(
 ) -> None:
     shared = engine(model)
     answers = await asyncio.gather(*(chain(shared, requests) for requests in CHAINS))
-    assert any(in_flight for in_flight, _ in joined) == (model.lean is not None)
+    assert any(in_flight for in_flight, _ in joined) == (model.flat is not None)
     for requests, told in zip(CHAINS, answers, strict=True):
         for asked, among in zip(requests, told, strict=True):
             alone = await engine(model).generate(asked)
@@ -116,7 +116,7 @@ async def test_who_waits_for_something_else_joins_after_a_pause(
 
     _, heard = await asyncio.gather(shared.generate(long), late())
     assert heard == 1
-    assert joined == [(0, 1), (1, 1) if model.lean is not None else (0, 1)]
+    assert joined == [(0, 1), (1, 1) if model.flat is not None else (0, 1)]
 
 
 async def a_long_request(model: LanguageModel) -> Request:

@@ -11,7 +11,7 @@ from tests.support.tiny import TASK, lora_policies, stir, with_adapters
 
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.local.lean_rows import STEM
+from kapelle.engines.rollout.local.flat_rows import STEM
 from kapelle.engines.rollout.local.rows import Job, Said
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.models.fast import fused
@@ -19,10 +19,10 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.types import Sampling
 
 
-@pytest.fixture(params=["fused", "lean"])
+@pytest.fixture(params=["fused", "flat"])
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
     """A tiny base with two adapters."""
-    if request.param == "lean":
+    if request.param == "flat":
         monkeypatch.setattr(fused, "LARGEST", 0)
     return with_adapters("a", "b")
 
@@ -166,8 +166,8 @@ class TestInstructions:
 class TestBounds:
     def test_no_more_places_are_held_than_asked_for(self, model: LanguageModel) -> None:
         decoder = Decoder(model, kept_tokens=200)
-        for wave in range(6):
-            told_by(decoder, [job(ids(10, 10 * wave + k), seed=k) for k in range(5)])
+        for batch in range(6):
+            told_by(decoder, [job(ids(10, 10 * batch + k), seed=k) for k in range(5)])
             assert 0 < decoder.kept_places <= 200
 
     def test_nothing_is_held_where_nothing_is_asked_for(self, model: LanguageModel) -> None:

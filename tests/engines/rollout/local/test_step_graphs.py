@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import Local
-from kapelle.engines.rollout.local.lean_rows import LeanRows
+from kapelle.engines.rollout.local.flat_rows import FlatRows
 from kapelle.engines.rollout.local.rows import Job, Said
 from kapelle.engines.rollout.local.step_graphs import LEAST, CudaRecorder, Window, on_cuda
 from kapelle.errors import EngineError
@@ -36,10 +36,10 @@ def model_of(dtype: str = "float32") -> LanguageModel:
     return model
 
 
-def rows_on(model: LanguageModel, recorder: TapeRecorder | None, fused: bool = True) -> LeanRows:
-    assert model.lean is not None
-    small = fused_of(model.lean, 3, model.dtype) if fused else None
-    return LeanRows(model, model.lean, small, Prefixes(0), recorder)
+def rows_on(model: LanguageModel, recorder: TapeRecorder | None, fused: bool = True) -> FlatRows:
+    assert model.flat is not None
+    small = fused_of(model.flat, 3, model.dtype) if fused else None
+    return FlatRows(model, model.flat, small, Prefixes(0), recorder)
 
 
 def jobs_of(prompts: Sequence[int], tokens: int = 100) -> list[Job]:
@@ -59,7 +59,7 @@ SHARED = [Job(job.adapter, job.prompt, job.sampling, 10 * k) for job in jobs_of(
 
 
 @pytest.mark.parametrize("jobs", [ALONE, SHARED], ids=["alone", "shared"])
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "lean"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "flat"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.inference_mode()
 def test_replayed_steps_give_the_same_logits_to_the_bit(dtype: str, fused: bool, jobs: list[Job]) -> None:
@@ -125,7 +125,7 @@ def to_the_end(decoder: Decoder) -> None:
         decoder.advance(100)
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "lean"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "flat"])
 def test_whole_conversations_are_the_same(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not fused:
         monkeypatch.setattr("kapelle.models.fast.fused.LARGEST", 0)
@@ -155,7 +155,7 @@ def test_a_rested_decoder_lets_its_recordings_go() -> None:
     decoder.join(ALONE)
     decoder.advance(5)
     assert recorder.forgotten == 0
-    decoder.rest()
+    decoder.release_caches()
     assert (recorder.forgotten, decoder.in_flight) == (1, 0)
 
 

@@ -26,7 +26,7 @@ from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine, reference_name
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits, reference_name
 from kapelle.errors import NumericsError, ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.team import Critic, Lora, Policy
@@ -97,24 +97,24 @@ def furthest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
 
 
-def base(*, lean: bool) -> LanguageModel:
-    """A tiny base with or without the lean pass: without it `transformers` runs padded sequences."""
+def base(*, flat: bool) -> LanguageModel:
+    """A tiny base with or without the flat pass: without it `transformers` runs padded sequences."""
     model = tiny_model()
-    model.lean = model.lean if lean else None
+    model.flat = model.flat if flat else None
     return model
 
 
 class TestGradient:
     @pytest.mark.parametrize("budget", [1, 40, 100_000])
     @pytest.mark.parametrize("temperature", [1.0, 0.6])
-    @pytest.mark.parametrize("lean", [True, False])
+    @pytest.mark.parametrize("flat", [True, False])
     def test_packed_and_split_it_is_that_of_each_sequence_alone(
-        self, budget: int, temperature: float, *, lean: bool
+        self, budget: int, temperature: float, *, flat: bool
     ) -> None:
         engine = train_engine(
             lora_policies("a", "b"),
-            models={"base": base(lean=lean)},
-            limits=Limits(microbatch_tokens=budget),
+            models={"base": base(flat=flat)},
+            limits=UpdateLimits(microbatch_tokens=budget),
             max_grad_norm=None,
         )
         model = engine._homes["a"].model
@@ -134,7 +134,7 @@ class TestGradient:
             assert max(float(g.abs().max()) for g in gradient.values()) > 1e-2
 
     def test_of_a_whole_model(self) -> None:
-        engine = train_engine([Policy("a")], limits=Limits(microbatch_tokens=40), max_grad_norm=None)
+        engine = train_engine([Policy("a")], limits=UpdateLimits(microbatch_tokens=40), max_grad_norm=None)
         model = engine._homes["a"].model
         samples = drawn(["a"])
         expected = plain_gradient(model, samples, None, model.base_parameters())
@@ -178,12 +178,12 @@ class TestGradient:
 
     def test_the_step_is_the_same_for_any_split(self) -> None:
         results = []
-        for budget, lean in ((1, True), (17, True), (60, True), (100_000, True), (60, False)):
+        for budget, flat in ((1, True), (17, True), (60, True), (100_000, True), (60, False)):
             engine = train_engine(
                 lora_policies("a"),
                 [Critic("v", lora=LORA)],
-                models={"base": base(lean=lean)},
-                limits=Limits(microbatch_tokens=budget),
+                models={"base": base(flat=flat)},
+                limits=UpdateLimits(microbatch_tokens=budget),
                 eps=1e-4,
                 weight_decay=0.1,
             )
@@ -204,7 +204,7 @@ class TestPolicyByPolicy:
             lora_policies(*[n for n in names if n != "v"]),
             [Critic("v", lora=LORA)] if "v" in names else [],
             # One row of one sequence at a time computes the very same floats in any company.
-            limits=Limits(microbatch_tokens=1 if exact else 8192),
+            limits=UpdateLimits(microbatch_tokens=1 if exact else 8192),
             weight_decay=0.1,
             max_grad_norm=0.05,
             eps=1e-8 if exact else 1e-4,
@@ -354,7 +354,7 @@ class TestParity:
             engine.update(with_columns(good, behaviour=columns), objective())
 
     def test_the_bound_can_be_said(self) -> None:
-        engine = train_engine(lora_policies("a"), limits=Limits(parity_tolerance=0.01))
+        engine = train_engine(lora_policies("a"), limits=UpdateLimits(parity_tolerance=0.01))
         good = with_behaviour(engine, drawn(["a"]))
         shifted = with_columns(good, behaviour=[s.columns["behaviour"] + 5e-3 for s in good])
         metrics = engine.update(shifted, objective())
@@ -362,9 +362,9 @@ class TestParity:
         assert metrics["parity/mean"] == pytest.approx(5e-3, abs=1e-5)
 
     @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-    @pytest.mark.parametrize("lean", [True, False])
-    def test_scores_are_those_of_a_plain_pass(self, temperature: float, *, lean: bool) -> None:
-        engine = train_engine(lora_policies("a", "b"), models={"base": base(lean=lean)})
+    @pytest.mark.parametrize("flat", [True, False])
+    def test_scores_are_those_of_a_plain_pass(self, temperature: float, *, flat: bool) -> None:
+        engine = train_engine(lora_policies("a", "b"), models={"base": base(flat=flat)})
         model = engine._homes["a"].model
         samples = drawn(["b", "a"], temperature=temperature)
         for sample, logp in zip(samples, engine.score(samples), strict=True):

@@ -21,7 +21,7 @@ from tests.support.tiny import (
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
 from kapelle.errors import NumericsError
 from kapelle.team import Critic, Policy
 
@@ -51,7 +51,7 @@ class TestNotFinite:
 
     @pytest.mark.parametrize("budget", [1, 100_000])
     def test_skipped_it_costs_its_learner_the_step_and_nobody_else(self, budget: int) -> None:
-        limits = Limits(microbatch_tokens=budget, non_finite="skip")
+        limits = UpdateLimits(microbatch_tokens=budget, non_finite="skip")
         engine, other = (train_engine(lora_policies("a", "b"), limits=limits) for _ in range(2))
         samples = ready(engine, "a", "b")
         metrics = engine.update(spoiled(samples, "b"), OBJECTIVE)
@@ -121,7 +121,7 @@ class TestHalfPrecision:
         engine = train_engine(
             lora_policies("a"),
             models={"base": tiny_model(dtype="float16", size=0.1)},
-            limits=Limits(parity_tolerance=100.0),
+            limits=UpdateLimits(parity_tolerance=100.0),
         )
         samples = ready(engine, "a")
         loud = with_columns(samples, advantage=[s.columns["advantage"] * 1e5 for s in samples])

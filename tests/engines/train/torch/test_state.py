@@ -25,7 +25,7 @@ from tests.support.tiny import (
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import Limits, TorchTrainEngine, reference_name
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits, reference_name
 from kapelle.errors import ModelError
 from kapelle.team import Critic, Lora, Policy
 
@@ -76,7 +76,7 @@ class TestState:
                 references=True,
                 weight_decay=0.1,
                 schedule="linear",
-                limits=Limits(total_steps=50),
+                limits=UpdateLimits(total_steps=50),
                 stirred=False,
                 seed=seed,
             )

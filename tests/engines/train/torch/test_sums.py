@@ -9,7 +9,7 @@ from tests.support.tiny import draw_samples, lora_policies, train_engine, with_b
 from kapelle.algorithm import Targets
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.sums import Tally, means
+from kapelle.engines.train.torch.sums import UpdateSums, means
 from kapelle.functional.divergences import TokenStatistics
 
 
@@ -18,9 +18,9 @@ def watched(ratios: list[float], mask: list[float] | None = None) -> dict[str, f
     said = TokenStatistics(behaviour_K + torch.tensor(ratios).log(), torch.arange(len(ratios)).float())
     mask_K = torch.tensor(mask or [1.0] * len(ratios))
     segment_K = torch.zeros(len(ratios), dtype=torch.int64)
-    tally = Tally()
-    tally.watch("a", said, Targets(segment_K, 1, mask_K, {"behaviour": behaviour_K}))
-    return means(tally.sums["a"])
+    sums = UpdateSums()
+    sums.watch("a", said, Targets(segment_K, 1, mask_K, {"behaviour": behaviour_K}))
+    return means(sums.sums["a"])
 
 
 def test_ratios_to_the_sampler_by_hand() -> None:
@@ -48,9 +48,9 @@ def test_every_update_says_them_whatever_its_coefficients() -> None:
 def test_they_do_not_depend_on_how_a_batch_is_split() -> None:
     rows = []
     for tokens in (4096, 8):
-        from kapelle.engines.train.torch.engine import Limits
+        from kapelle.engines.train.torch.engine import UpdateLimits
 
-        engine = train_engine(lora_policies("a"), limits=Limits(microbatch_tokens=tokens))
+        engine = train_engine(lora_policies("a"), limits=UpdateLimits(microbatch_tokens=tokens))
         drawn = draw_samples(["a"], [(4, 3), (5, 2), (3, 4)])
         apart = [logp_T + 0.5 * k for k, logp_T in enumerate(engine.score(drawn))]
         objective = Objective(SurrogateConfig().build(), parity=False)

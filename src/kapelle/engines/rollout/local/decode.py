@@ -1,6 +1,6 @@
 """Decoding on one model: many prompts of many policies at once, with a KV cache that outlives their rows.
 
-Rows that join together are ordered by adapter. Who reads the tokens is `lean_rows.py` where the architecture is
+Rows that join together are ordered by adapter. Who reads the tokens is `flat_rows.py` where the architecture is
 known, else `padded_rows.py`.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kapelle.engines.rollout.local.decode_batch import Wave
+from kapelle.engines.rollout.local.decode_batch import DecodeBatch
 from kapelle.engines.rollout.local.rows import Job, Rows, Said
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
 from kapelle.models.allocator import keep_freed_memory
@@ -36,7 +36,7 @@ class Decoder:
         self._model = model
         self._recorder = recorder_on(model.device)
         self._prefixes = Prefixes(kept_tokens)
-        self._fused = None if model.lean is None else fused_of(model.lean, adapters, model.dtype)
+        self._fused = None if model.flat is None else fused_of(model.flat, adapters, model.dtype)
         self.drop()
 
     @property
@@ -47,12 +47,12 @@ class Decoder:
     @property
     def in_flight(self) -> int:
         """Rows that still speak, or are over and have not left."""
-        return self._wave.size
+        return self._batch.size
 
     @property
     def open(self) -> bool:
         """True where prompts may join now."""
-        return self._wave.open
+        return self._batch.open
 
     @torch.inference_mode()
     def join(self, jobs: Sequence[Job]) -> list[Said]:
@@ -62,19 +62,19 @@ class Decoder:
             range(len(jobs)), key=lambda k: (jobs[k].adapter or "", len(jobs[k].prompt), jobs[k].prompt)
         )
         said = [Said([], []) for _ in jobs]
-        self._wave.join([jobs[k] for k in order], [said[k] for k in order])
+        self._batch.join([jobs[k] for k in order], [said[k] for k in order])
         return said
 
     @torch.inference_mode()
     def advance(self, steps: int) -> None:
         """Sample that many tokens of each row, or fewer, until rows leave."""
         for _ in range(steps):
-            if self._wave.advance():
+            if self._batch.advance():
                 return
 
     def drop(self) -> None:
         """Forget the rows in flight."""
-        self._wave = Wave(self._model, self._open_rows())
+        self._batch = DecodeBatch(self._model, self._open_rows())
 
     def forget(self, adapter: str | None) -> None:
         """Forget what was prepared and read with an adapter's weights; everything for those of the base."""
@@ -88,7 +88,7 @@ class Decoder:
         self.drop()
         self._prefixes.forget(None)
 
-    def rest(self) -> None:
+    def release_caches(self) -> None:
         """Forget the rows in flight and everything that can be made again."""
         self.drop()
         self.forget(None)
@@ -96,13 +96,13 @@ class Decoder:
             self._recorder.forget()
 
     def _open_rows(self) -> Rows:
-        if self._model.lean is None:
+        if self._model.flat is None:
             from kapelle.engines.rollout.local.padded_rows import PaddedRows
 
             return PaddedRows(self._model)
-        from kapelle.engines.rollout.local.lean_rows import LeanRows
+        from kapelle.engines.rollout.local.flat_rows import FlatRows
 
-        return LeanRows(self._model, self._model.lean, self._fused, self._prefixes, self._recorder)
+        return FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self._recorder)
 
 
 def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[Said]:

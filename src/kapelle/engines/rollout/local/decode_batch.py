@@ -21,7 +21,7 @@ IDLE_SHARE = 0.25
 """Share of rows that are over at which they leave: a copy of the cache against idle work."""
 
 
-class Wave:
+class DecodeBatch:
     """The rows in flight on one model."""
 
     def __init__(self, model: LanguageModel, rows: Rows) -> None:

@@ -26,7 +26,7 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.weights import weights_hash
 from kapelle.runtime.attendance import Part, Room, current, room
-from kapelle.settings.base import FROM_HERE_ON, Configured
+from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Policy
 
 QUIET_TICKS = 8
@@ -38,7 +38,7 @@ PAUSE = 32
 """Most tokens that rows say before coroutines that wait for something else get a turn, and may join."""
 
 
-class Local(Configured):
+class Local(Settings):
     """Settings of the engine in this process."""
 
     name: Literal["local"] = "local"
@@ -69,7 +69,7 @@ class Local(Configured):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Pending:
     request: Request
     future: asyncio.Future[Completion]
     part: Part | None
@@ -92,36 +92,36 @@ class _Asked:
 
 
 @dataclass(slots=True, eq=False)
-class _Desk:
+class _ModelQueue:
     """One base model, the requests that wait for it, and those whose rows are in flight."""
 
     model: LanguageModel
     decoder: Decoder
-    arrived: list[_Asked] = field(default_factory=list)
+    arrived: list[_Pending] = field(default_factory=list)
     """Who came since rows last spoke."""
-    waiting: list[_Asked] = field(default_factory=list)
-    flying: list[_Asked] = field(default_factory=list)
+    waiting: list[_Pending] = field(default_factory=list)
+    in_flight: list[_Pending] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
         """True where somebody waits for an answer."""
-        return bool(self.arrived or self.waiting or self.flying)
+        return bool(self.arrived or self.waiting or self.in_flight)
 
     def line_up(self) -> None:
         """Put those who arrived behind the others who wait, in an order that no clock decides."""
-        self.waiting += sorted(self.arrived, key=_Asked.order)
+        self.waiting += sorted(self.arrived, key=_Pending.order)
         self.arrived = []
 
-    def clear(self) -> list[_Asked]:
+    def clear(self) -> list[_Pending]:
         """Drop the rows in flight and return their requests."""
         self.decoder.drop()
-        dropped, self.flying = self.flying, []
+        dropped, self.in_flight = self.in_flight, []
         return dropped
 
 
 @dataclass(slots=True)
 class _Held:
-    desk: _Desk
+    queue: _ModelQueue
     adapter: str | None
     version: int = 0
     hash: str = ""
@@ -145,29 +145,29 @@ class LocalEngine:
         policies: Sequence[Policy],
         max_rows: int = 1024,
         kept_tokens: int = 65_536,
-        rests: Callable[[torch.device], bool] = has_memory_of_its_own,
+        releases: Callable[[torch.device], bool] = has_memory_of_its_own,
         recorder_on: Callable[[torch.device], Recorder | None] = on_cuda,
         patience: float = 60.0,
     ) -> None:
         """Play on these models.
 
-        `rests` says on which devices the memory of sampling is given back (`rest`), `recorder_on` what records steps,
+        `releases` says on which devices the memory of sampling is given back (`rest`), `recorder_on` what records steps,
         `patience` for how many seconds episodes that are elsewhere are waited for.
         """
         played = [policy for policy in policies if policy.endpoint is None]
-        desks = {
-            id(model): _Desk(
+        queues = {
+            id(model): _ModelQueue(
                 model,
                 Decoder(model, sum(models[p.base] is model for p in played), kept_tokens, recorder_on),
             )
             for model in models.values()
         }
-        self._desks = list(desks.values())
-        self._held = {p.name: _Held(desks[id(models[p.base])], p.name if p.lora else None) for p in played}
+        self._queues = list(queues.values())
+        self._held = {p.name: _Held(queues[id(models[p.base])], p.name if p.lora else None) for p in played}
         for name, held in self._held.items():
             held.hash = weights_hash(self._own(name))
         self._max_rows = max_rows
-        self._rests = rests
+        self._releases = releases
         self._patience = patience
         self._pump: asyncio.Task[None] | None = None
         self.tokens_sampled = 0
@@ -180,37 +180,37 @@ class LocalEngine:
 
     def renderer(self, policy: str) -> ChatRenderer:
         """Return how a policy's conversations become tokens."""
-        return self._find(policy).desk.model.renderer
+        return self._find(policy).queue.model.renderer
 
     async def generate(self, request: Request) -> Completion:
         """Return one completion, decoded together with whatever else is asked for at this moment."""
-        desk = self._find(request.policy).desk
+        queue = self._find(request.policy).queue
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         if self._pump is None or self._pump.done():
-            for left in self._desks:
+            for left in self._queues:
                 # What a run that was broken off left here is cancelled: nobody waits for it.
                 left.clear()
-                left.arrived = [asked for asked in left.arrived if not asked.future.done()]
-                left.waiting = [asked for asked in left.waiting if not asked.future.done()]
+                left.arrived = [pending for pending in left.arrived if not pending.future.done()]
+                left.waiting = [pending for pending in left.waiting if not pending.future.done()]
             self._pump = loop.create_task(self._drain(room()))
-        asked = _Asked(request, future, current())
-        desk.arrived.append(asked)
-        if asked.part is not None:
-            asked.part.ask()
+        pending = _Pending(request, future, current())
+        queue.arrived.append(pending)
+        if pending.part is not None:
+            pending.part.ask()
         try:
             return await future
         finally:
-            asked.hear()
+            pending.hear()
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Take new weights; tensors that are the engine's own memory are not copied."""
         held = self._find(policy)
         if self._pump is None or self._pump.done():
-            held.desk.clear()
-        elif held.desk.flying:
+            held.queue.clear()
+        elif held.queue.in_flight:
             raise EngineError(
-                f"Policy '{policy}' got new weights while {len(held.desk.flying)} requests to its base model are being "
+                f"Policy '{policy}' got new weights while {len(held.queue.in_flight)} requests to its base model are being "
                 "answered. Load weights when all of them are."
             )
         own = self._own(policy)
@@ -223,11 +223,11 @@ class LocalEngine:
                 assert isinstance(tensor, Tensor)
                 if tensor.data_ptr() != parameter.data_ptr():
                     parameter.copy_(tensor)
-        held.desk.decoder.forget(held.adapter)
+        held.queue.decoder.forget(held.adapter)
         held.version = version
         held.hash = weights_hash(own)
 
-    def rest(self) -> None:
+    def release_caches(self) -> None:
         """Give back what rows have read, and copies of weights on devices whose memory the update needs.
 
         Between the turns of one rollout nothing goes: the loop calls this when all episodes are over. What adapters
@@ -236,14 +236,14 @@ class LocalEngine:
         """
         if self._pump is not None and not self._pump.done():
             return
-        resting = [desk for desk in self._desks if self._rests(desk.model.device)]
-        for desk in self._desks:
-            desk.clear()
-            if desk in resting:
-                desk.decoder.rest()
+        released = [queue for queue in self._queues if self._releases(queue.model.device)]
+        for queue in self._queues:
+            queue.clear()
+            if queue in released:
+                queue.decoder.release_caches()
             else:
-                desk.decoder.forget_read()
-        if any(desk.model.device.type == "cuda" for desk in resting):
+                queue.decoder.forget_read()
+        if any(queue.model.device.type == "cuda" for queue in released):
             torch.cuda.empty_cache()
 
     def close(self) -> None:
@@ -251,21 +251,21 @@ class LocalEngine:
         self._held.clear()
 
     async def _drain(self, here: Room) -> None:
-        while any(desk.busy for desk in self._desks):
+        while any(queue.busy for queue in self._queues):
             await self._all_here(here)
-            for desk in self._desks:
-                desk.line_up()
-            for desk in self._desks:
+            for queue in self._queues:
+                queue.line_up()
+            for queue in self._queues:
                 try:
-                    self._seat(desk)
-                    if desk.flying:
-                        desk.decoder.advance(PAUSE)
+                    self._seat(queue)
+                    if queue.in_flight:
+                        queue.decoder.advance(PAUSE)
                 except Exception as error:  # noqa: BLE001 - handed to whoever waits, never swallowed
-                    for asked in desk.clear():
-                        asked.hear()
-                        if not asked.future.done():
-                            asked.future.set_exception(_failure(error))
-                self._answer(desk)
+                    for pending in queue.clear():
+                        pending.hear()
+                        if not pending.future.done():
+                            pending.future.set_exception(_failure(error))
+                self._answer(queue)
 
     async def _all_here(self, here: Room) -> None:
         """Wait until whoever may ask has asked: all coroutines, and all episodes whose worlds wait for something."""
@@ -277,32 +277,32 @@ class LocalEngine:
     async def _quiet(self, here: Room) -> None:
         quiet, before = 0, (-1, -1)
         while quiet < QUIET_TICKS:
-            now = (sum(len(desk.arrived) for desk in self._desks), here.changes)
+            now = (sum(len(queue.arrived) for queue in self._queues), here.changes)
             quiet = quiet + 1 if now == before else 0
             before = now
             await asyncio.sleep(0)
 
-    def _seat(self, desk: _Desk) -> None:
+    def _seat(self, queue: _ModelQueue) -> None:
         """Let the first who wait join the rows in flight, as many as there is room for."""
-        room = self._max_rows - desk.decoder.in_flight
-        if not desk.waiting or room <= 0 or not desk.decoder.open:
+        room = self._max_rows - queue.decoder.in_flight
+        if not queue.waiting or room <= 0 or not queue.decoder.open:
             return
-        joining, desk.waiting = desk.waiting[:room], desk.waiting[room:]
-        desk.flying += joining
-        requests = [asked.request for asked in joining]
+        joining, queue.waiting = queue.waiting[:room], queue.waiting[room:]
+        queue.in_flight += joining
+        requests = [pending.request for pending in joining]
         jobs = [Job(self._find(r.policy).adapter, r.prompt_ids, r.sampling, r.seed) for r in requests]
-        for asked, said in zip(joining, desk.decoder.join(jobs), strict=True):
-            asked.said = said
+        for pending, said in zip(joining, queue.decoder.join(jobs), strict=True):
+            pending.said = said
 
-    def _answer(self, desk: _Desk) -> None:
-        flying, desk.flying = desk.flying, []
-        for asked in flying:
-            if asked.said is None or asked.said.finish_reason is None:
-                desk.flying.append(asked)
+    def _answer(self, queue: _ModelQueue) -> None:
+        in_flight, queue.in_flight = queue.in_flight, []
+        for pending in in_flight:
+            if pending.said is None or pending.said.finish_reason is None:
+                queue.in_flight.append(pending)
                 continue
-            asked.hear()
-            if not asked.future.done():
-                asked.future.set_result(self._completion(asked.request, asked.said, desk.model))
+            pending.hear()
+            if not pending.future.done():
+                pending.future.set_result(self._completion(pending.request, pending.said, queue.model))
 
     def _completion(self, request: Request, said: Said, model: LanguageModel) -> Completion:
         held = self._find(request.policy)
@@ -317,7 +317,7 @@ class LocalEngine:
 
     def _own(self, policy: str) -> Mapping[str, Tensor]:
         held = self._find(policy)
-        model = held.desk.model
+        model = held.queue.model
         return model.bank.parameters(policy) if held.adapter else model.base_parameters()
 
     def _find(self, policy: str) -> _Held:

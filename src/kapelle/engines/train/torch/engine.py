@@ -23,7 +23,7 @@ from kapelle.engines.train.protocol import Objective, Published
 from kapelle.engines.train.torch.bundles import minibatches, passes
 from kapelle.engines.train.torch.head import Entropy, token_statistics
 from kapelle.engines.train.torch.learner import Learner
-from kapelle.engines.train.torch.sums import Tally, book, means
+from kapelle.engines.train.torch.sums import UpdateSums, book, means
 from kapelle.errors import ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.models.language_model import LanguageModel, copy_language_model
@@ -34,7 +34,7 @@ from kapelle.team import Critic, Lora, Policy
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class UpdateLimits:
     """How the engine works, none of which changes a result but by failing."""
 
     microbatch_tokens: int = 4096
@@ -62,7 +62,7 @@ class TorchTrainEngine:
         policies: Sequence[Policy],
         critics: Sequence[Critic],
         optimizer: OptimizerConfig,
-        limits: Limits,
+        limits: UpdateLimits,
         seed: int,
         references: bool = False,
         embedders: bool = False,
@@ -236,20 +236,20 @@ class TorchTrainEngine:
     def _step(
         self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], fresh: bool
     ) -> None:
-        tally = Tally()
+        sums = UpdateSums()
         try:
-            self._accumulate(samples, objective, tally)
+            self._accumulate(samples, objective, sums)
             if fresh:
-                self._compare(tally.gaps, samples, totals)
+                self._compare(sums.gaps, samples, totals)
             for name in self._learners:
-                if name in tally.weight or name in tally.bad:
-                    self._move(name, tally, totals)
+                if name in sums.weight or name in sums.bad:
+                    self._move(name, sums, totals)
         except BaseException:
             for learner in self._learners.values():
                 learner.forget_gradient()  # or it would be part of whatever comes next
             raise
 
-    def _accumulate(self, samples: Sequence[Sample], objective: Objective, tally: Tally) -> None:
+    def _accumulate(self, samples: Sequence[Sample], objective: Objective, sums: UpdateSums) -> None:
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._dropping_out():
             for _, batch in self._batches(samples):
@@ -258,26 +258,26 @@ class TorchTrainEngine:
                     loss, gap_K = self._loss(objective, part, said)
                     if not bool(torch.isfinite(loss.total)):
                         self._bad_loss(learner)
-                        tally.bad.add(learner)
+                        sums.bad.add(learner)
                         continue
-                    tally.add(learner, loss)
+                    sums.add(learner, loss)
                     if isinstance(said, TokenStatistics):
-                        tally.watch(learner, said, part.targets)
-                    tally.gaps.extend([] if gap_K is None else [gap_K])
+                        sums.watch(learner, said, part.targets)
+                    sums.gaps.extend([] if gap_K is None else [gap_K])
                     factor = objective.critic_coefficient if self._homes[learner].critic else 1.0
                     losses.append(self._learners[learner].scaled(loss.total * factor))
                 if losses:
                     torch.autograd.backward(losses)
 
-    def _move(self, name: str, tally: Tally, totals: dict[str, list[float]]) -> None:
-        learner, weight = self._learners[name], tally.weight.get(name, 0.0)
-        if name in tally.bad or weight == 0:
+    def _move(self, name: str, sums: UpdateSums, totals: dict[str, list[float]]) -> None:
+        learner, weight = self._learners[name], sums.weight.get(name, 0.0)
+        if name in sums.bad or weight == 0:
             learner.forget_gradient()
             book(totals, f"skipped/{name}", 1.0, 1.0)
             return
         for metric, value in learner.step(weight, self._limits.non_finite).items():
             book(totals, f"{metric}/{name}", value, 1.0)
-        for metric, (total, share) in tally.sums[name].items():
+        for metric, (total, share) in sums.sums[name].items():
             book(totals, metric, total, share)
 
     def _loss(
@@ -328,7 +328,7 @@ class TorchTrainEngine:
             model = self._homes[samples[chosen[0]].learner].model
             for whole, room in passes(chosen, samples, self._limits.microbatch_tokens):
                 own = [samples[k] for k in whole]
-                packed = pack(own, room, model.device, share=model.lean is not None)
+                packed = pack(own, room, model.device, share=model.flat is not None)
                 batches.extend((whole, batch) for batch in packed)
         return batches
 

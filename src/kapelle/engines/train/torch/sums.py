@@ -36,7 +36,7 @@ def means(totals: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class Tally:
+class UpdateSums:
     """Sums of one optimiser step, by learner."""
 
     weight: dict[str, float] = field(default_factory=dict)

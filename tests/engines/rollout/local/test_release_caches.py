@@ -19,16 +19,16 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.types import Sampling
 
 
-@pytest.fixture(params=["fused", "lean"])
+@pytest.fixture(params=["fused", "flat"])
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
     """A tiny base with two adapters."""
-    if request.param == "lean":
+    if request.param == "flat":
         monkeypatch.setattr(fused, "LARGEST", 0)
     return with_adapters("a", "b")
 
 
-def engine_that_rests(model: LanguageModel, rests: bool = True) -> LocalEngine:
-    return LocalEngine({"base": model}, lora_policies("a", "b"), rests=lambda _device: rests)
+def engine_that_rests(model: LanguageModel, releases: bool = True) -> LocalEngine:
+    return LocalEngine({"base": model}, lora_policies("a", "b"), releases=lambda _device: releases)
 
 
 def play(engine: LocalEngine | ComposedEngine, seed: int = 0) -> list[Completion]:
@@ -65,24 +65,24 @@ def test_a_rested_sampler_holds_no_tensor(model: LanguageModel) -> None:
     fresh = bytes_alive()
     play(engine)
     assert bytes_alive() > fresh + 50_000
-    engine.rest()
+    engine.release_caches()
     assert bytes_alive() == fresh
 
 
 def test_after_a_rest_the_same_is_said(model: LanguageModel) -> None:
     engine = engine_that_rests(model)
     first = play(engine)
-    engine.rest()
+    engine.release_caches()
     assert play(engine) == first
 
 
 def test_elsewhere_what_was_read_goes_and_prepared_weights_stay(model: LanguageModel) -> None:
-    engine = engine_that_rests(model, rests=False)
+    engine = engine_that_rests(model, releases=False)
     play(engine)
-    decoder = engine._desks[0].decoder
+    decoder = engine._queues[0].decoder
     assert decoder.kept_places > 0
     prepared = [] if decoder._fused is None else list(decoder._fused._layers)
-    engine.rest()
+    engine.release_caches()
     assert decoder.kept_places == 0
     if decoder._fused is not None:
         assert prepared == ["a", "b"]
@@ -97,10 +97,10 @@ def test_while_requests_are_answered_nothing_goes(model: LanguageModel) -> None:
         task = asyncio.ensure_future(engine.generate(asked))
         for _ in range(100):
             await asyncio.sleep(0)
-            if engine._desks[0].flying:
+            if engine._queues[0].in_flight:
                 break
-        assert engine._desks[0].flying
-        engine.rest()
+        assert engine._queues[0].in_flight
+        engine.release_caches()
         return await asyncio.wait_for(task, 20)
 
     undisturbed = asyncio.run(engine_that_rests(model).generate(asked))
@@ -112,5 +112,5 @@ def test_a_composed_engine_lets_each_of_its_own_rest(model: LanguageModel) -> No
     fresh = bytes_alive()
     both = ComposedEngine([engine])
     play(both)
-    both.rest()
+    both.release_caches()
     assert bytes_alive() == fresh

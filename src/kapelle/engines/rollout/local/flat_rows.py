@@ -1,4 +1,4 @@
-"""Rows in flight through the lean forward pass: flat prompts, each distinct one read once, our own cache.
+"""Rows in flight through the flat forward pass: flat prompts, each distinct one read once, our own cache.
 
 Shapes: R rows, Q distinct prompts (per adapter), N their new tokens, V vocabulary.
 """
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from kapelle.engines.rollout.local.rows import Job, route_of
 from kapelle.engines.rollout.local.step_graphs import Recorder, Window
+from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.fast.fused import FusedPass
 from kapelle.models.fast.kv_cache import KVCache, PromptBlock
-from kapelle.models.fast.lean import Attend, LeanModel
 from kapelle.models.fast.prefixes import Prefixes, Text
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import Route, route_at
@@ -28,13 +28,13 @@ STEM = 32
 """Tokens that prompts have to begin with alike so that the beginning is read once for all of them."""
 
 
-class LeanRows:
+class FlatRows:
     """See `rows.Rows`."""
 
     def __init__(
         self,
         model: LanguageModel,
-        lean: LeanModel,
+        flat: FlatModel,
         fused: FusedPass | None,
         prefixes: Prefixes,
         recorder: Recorder | None = None,
@@ -42,7 +42,7 @@ class LeanRows:
         self._model = model
         self._window = Window(recorder)
         self._recorded = recorder is not None
-        self._lean = lean
+        self._flat = flat
         self._fused = fused
         self._prefixes = prefixes
         self._cohorts: list[_Cohort] = []
@@ -74,7 +74,7 @@ class LeanRows:
 
     def _room(self, prompts: Sequence[Text]) -> PromptBlock:
         lengths = [len(prompt) for _, prompt in prompts]
-        return PromptBlock.empty(self._lean, lengths, self._model.device, self._model.dtype)
+        return PromptBlock.empty(self._flat, lengths, self._model.device, self._model.dtype)
 
     def _read_stems(
         self, block: PromptBlock, stems: Mapping[Text, Sequence[int]], known: MutableSequence[int]
@@ -132,10 +132,10 @@ class LeanRows:
             return self._fused.logits(tokens_N, positions_N, route, attend, last_Q)
 
         def scaled(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
-            return attend(layer, q_NHE * self._lean.scale, k_NJE, v_NJE)
+            return attend(layer, q_NHE * self._flat.scale, k_NJE, v_NJE)
 
         with self._model.computing(route):
-            hidden_ND = self._lean.hidden(tokens_N, positions_N, scaled)
+            hidden_ND = self._flat.hidden(tokens_N, positions_N, scaled)
         if last_Q is not None:
             hidden_ND, route = hidden_ND[last_Q], route_at(route, last_Q)
         with self._model.computing(route):

@@ -1,4 +1,4 @@
-"""A lean forward pass for the Llama and Qwen families: flat tokens, no padding, attention by plan.
+"""A flat forward pass for the Llama and Qwen families: flat tokens, no padding, attention by plan.
 
 `transformers` computes a layer in some forty calls and pads every sequence to the longest. Here tokens of
 all sequences lie flat, one after another, so that linear layers see no padding at all and the LoRA bank routes
@@ -30,7 +30,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_NHE, k_NJE, v_NJE) → what each token gathered, `_NHE`."""
 
 
-class LeanModel:
+class FlatModel:
     """The forward pass over a `transformers` model's own modules."""
 
     def __init__(self, model: Any) -> None:
@@ -146,8 +146,8 @@ class LeanModel:
         return cos_1NE[0][:, None], sin_1NE[0][:, None]
 
 
-def lean_of(model: Any) -> LeanModel | None:
-    """Return the lean pass of a model, None when its architecture does more than this file knows."""
+def flat_of(model: Any) -> FlatModel | None:
+    """Return the flat pass of a model, None when its architecture does more than this file knows."""
     config = model.config
     plain = (
         config.model_type in KNOWN
@@ -156,7 +156,7 @@ def lean_of(model: Any) -> LeanModel | None:
         and not getattr(config, "use_sliding_window", False)
         and (config.model_type != "mistral" or config.sliding_window is None)
     )
-    return LeanModel(model) if plain else None
+    return FlatModel(model) if plain else None
 
 
 def _rows(x_NHE: Tensor, place_BL: Tensor) -> Tensor:
