@@ -23,6 +23,7 @@ from kapelle.errors import ConfigError, ContextError, ModelError
 from kapelle.metrics.statistics import area_under_curve
 from kapelle.models.sealed import seal
 from kapelle.runs.checkpoint_contents import load_verifier
+from kapelle.runs.writer import read_evaluations
 from kapelle.team import VERIFIER
 from kapelle.training.collate import answer_sample, verifier_samples
 from kapelle.training.trainer import Trainer
@@ -217,6 +218,19 @@ def test_a_frozen_team_may_train_a_verifier_from_its_own_rollouts() -> None:
     )
     row = next(run.steps(1)).metrics
     assert row[f"loss/{VERIFIER}"] == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_an_end_that_is_reached_once_more_is_measured_once(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "training": {"steps": 2, "tasks_per_step": 4},
+        "evaluation": {"problems": 4, "before_and_after": True},
+        "checkpoint": {"every": 2},
+        "run_dir": tmp_path / "run",
+    }
+    for resume in (False, True):
+        with run_of(**settings, resume=resume) as run:
+            run.train()
+        assert [row["step"] for row in read_evaluations(tmp_path / "run")] == [0, 2]
 
 
 def test_an_answer_too_long_for_the_verifier_is_refused() -> None:

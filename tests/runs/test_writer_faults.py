@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kapelle import run_dir
 from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.runs.writer import RunDirectory, read_metrics, read_status
 from kapelle.types import Episode, Group, Task
@@ -105,6 +106,16 @@ def test_a_device_that_is_really_full_is_explained(tmp_path: Path) -> None:
         (run.path / "metrics.jsonl").symlink_to("/dev/full")
         with pytest.raises(RunDirectoryError, match="the disk is full"):
             run.record_metrics(1, {"loss": 0.5})
+
+
+def test_every_folder_that_holds_names_is_flushed_when_the_run_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(run_dir, "flush", lambda path: flushed.append(path.name))
+    open_run(tmp_path / "run").close()
+    # A loss of power would take the folders of episodes away with everything in them.
+    assert "episodes" in flushed
 
 
 def test_a_full_disk_in_the_making_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

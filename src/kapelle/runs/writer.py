@@ -130,6 +130,8 @@ class RunDirectory:
         """True when the directory held this run already: `rewind` must come before any record."""
         self._lock = lock
         self._rewound = not resumed
+        self._counted: bytes | None = None
+        """The last row of the evaluations that a checkpoint counts, until one is recorded behind it."""
         self._unflushed: set[Path] = set()
         self._status = Status("running", "start", 0, os.getpid(), socket.gethostname(), now(), now())
 
@@ -192,6 +194,8 @@ class RunDirectory:
         with self._write(self.path):
             for folder in (self.checkpoints, *(episode_folder(self.path, split) for split in _SPLITS)):
                 folder.mkdir(parents=True, exist_ok=True)
+            # The names of the two folders of episodes: those of the others are flushed with the config.
+            flush(episode_folder(self.path, "train").parent)
             for table in _TABLES:
                 own_file(self.path / table)
             starts = {STARTS: self.starts} if self.starts else {}
@@ -226,18 +230,19 @@ class RunDirectory:
         self._append("metrics.jsonl", step, row)
 
     def record_evaluation(self, step: int, row: Mapping[str, Json]) -> None:
-        """Append one evaluation after `step` updates: any JSON whose numbers are finite."""
-        self._append("evaluations.jsonl", step, row)
+        """Append one evaluation after `step` updates: any JSON whose numbers are finite.
+
+        A resumed run whose first one is the last that its checkpoint counts, to the byte, has measured the same
+        weights again; it is not written twice.
+        """
+        counted, self._counted = self._counted, None
+        if counted is None or _line("evaluations.jsonl", step, row) != counted:
+            self._append("evaluations.jsonl", step, row)
 
     def _append(self, table: str, step: int, row: Mapping[str, Json]) -> None:
         assert self._rewound, "a resumed run rewinds before it records"
         assert "step" not in row, "the step is an argument of its own"
-        try:
-            line = json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
-        except ValueError as error:
-            raise NumericsError(
-                f"A row of {table} for step {step} holds a number that is not finite."
-            ) from error
+        line = _line(table, step, row)
         path = self.path / table
         with self._write(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -303,6 +308,8 @@ class RunDirectory:
                 last["test"] = max(last["test"], measured)
             for table, end in ends.items():
                 _cut(self.path / table, end)
+            lines = (self.path / "evaluations.jsonl").read_bytes().splitlines(keepends=True)
+            self._counted = lines[-1] if lines else None
             for split in _SPLITS:
                 for step in episode_steps(self.path, split):
                     if step > last[split]:
@@ -345,6 +352,13 @@ class RunDirectory:
 
 def _partials() -> set[str]:
     return {f".{name}{PARTIAL}" for name in _NAMES}
+
+
+def _line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
+    try:
+        return json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
+    except ValueError as error:
+        raise NumericsError(f"A row of {table} for step {step} holds a number that is not finite.") from error
 
 
 def _pretty(value: Mapping[str, Json]) -> bytes:
