@@ -27,8 +27,8 @@ from kapelle.algorithm import Signals
 from kapelle.algorithms.cory import CORY, check_pair
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
-from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import TorchTrainEngine, reference_name
+from kapelle.engines.train.protocol import Objective, reference_name
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ConfigError
 from kapelle.team import Lora, Policy, Team
 

@@ -29,8 +29,8 @@ from torch import Tensor
 from kapelle.algorithm import Outputs, Signals, Targets, TurnKey
 from kapelle.algorithms.dpo import DPO, dpo_over_pairs, ipo_over_pairs, pairs_of
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits, reference_name
+from kapelle.engines.train.protocol import Objective, reference_name
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
 from kapelle.environments.recorded.preferences import Preferences
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import rollout

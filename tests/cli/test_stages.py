@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.cli.conftest import Kapelle
 from tests.support.tiny import SIZE, frozen_copy, same_bits, sections
 
-from kapelle.engines.train.torch.engine import reference_name
+from kapelle.engines.train.protocol import reference_name
 from kapelle.errors import ConfigError, ModelError, RunDirectoryError
 from kapelle.models.weights import weights_hash
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics, read_status

@@ -42,7 +42,7 @@ def _put(owner: Any, name: str, value: object) -> None:
 
 
 def _latest_is_trusted() -> None:
-    from kapelle.runs import writer as run_dir
+    from kapelle.runs import writer
     from kapelle.runs.reader import read_latest
     from kapelle.training import stages
 
@@ -52,10 +52,8 @@ def _latest_is_trusted() -> None:
 
     _put(stages, "read_latest", read)
     # Nobody sets it right either.
-    point = run_dir.RunDirectory.point_latest
-    _put(
-        run_dir.RunDirectory, "point_latest", lambda run, folder: None if run.resumed else point(run, folder)
-    )
+    point = writer.RunDirectory.point_latest
+    _put(writer.RunDirectory, "point_latest", lambda run, folder: None if run.resumed else point(run, folder))
 
 
 def _nothing_is_flushed() -> None:
@@ -75,16 +73,16 @@ def _folders_are_not_flushed() -> None:
 
 
 def _metrics_are_emptied() -> None:
-    from kapelle.runs import writer as run_dir
+    from kapelle.runs import writer
 
-    cut = run_dir._cut
-    _put(run_dir, "_cut", lambda path, size: cut(path, 0 if path.name == "metrics.jsonl" else size))
+    cut = writer.cut_table
+    _put(writer, "cut_table", lambda path, size: cut(path, 0 if path.name == "metrics.jsonl" else size))
 
 
 def _rows_are_not_cut() -> None:
-    from kapelle.runs import writer as run_dir
+    from kapelle.runs import writer
 
-    _put(run_dir, "_cut", lambda path, size: None)
+    _put(writer, "cut_table", lambda path, size: None)
 
 
 def _checkpoints_are_not_verified() -> None:
@@ -96,9 +94,9 @@ def _checkpoints_are_not_verified() -> None:
 
 
 def _generators_are_not_restored() -> None:
-    from kapelle.runs import checkpoint_contents as keeping
+    from kapelle.runs import checkpoint_contents
 
-    _put(keeping, "restore_random", lambda state: None)
+    _put(checkpoint_contents, "restore_random", lambda state: None)
 
 
 def _moments_are_not_restored() -> None:
@@ -142,13 +140,12 @@ def _saved_in_place() -> None:
 def _disk_is_not_explained() -> None:
     from contextlib import nullcontext
 
-    from kapelle.runs import writer as run_dir
+    from kapelle.runs import writer
 
-    _put(run_dir, "_writing", lambda path: nullcontext())
+    _put(writer, "_writing", lambda path: nullcontext())
 
 
 def _tried_again_for_ever() -> None:
-    from kapelle.runs import writer as run_dir
     from kapelle.runtime import atomic_files as durable
 
     forks.DEADLINE = 10.0

@@ -114,9 +114,11 @@ class TestWhoIsWaitedFor:
             given_up = asyncio.ensure_future(step())
             await settled()
         with Part():
-            await ask(sampler, 1)
-        assert joined == [[1]]
-        hanging.set()
+            asked = ask(sampler, 1)
+            await settled()
+            assert joined == [[1]]
+            hanging.set()
+            await asked
         await given_up
 
     async def test_what_an_episode_tidies_up_is_not_waited_for(self, joined: list[list[int]]) -> None:
@@ -129,8 +131,10 @@ class TestWhoIsWaitedFor:
 
         first = asyncio.ensure_future(ending(Part(0)))
         with Part(1):
-            await ask(sampler, 1)
-        assert joined == [[1]]
+            asked = ask(sampler, 1)
+            await settled()
+            assert joined == [[1]]
+            await asked
         second = asyncio.ensure_future(ending(Part(2, followed=True)))
         with Part(3):
             asked = ask(sampler, 2)

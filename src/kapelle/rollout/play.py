@@ -7,34 +7,27 @@ requests. A fault inside an episode is caught at one place, `play_episode`, and 
 from __future__ import annotations
 
 import asyncio
-import math
-import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from kapelle.algorithm import Tree
-from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
+from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.environment import (
-    Answerable,
     Environment,
-    Outcome,
-    Scorable,
-    World,
-    asks_questions,
 )
-from kapelle.environments.bounded_worlds import BoundedWorld, open_world
-from kapelle.errors import ContextError, EpisodeError
+from kapelle.environments.bounded_worlds import open_world
 from kapelle.metrics.timeline import Timeline
-from kapelle.rollout.branching import Record, judge, settle
+from kapelle.rollout.branching import Record
 from kapelle.rollout.concurrency import at_once
-from kapelle.rollout.outcomes import accepted, asked_to_stop, fault, payments, share, text
+from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
+from kapelle.rollout.scene import LiveScene
 from kapelle.runtime.attendance import Part, over
-from kapelle.runtime.deadlines import GaveUp, Patience, all_of, call, patience_here, within
+from kapelle.runtime.deadlines import GaveUp, Patience, all_of, patience_here, within
 from kapelle.runtime.seeds import derive_seed
-from kapelle.team import Agent, Team
-from kapelle.types import Episode, Group, Message, Payment, Sampling, Task, Turn
+from kapelle.team import Team
+from kapelle.types import Episode, Group, Sampling, Task
 from kapelle.workflow import Workflow
 
 
@@ -54,281 +47,6 @@ class Play:
     """Who is told where the time goes."""
     patience: Patience = field(default_factory=Patience)
     """After how many seconds something is given up."""
-
-
-class LiveSeat:
-    """One agent in one running episode: its conversation as messages and as tokens."""
-
-    def __init__(self, scene: LiveScene, agent: Agent) -> None:
-        self._scene: LiveScene = weakref.proxy(scene)
-        """The scene holds the seat; were it held in turn, both would wait for the collector, with all that was said."""
-        self._agent = agent
-        self._opening = [Message("system", agent.system)] if agent.system else []
-        self._messages: list[Message] = []
-        self._last: Turn | None = None
-        self._said = 0
-        """Turns that it has taken or is taking; says whose weights speak where they differ by turn."""
-
-    @property
-    def agent(self) -> Agent:
-        """The agent that sits here."""
-        return self._agent
-
-    async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
-        """Hear, speak, record and return the turn; see `workflow.Seat`."""
-        return (await self._scene.together({self._agent.name: heard}, fresh))[self._agent.name]
-
-    async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
-        """Return what to choose from: the candidates of a tree, else one turn; nothing is recorded yet."""
-        play = self._scene.play
-        policy = play.team.policy(self._agent.name, self._said)
-        messages = [Message("user", m) if isinstance(m, str) else m for m in heard]
-        renderer = play.engine.renderer(policy.name)
-        if self._last is None or fresh:
-            messages = [*self._opening, *messages]
-            self._messages = list(messages)
-            prompt = renderer.start(messages)
-        else:
-            self._messages.extend(messages)
-            prompt = renderer.extend(self._last.prompt_ids, self._last.completion_ids, messages)
-        sampling = (play.sampling or {}).get(self._agent.name, self._agent.sampling)
-        if len(prompt) >= renderer.context:
-            raise ContextError(
-                f"The prompt of agent '{self._agent.name}' has {len(prompt)} tokens; its model reads "
-                f"{renderer.context}. Use shorter prompts, fewer rounds or a model with a longer context."
-            )
-        number, seen = self._said, self._scene.clock
-        self._said += 1
-        given = self._scene.given(self._agent.name, number, prompt)
-        if given is not None:
-            return [replace(given, seen=seen, reward=0.0, score=None, worth=None, parent=None)]
-        request = Request(
-            policy.name,
-            self._agent.name,
-            tuple(self._messages),
-            prompt,
-            replace(sampling, max_tokens=min(sampling.max_tokens, renderer.context - len(prompt))),
-            derive_seed(self._scene.sampling_seed, self._agent.name, number),
-            self._scene.task,
-            self._scene.sample,
-        )
-        count = play.tree.candidates if play.tree and policy.trained else 1
-        seeds = [request.seed, *(derive_seed(request.seed, "branch", k) for k in range(1, count))]
-        said = await asyncio.gather(*(self._complete(replace(request, seed=seed)) for seed in seeds))
-        return [_turn(request, one, tuple(messages), seen, policy.trained) for one in said]
-
-    def keep(self, turn: Turn) -> None:
-        """Go on with the conversation after this turn."""
-        self._last = turn
-        self._messages.append(Message("assistant", turn.text, speaker=self._agent.name))
-
-    async def _complete(self, request: Request) -> Completion:
-        play = self._scene.play
-        what = f"An answer of policy '{request.policy}'"
-        asked = within(what, "engine", play.patience.engine, play.engine.generate(request))
-        completion = await play.timeline.during("generate", asked)
-        if not all(map(math.isfinite, completion.logprobs)):
-            raise EpisodeError(
-                f"Policy '{request.policy}' spoke with log-probs that are not finite: its weights are broken. "
-                "Go back to an earlier checkpoint, and lower `optimizer.lr`."
-            )
-        return completion
-
-
-def _turn(
-    request: Request, completion: Completion, heard: tuple[Message, ...], seen: int, trained: bool
-) -> Turn:
-    return Turn(
-        agent=request.agent,
-        policy=request.policy,
-        version=completion.version,
-        weights_hash=completion.weights_hash,
-        index=-1,
-        seen=seen,
-        prompt_ids=request.prompt_ids,
-        completion_ids=completion.ids,
-        logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-        text=completion.text,
-        heard=heard,
-        trained=trained,
-    )
-
-
-class LiveScene:
-    """One running episode, as its workflow sees it."""
-
-    def __init__(
-        self,
-        play: Play,
-        task: Task,
-        seed: int,
-        world: World | BoundedWorld,
-        sample: int = 0,
-        record: Record | None = None,
-        sampling_seed: int | None = None,
-    ) -> None:
-        """Play with a seed; a continuation repeats a `record` first and has a `sampling_seed` of its own."""
-        self.play = play
-        self.sample = sample
-        self.sampling_seed = seed if sampling_seed is None else sampling_seed
-        self.continued: Counter[str] = Counter()
-        """Policy → tokens sampled to play on from candidates."""
-        self._record = record
-        self._task = task
-        self._seed = seed
-        self._world = BoundedWorld.around(world, play.environment.name, play.patience)
-        self._seats = {agent.name: LiveSeat(self, agent) for agent in play.team.agents}
-        self._turns: list[Turn] = []
-        self._open: dict[str, list[Turn]] = {}
-        """Agent → candidates beside its draft, until that is recorded."""
-        self._branches: list[Turn] = []
-        self.payments: list[Payment] = []
-        self._owed: dict[str, float] = {}
-        """Agent → what it earned before it first spoke."""
-
-    @property
-    def task(self) -> Task:
-        """The problem."""
-        return self._task
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Agent names in seat order."""
-        return tuple(self._seats)
-
-    @property
-    def seed(self) -> int:
-        """Seed of this episode."""
-        return self._seed
-
-    @property
-    def clock(self) -> int:
-        """Number of turns recorded so far."""
-        return len(self._turns)
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The turns recorded so far."""
-        return tuple(self._turns)
-
-    def __getitem__(self, name: str) -> LiveSeat:
-        return self._seats[name]
-
-    def commit(self, drafts: Sequence[Turn]) -> list[Turn]:
-        """Record turns in the order given and return them with their place in time."""
-        turns = [
-            replace(turn, index=len(self._turns) + k, reward=turn.reward + self._owed.pop(turn.agent, 0.0))
-            for k, turn in enumerate(drafts)
-        ]
-        self._turns.extend(turns)
-        for turn in turns:
-            siblings = self._open.pop(turn.agent, [])
-            self._branches.extend(replace(sibling, parent=turn.index) for sibling in siblings)
-        return turns
-
-    @property
-    def branches(self) -> tuple[Turn, ...]:
-        """Candidates that the episode did not continue with, numbered after the turns."""
-        return tuple(replace(turn, index=len(self._turns) + k) for k, turn in enumerate(self._branches))
-
-    def given(self, agent: str, number: int, prompt_ids: Sequence[int]) -> Turn | None:
-        """Return the recorded turn of this number that is repeated here; None where the agent speaks live."""
-        if self._record is None:
-            return None
-        return self._record.take(agent, number, prompt_ids, self._turns)
-
-    async def together(
-        self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
-    ) -> dict[str, Turn]:
-        """Let several agents speak at the same moment; see `workflow.Scene`."""
-        past = self.turns
-        drafts = await asyncio.gather(
-            *(self._seats[name].draft(heard, fresh) for name, heard in words.items())
-        )
-        chosen = await self._chosen(past, drafts)
-        for turn in chosen:
-            self._seats[turn.agent].keep(turn)
-        return {turn.agent: turn for turn in self.commit(chosen)}
-
-    async def _chosen(self, past: Sequence[Turn], drafts: Sequence[Sequence[Turn]]) -> list[Turn]:
-        """Return each speaker's turn; of several candidates the tree says which, and the others become branches."""
-        tree = self.play.tree
-        if tree is None or all(len(candidates) == 1 for candidates in drafts):
-            return [candidates[0] for candidates in drafts]
-        play = replace(self.play, tree=None)
-
-        async def play_on(record: Record, number: int) -> Episode:
-            seed = derive_seed(self._seed, "continuation", len(past), number)
-            with Part():
-                episode = await _played(play, self._task, self._seed, self.sample, record, seed)
-            self.continued += record.sampled(episode)
-            return episode
-
-        worths = await judge(tree, past, drafts, self.play.environment.name, play_on)
-        settled = settle(tree, drafts, worths)
-        self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
-        return [turn for turn, _ in settled]
-
-    def allow_answers(self, most: int) -> None:
-        """Let the world of a question stay open after a wrong answer; see `workflow.Scene`."""
-        self._world.allow_answers(most)
-
-    def observe(self, agent: str) -> str:
-        """Return what the world shows this agent now."""
-        return text(self._world.observe(agent), f"What the world shows '{agent}'")
-
-    def movers(self) -> tuple[str, ...]:
-        """Return who may move in the world now."""
-        return self._world.movers()
-
-    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Move in the world and book what it pays on the agents' last turns.
-
-        Who has not spoken yet gets it on its first turn; EpisodeError for one who is not in the team.
-        """
-        with Part():
-            said = await self.play.timeline.during("environment", self._world.step(actions, final))
-        paid = payments(said, self.names)
-        for agent, reward in paid.items():
-            self.payments.append(Payment(agent, self.clock, reward))
-            last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
-            if last is None:
-                self._owed[agent] = self._owed.get(agent, 0.0) + reward
-            else:
-                self._turns[last] = replace(self._turns[last], reward=self._turns[last].reward + reward)
-        return paid
-
-    def settle(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with what agents that never spoke earned in passing, added to their terminal reward."""
-        rewards = payments(outcome.rewards, self.names)
-        owed = {agent: rewards.get(agent, 0.0) + reward for agent, reward in self._owed.items()}
-        return replace(outcome, rewards={**rewards, **owed})
-
-    def extract(self, text: str) -> str | None:
-        """Return the final answer of a text where the environment knows answers, else None."""
-        environment = self.play.environment
-        if isinstance(environment, Answerable) and asks_questions(environment):
-            return call("`extract`", "environment", self.play.patience.environment, environment.extract, text)
-        return None
-
-    def leave_out(self) -> None:
-        """Train on none of the turns recorded so far, nor on candidates beside them."""
-        self._turns = [replace(turn, trained=False) for turn in self._turns]
-        self._branches = [replace(turn, trained=False) for turn in self._branches]
-
-    async def score(self, turn: Turn) -> float:
-        """Score a recorded turn's text as an answer; see `workflow.Scene`."""
-        if not isinstance(self._world.inner, Scorable):
-            raise EpisodeError(
-                f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
-                "Set `workflow.score_rounds: false`, or another environment."
-            )
-        with Part():
-            said = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
-        score = share(said, f"The world's score of a text of '{turn.agent}'")
-        self._turns[turn.index] = replace(self._turns[turn.index], score=score)
-        return score
 
 
 async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Episode:
@@ -355,7 +73,8 @@ async def _played(
         patience_here.set(play.patience)
         world = await open_world(play.environment, task, names, seed, play.patience)
         try:
-            scene = LiveScene(play, task, seed, world, sample, record, sampling_seed)
+            replay = partial(_played, replace(play, tree=None), task, seed, sample)
+            scene = LiveScene(play, task, seed, world, sample, record, sampling_seed, replay)
             await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
             play.timeline.enter("grade")
             try:
@@ -393,7 +112,8 @@ async def rollout(
 
     A task that stands there twice is played by other seeds the second time.
     """
-    gate = asyncio.Semaphore(at_once(play.environment, len(play.team.names), play.tree, max_concurrent))
+    under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent)
+    gate = asyncio.Semaphore(under_way)
     met: Counter[str] = Counter()
     seats: list[tuple[Task, int, tuple[str | int, ...]]] = []
     for task in tasks:
@@ -401,7 +121,7 @@ async def rollout(
         met[task.id] += 1
         seats += [(task, sample, again) for sample in range(samples)]
 
-    queued = len(seats) > max_concurrent
+    queued = len(seats) > under_way
     parts: dict[int, Part] = {}
 
     def seed_of(task: Task, sample: int, again: tuple[str | int, ...]) -> int:

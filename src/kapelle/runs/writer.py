@@ -22,7 +22,6 @@ handled before it is recorded.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -58,6 +57,7 @@ from kapelle.runs.reader import (
     read_status,
     saved_steps,
 )
+from kapelle.runs.tables import cut_table, end_of_step, plain_lines, pretty, row_line
 from kapelle.runtime.atomic_files import PARTIAL, explain, flush, own_file, replace_file, write_all
 from kapelle.types import Group, Json, Split
 
@@ -199,7 +199,7 @@ class RunDirectory:
             for table in _TABLES:
                 own_file(self.path / table)
             starts = {STARTS: self.starts} if self.starts else {}
-            replace_file(self.path / "provenance.json", _pretty({**provenance, **starts}))
+            replace_file(self.path / "provenance.json", pretty({**provenance, **starts}))
             self.report("start", self._status.step)
             # Last, because a directory is a run from the moment it has a config.
             replace_file(self.path / "config.yaml", config.encode())
@@ -213,7 +213,7 @@ class RunDirectory:
         """Record with what this process takes up the run."""
         file = self.path / "provenance.json"
         with self._write(file):
-            replace_file(file, _pretty({**read_provenance(self.path), STARTS: [*self.starts, dict(start)]}))
+            replace_file(file, pretty({**read_provenance(self.path), STARTS: [*self.starts, dict(start)]}))
 
     @property
     def checkpoints(self) -> Path:
@@ -236,13 +236,13 @@ class RunDirectory:
         weights again; it is not written twice.
         """
         counted, self._counted = self._counted, None
-        if counted is None or _line("evaluations.jsonl", step, row) != counted:
+        if counted is None or row_line("evaluations.jsonl", step, row) != counted:
             self._append("evaluations.jsonl", step, row)
 
     def _append(self, table: str, step: int, row: Mapping[str, Json]) -> None:
         assert self._rewound, "a resumed run rewinds before it records"
         assert "step" not in row, "the step is an argument of its own"
-        line = _line(table, step, row)
+        line = row_line(table, step, row)
         path = self.path / table
         with self._write(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -304,10 +304,10 @@ class RunDirectory:
             last = {split: positions.get(f"episodes/{split}", -1) for split in _SPLITS}
             if measured is not None:
                 rows = self.path / "evaluations.jsonl"
-                ends[rows.name] = _end_of_step(rows, ends[rows.name], measured)
+                ends[rows.name] = end_of_step(rows, ends[rows.name], measured)
                 last["test"] = max(last["test"], measured)
             for table, end in ends.items():
-                _cut(self.path / table, end)
+                cut_table(self.path / table, end)
             lines = (self.path / "evaluations.jsonl").read_bytes().splitlines(keepends=True)
             self._counted = lines[-1] if lines else None
             for split in _SPLITS:
@@ -320,7 +320,7 @@ class RunDirectory:
         """Say what the run is doing, or how it ended."""
         self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
         with self._write(self.path / "status.json"):
-            replace_file(self.path / "status.json", _lines(asdict(self._status)), sync=False)
+            replace_file(self.path / "status.json", plain_lines(asdict(self._status)), sync=False)
 
     def point_latest(self, checkpoint: Path) -> None:
         """Let `latest` name this checkpoint, relative to the run."""
@@ -354,23 +354,6 @@ def _partials() -> set[str]:
     return {f".{name}{PARTIAL}" for name in _NAMES}
 
 
-def _line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
-    try:
-        return json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
-    except ValueError as error:
-        raise NumericsError(f"A row of {table} for step {step} holds a number that is not finite.") from error
-
-
-def _pretty(value: Mapping[str, Json]) -> bytes:
-    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _lines(value: Mapping[str, str | int]) -> bytes:
-    """Return what `_pretty` returns of plain values, without the cycles that indenting leaves to the collector."""
-    rows = [f" {json.dumps(key)}: {json.dumps(entry, allow_nan=False)}" for key, entry in value.items()]
-    return ("{\n" + ",\n".join(rows) + "\n}\n").encode()
-
-
 def _refuse_other_run(
     path: Path, config: str, differences: Callable[[str, str], Sequence[str]], *, resume: bool
 ) -> None:
@@ -385,31 +368,6 @@ def _refuse_other_run(
             f"The run at {path} has another config: {changed[0]}{more}. "
             f"Resume it with {path / 'config.yaml'}, or choose another --run-dir."
         )
-
-
-def _end_of_step(table: Path, position: int, step: int) -> int:
-    """Return where the whole rows that follow a position end, as far as they are of a step up to this one."""
-    for line in table.read_bytes()[position:].splitlines(keepends=True):
-        try:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
-                break
-        except (ValueError, KeyError, TypeError):
-            break
-        position += len(line)
-    return position
-
-
-def _cut(path: Path, size: int) -> None:
-    with path.open("r+b") as file:
-        if size:
-            file.seek(size - 1)
-            if file.read(1) != b"\n":
-                raise RunDirectoryError(
-                    f"{path} has lost rows that its checkpoint counts ({size} bytes). Restore the file, "
-                    "or start again in another --run-dir."
-                )
-        file.truncate(size)
-        os.fsync(file.fileno())
 
 
 @contextmanager

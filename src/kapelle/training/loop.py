@@ -25,8 +25,7 @@ from kapelle.algorithm import (
 )
 from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective, TrainEngine
-from kapelle.engines.train.torch.engine import reference_name
+from kapelle.engines.train.protocol import Objective, TrainEngine, reference_name
 from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import NumericsError, TrainingHalted

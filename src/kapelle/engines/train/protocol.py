@@ -93,3 +93,13 @@ class TrainEngine(Protocol):
     def load_state(self, state: Mapping[str, object]) -> None:
         """Take what `state` returned."""
         ...
+
+
+def embedder_name(policy: str) -> str:
+    """Return the name under which the frozen base of a policy is asked for embeddings."""
+    return f"embedder:{policy}"
+
+
+def reference_name(policy: str) -> str:
+    """Return the name under which a policy's frozen reference is kept and scored."""
+    return f"reference:{policy}"

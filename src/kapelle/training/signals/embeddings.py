@@ -23,8 +23,7 @@ from torch import Tensor
 
 from kapelle.algorithm import SENTENCES, Embedding, TurnKey, turns_of
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import TrainEngine
-from kapelle.engines.train.torch.engine import embedder_name
+from kapelle.engines.train.protocol import TrainEngine, embedder_name
 from kapelle.errors import ModelError
 from kapelle.team import EMBEDDER, Team
 from kapelle.training.collate import embedding_samples

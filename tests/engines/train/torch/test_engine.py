@@ -25,8 +25,8 @@ from torch import Tensor
 from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits, reference_name
+from kapelle.engines.train.protocol import Objective, reference_name
+from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
 from kapelle.errors import NumericsError, ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.team import Critic, Lora, Policy

@@ -19,7 +19,7 @@ from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.arbitration import arbitrate
 from kapelle.engines.train.batch import Batch, Part, Sample, pack
 from kapelle.engines.train.parity import PARITY, check_parity
-from kapelle.engines.train.protocol import Objective, Published
+from kapelle.engines.train.protocol import Objective, Published, embedder_name, reference_name
 from kapelle.engines.train.torch.bundles import minibatches, passes
 from kapelle.engines.train.torch.head import Entropy, token_statistics
 from kapelle.engines.train.torch.learner import Learner
@@ -391,13 +391,3 @@ class TorchTrainEngine:
             for name, tensors in cast("Mapping[str, Any]", state["references"]).items():
                 for key, tensor in self.weights(name).items():
                     tensor.copy_(tensors[key])
-
-
-def embedder_name(policy: str) -> str:
-    """Return the name under which the frozen base of a policy is asked for embeddings."""
-    return f"embedder:{policy}"
-
-
-def reference_name(policy: str) -> str:
-    """Return the name under which a policy's frozen reference is kept and scored."""
-    return f"reference:{policy}"

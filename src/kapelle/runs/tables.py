@@ -1,0 +1,56 @@
+"""Tables of JSON lines in a run directory: how a row is written, where a step ends, how a table is cut."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from kapelle.errors import NumericsError, RunDirectoryError
+from kapelle.types import Json
+
+
+def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
+    """Return a row as it is appended; NumericsError where a number in it is not finite."""
+    try:
+        return json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
+    except ValueError as error:
+        raise NumericsError(f"A row of {table} for step {step} holds a number that is not finite.") from error
+
+
+def pretty(value: Mapping[str, Json]) -> bytes:
+    """Return a whole file of JSON, indented."""
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def plain_lines(value: Mapping[str, str | int]) -> bytes:
+    """Return what `pretty` returns of plain values, without the cycles that indenting leaves to the collector."""
+    rows = [f" {json.dumps(key)}: {json.dumps(entry, allow_nan=False)}" for key, entry in value.items()]
+    return ("{\n" + ",\n".join(rows) + "\n}\n").encode()
+
+
+def end_of_step(table: Path, position: int, step: int) -> int:
+    """Return where the whole rows that follow a position end, as far as they are of a step up to this one."""
+    for line in table.read_bytes()[position:].splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError):
+            break
+        position += len(line)
+    return position
+
+
+def cut_table(path: Path, size: int) -> None:
+    """Leave the first `size` bytes of a table, which must end a row; RunDirectoryError where they are not there."""
+    with path.open("r+b") as file:
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                raise RunDirectoryError(
+                    f"{path} has lost rows that its checkpoint counts ({size} bytes). Restore the file, "
+                    "or start again in another --run-dir."
+                )
+        file.truncate(size)
+        os.fsync(file.fileno())
