@@ -73,9 +73,9 @@ def _folders_are_not_flushed() -> None:
 
 
 def _metrics_are_emptied() -> None:
-    from kapelle.runs import writer
+    from kapelle.runs import tables, writer
 
-    cut = writer.cut_table
+    cut = tables.cut_table
     _put(writer, "cut_table", lambda path, size: cut(path, 0 if path.name == "metrics.jsonl" else size))
 
 
@@ -158,7 +158,7 @@ def _tried_again_for_ever() -> None:
             except OSError:
                 continue
 
-    for module in (durable, run_dir):
+    for module in (durable, writer):
         _put(module, "write_all", write_all)
 
 
