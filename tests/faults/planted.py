@@ -146,7 +146,8 @@ def _disk_is_not_explained() -> None:
 
 
 def _tried_again_for_ever() -> None:
-    from kapelle.runtime import atomic_files as durable
+    from kapelle.runs import writer
+    from kapelle.runtime import atomic_files
 
     forks.DEADLINE = 10.0
 
@@ -158,7 +159,7 @@ def _tried_again_for_ever() -> None:
             except OSError:
                 continue
 
-    for module in (durable, writer):
+    for module in (atomic_files, writer):
         _put(module, "write_all", write_all)
 
 

@@ -11,7 +11,7 @@ from kapelle.algorithm import BUILTIN_ALGORITHMS, algorithm_class
 from kapelle.engines.rollout.protocol import BUILTIN_ENGINES, engine_class
 from kapelle.environment import BUILTIN_ENVIRONMENTS, environment_class
 from kapelle.settings.base import Settings
-from kapelle.settings.schema import RunConfig
+from kapelle.settings.schema import RunConfig, Timed
 from kapelle.workflow import BUILTIN_WORKFLOWS, workflow_class
 
 SOURCES = Path(__file__).parents[2] / "src" / "kapelle"
@@ -21,6 +21,7 @@ BUDGET = 480
 
 def roots() -> Iterator[type[Settings]]:
     yield RunConfig
+    yield Timed
     yield from map(algorithm_class, BUILTIN_ALGORITHMS)
     yield from map(environment_class, BUILTIN_ENVIRONMENTS)
     yield from map(workflow_class, BUILTIN_WORKFLOWS)

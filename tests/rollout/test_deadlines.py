@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
-from tests.support.stuck import Stuck
+from tests.support.stuck import Stuck, StuckWorld
 from tests.support.tiny import team_of
 
+from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
+from kapelle.environments.question_world import QuestionWorld
+from kapelle.grading.verdict import Grade
 from kapelle.rollout.play import Play, rollout
-from kapelle.runtime import deadlines
+from kapelle.runtime import watchdog
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Task
@@ -50,7 +56,7 @@ def cases() -> list[tuple[str, str, bool]]:
 def test_a_call_that_never_returns_costs_its_episode_alone(
     way: str, place: str, blocking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "GRACE", 0.3)
+    monkeypatch.setattr(watchdog, "GRACE", 0.3)
     calm = run_async(lambda: rollout(stage(Stuck()), TASKS, 2, 5))
     stuck = Stuck(way=way, place=place, one_in=3, blocking=blocking)
     # A thread that computes for ever slows down the others until it is given up.
@@ -77,3 +83,68 @@ def test_threads_end_with_worlds_that_block() -> None:
     while threading.active_count() > before + 1 and time.monotonic() < end:
         time.sleep(0.05)
     assert threading.active_count() <= before + 1  # the watchdog
+
+
+def test_time_that_another_call_blocks_is_not_counted() -> None:
+    blocked = Stuck(way="sleep", one_in=3)
+
+    class Others(Stuck):
+        def start(self, task: Task, agents: Sequence[str], seed: int) -> StuckWorld:
+            if seed % 3 == 0:
+                return blocked.start(task, agents, seed)
+            world = super().start(task, agents, seed)
+            step = world.step
+
+            async def slow(actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+                await asyncio.sleep(0.05)  # over long before the loop is free again
+                return await step(actions, final)
+
+            world.step = slow  # type: ignore[method-assign]
+            return world
+
+    groups = run_async(lambda: rollout(stage(Others(), environment=1.0), TASKS, 2, 5))
+    episodes = [episode for group in groups for episode in group.episodes]
+    assert {episode.error is not None for episode in episodes if episode.seed % 3 == 0} == {True}
+    assert {episode.error for episode in episodes if episode.seed % 3} == {None}
+
+
+async def test_a_request_that_is_never_answered_costs_its_episode() -> None:
+    class Silent(ScriptedEngine):
+        async def generate(self, request: Request) -> Completion:
+            if request.seed % 3 == 0:
+                await asyncio.sleep(3600)
+            return await super().generate(request)
+
+    play = stage(Stuck(), engine=0.3)
+    play = replace(play, engine=Silent({"a": lambda request: "x", "b": lambda request: "y"}))
+    groups = await rollout(play, TASKS, 4, 5)
+    errors = [e.error for g in groups for e in g.episodes]
+    late = [error for error in errors if error is not None]
+    assert 0 < len(late) < len(errors)
+    assert all(
+        "An answer of policy" in error and "more than 0.3 s (`engine.timeout`)" in error for error in late
+    )
+
+
+async def test_grading_has_a_limit_of_its_own_and_the_world_none_meanwhile() -> None:
+    async def graded(seconds: float, **patience: float) -> str | None:
+        async def grade(_text: str) -> Grade:
+            await asyncio.sleep(seconds)
+            return Grade(1.0, "x", "right")
+
+        class Graded(Stuck):
+            def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:  # type: ignore[override]
+                return QuestionWorld(task, agents, grade, {})
+
+        [group] = await rollout(stage(Graded(), **patience), TASKS[:1], 1, 5)
+        return group.episodes[0].error
+
+    assert "Grading an answer took more than 0.3 s (`grader.timeout`)" in str(await graded(3600, grader=0.3))
+    assert await graded(0.8, environment=0.5) is None
+
+
+async def test_an_episode_has_a_limit_over_all_its_calls() -> None:
+    play = stage(Stuck(), environment=60.0, episode=0.3)
+    slow = replace(play, environment=Stuck(way="await"))
+    [group] = await rollout(slow, TASKS[:1], 1, 5)
+    assert "The episode took more than 0.3 s (`episode.timeout`)" in str(group.episodes[0].error)

@@ -58,6 +58,8 @@ class Death:
     place: str
     times: int = 1
     number: int = signal.SIGKILL
+    held: int | None = None
+    """Bytes that a step may copy of what it changes; None as many as otherwise."""
 
 
 def start(method: str, run: Path, *, resume: bool = False, death: Death | None = None) -> int | None:
@@ -122,14 +124,21 @@ def _train(method: str, run: str, resume: bool, death: Death | None) -> None:
 def _arm(death: Death) -> None:
     import shutil
 
+    from kapelle.engines.rollout.local.engine import LocalEngine
+    from kapelle.engines.train.torch.engine import TorchTrainEngine
     from kapelle.engines.train.torch.learner import Learner
+    from kapelle.evaluation import evaluate as evaluation
     from kapelle.runs import checkpoint
     from kapelle.runs.writer import RunDirectory
+    from kapelle.training import step_start
     from kapelle.training.loop import Loop
     from kapelle.training.trainer import Trainer
 
     # `before` and `after` stand for the two sides of a call.
     owner, name, side = {
+        "in a rollout": (LocalEngine, "generate", "before"),
+        "in an update": (TorchTrainEngine, "_said", "before"),
+        "in an evaluation": (evaluation, "summarise", "before"),
         "between updates": (Learner, "step", "before"),
         "after a step, nothing recorded": (Loop, "step", "after"),
         "metrics recorded": (RunDirectory, "record_metrics", "after"),
@@ -144,6 +153,8 @@ def _arm(death: Death) -> None:
         "before pruning": (RunDirectory, "prune", "before"),
         "in the middle of pruning": (shutil, "rmtree", "after"),
     }[death.place]
+    if death.held is not None:
+        step_start.MOST_HELD = death.held
     call = getattr(owner, name)
     counted = 0
 

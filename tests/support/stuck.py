@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from tests.support.plugins import Digest, DigestWorld
 from kapelle.environment import Outcome
 from kapelle.types import Split, Task
 
-Way = Literal["none", "sleep", "lock", "spin", "swallow", "await", "deaf", "child"]
+Way = Literal["none", "sleep", "lock", "spin", "swallow", "await", "deaf", "child", "deep"]
 Place = Literal["task", "start", "observe", "step", "outcome", "close", "score", "script", "extract"]
 
 
@@ -76,6 +77,12 @@ class Stuck(Digest):
                 with suppress(BaseException):
                     time.sleep(3600)
             time.sleep(3600)
+
+        elif self.way == "deep":
+            # Below Python, where no signal gets through.
+            library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+            library.pthread_mutex_lock(mutex)
+            library.pthread_mutex_lock(mutex)
 
     async def wait(self) -> None:
         if self.way in {"await", "deaf", "child"}:

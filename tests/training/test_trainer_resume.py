@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +210,45 @@ class TestAsked:
         assert read_status(run).state == "interrupted"
         latest = read_latest(run)
         assert latest is not None
-        # The step that was running is finished and saved, whatever `checkpoint.every` says.
+        # The step that was running is taken back, and the last whole one saved, whatever `checkpoint.every` says.
         assert latest.name == f"{rows(run)[-1]['step']:08d}"
         assert start("grpo", run, resume=True) == 0
         assert_same(run, undisturbed["grpo"])
+
+    @pytest.mark.parametrize(
+        ("method", "death", "steps"),
+        [
+            ("grpo", Death("in a rollout", 40), 1),
+            ("grpo", Death("in an update", 4), 1),
+            ("grpo", Death("in an update", 5), 2),
+            ("ppo", Death("in a rollout", 50), 2),
+            ("ppo", Death("in an update", 14), 1),
+            ("ppo", Death("between updates", 15), 1),
+            ("whole", Death("in an update", 4), 0),
+            ("grpo", Death("between updates", 13, held=0), 2),
+            ("grpo", Death("in an evaluation", 1), 0),
+            ("grpo", Death("in an evaluation", 2), 2),
+            ("grpo", Death("in an evaluation", 3), 4),
+        ],
+    )
+    def test_inside_a_step_nothing_of_it_is_kept(
+        self,
+        method: str,
+        death: Death,
+        steps: int,
+        undisturbed: dict[str, dict[str, Any]],
+        tmp_path: Path,
+    ) -> None:
+        run = tmp_path / "run"
+        assert start(method, run, death=replace(death, number=signal.SIGTERM)) == 143
+        assert read_status(run).state == "interrupted"
+        latest = read_latest(run)
+        assert latest is not None
+        done = int(latest.name[:8])
+        assert [row["step"] for row in rows(run)] == list(range(1, done + 1))
+        assert done == steps
+        assert start(method, run, resume=True) == 0
+        assert_same(run, undisturbed[method])
 
 
 class TestRows:

@@ -17,7 +17,7 @@ from io import TextIOWrapper
 
 from kapelle.cli.output import say
 from kapelle.cli.parser import parse
-from kapelle.cli.stopping import exit_code, termination
+from kapelle.cli.stopping import exit_code, leave, termination
 from kapelle.errors import KapelleError
 from kapelle.runtime.descriptors import raise_limit
 from kapelle.runtime.machine import refusal
@@ -27,14 +27,24 @@ EXIT_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; see `kapelle --help` for the codes."""
+    """Run one command and return its exit code; see `kapelle --help` for the codes.
+
+    Without `argv` this is the process's own command: one that was stopped ends here.
+    """
+    code = _code(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        leave(code)
+    return code
+
+
+def _code(argv: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     raise_limit()
     with termination():
         try:
-            return _run(sys.argv[1:] if argv is None else argv)
+            return _run(argv)
         except KapelleError as error:
             print(f"kapelle: {' '.join(str(error).split())}", file=sys.stderr)
             return EXIT_WRONG

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-from kapelle.runtime.interrupts import begin_wish, forget_wishes
+from kapelle.runtime.interrupts import Arrivals, begin_wish, commands, forget_wishes, left_behind
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -21,6 +24,19 @@ class Terminated(KeyboardInterrupt):
 def exit_code(stop: KeyboardInterrupt) -> int:
     """Return the exit code that says which signal ended a command."""
     return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
+
+
+def leave(code: int) -> None:
+    """End the process where it was stopped or has given something up: nothing is waited for that may not end.
+
+    What Python does beyond this at its end is to wait for threads and to free, one by one, what the process holds.
+    """
+    if code in (EXIT_INTERRUPTED, EXIT_TERMINATED) or left_behind:
+        atexit._run_exitfuncs()  # noqa: SLF001 - what was registered is still done
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
 
 @contextmanager
@@ -39,14 +55,18 @@ def termination() -> Iterator[None]:
     }
 
     def receive(number: int, _frame: FrameType | None) -> None:
+        Arrivals.handled += 1
         begin_wish(number, kinds[number])
         error = kinds[number]()
         raise error
 
     before = {number: signal.signal(number, receive) for number in kinds}
+    commands.append(receive)
     try:
-        yield
+        with Arrivals.counted():
+            yield
     finally:
+        commands.remove(receive)
         forget_wishes()
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -18,7 +18,8 @@ from typing import Any, TypeVar, cast
 
 from kapelle.environment import Environment, Outcome, Retriable, Scorable, World
 from kapelle.errors import DataError
-from kapelle.runtime.deadlines import GaveUp, Patience, call, leave_behind, looping, raise_in, within
+from kapelle.runtime.deadlines import Patience, call, looping, within
+from kapelle.runtime.watchdog import GaveUp, leave_behind, raise_in
 from kapelle.types import Split, Task
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ _gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] 
 def task_of(environment: Environment, split: Split, index: int) -> Task:
     """Return a task of an environment; DataError when it takes longer than `environment.timeout`."""
     seconds = float(getattr(environment, "timeout", Patience.environment))
-    what = f"`task` of environment '{environment.name}'"
+    what = f"`task` of environment '{getattr(environment, 'name', type(environment).__name__)}'"
     try:
         return call(what, "environment", seconds, environment.task, split, index)
     except GaveUp as error:

@@ -24,8 +24,9 @@ from kapelle.rollout.concurrency import at_once
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
 from kapelle.rollout.scene import LiveScene
 from kapelle.runtime.attendance import Part, over
-from kapelle.runtime.deadlines import GaveUp, Patience, all_of, patience_here, within
+from kapelle.runtime.deadlines import Patience, all_of, patience_here, within
 from kapelle.runtime.seeds import derive_seed
+from kapelle.runtime.watchdog import GaveUp
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Sampling, Task
 from kapelle.workflow import Workflow
@@ -115,26 +116,24 @@ async def rollout(
     under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent)
     gate = asyncio.Semaphore(under_way)
     met: Counter[str] = Counter()
-    seats: list[tuple[Task, int, tuple[str | int, ...]]] = []
+    seats: list[tuple[Task, int, int]] = []
     for task in tasks:
         again = ("again", met[task.id]) if met[task.id] else ()
         met[task.id] += 1
-        seats += [(task, sample, again) for sample in range(samples)]
+        seats += [(task, k, derive_seed(seed, task.id, k, *again)) for k in range(samples)]
 
     queued = len(seats) > under_way
     parts: dict[int, Part] = {}
 
-    def seed_of(task: Task, sample: int, again: tuple[str | int, ...]) -> int:
-        return derive_seed(seed, task.id, sample, *again)
-
-    async def one(number: int, task: Task, sample: int, again: tuple[str | int, ...]) -> Episode:
+    async def one(number: int, task: Task, sample: int, own: int) -> Episode:
         async with gate:
             with Part(number, followed=queued) as parts[number]:
-                return await play_episode(play, task, seed_of(task, sample, again), sample)
+                return await play_episode(play, task, own, sample)
 
     def without(place: int, why: GaveUp) -> Episode:
         parts[place].end()  # its task goes on behind our back, and nobody waits for what it may ask
-        return Episode(seats[place][0], seed_of(*seats[place]), play.team.names, (), error=f"GaveUp: {why}")
+        task, _, own = seats[place]
+        return Episode(task, own, play.team.names, (), error=f"GaveUp: {why}")
 
     episodes = await all_of([partial(one, number, *seat) for number, seat in enumerate(seats)], without)
     return [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]

@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kapelle.errors import EpisodeError
-from kapelle.runtime.deadlines import current, leave_behind, looping, on_account
+from kapelle.runtime.deadlines import looping, on_account
 from kapelle.runtime.interrupts import on_stop, stop_if_asked
 from kapelle.runtime.loose_threads import LooseThreads
+from kapelle.runtime.watchdog import current, leave_behind
 
 T = TypeVar("T")
 

@@ -9,19 +9,27 @@ exits with 128 + the signal's number, as shells do:
 
 A second Ctrl-C raises KeyboardInterrupt at once; what the last checkpoint holds is then kept. Where nothing of this
 gets through, because code that cannot be broken off holds the main thread, the process ends by itself after
-`LAST_RESORT` seconds (`deadlines.py` watches): what lies on the disk is whole at every moment.
+`LAST_RESORT` seconds (`watchdog.py`): what lies on the disk is whole at every moment.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+commands: list[object] = []
+"""Holds something while this process is a command of its own, which may end it."""
+
+left_behind: deque[str] = deque(maxlen=1000)
+"""What this process has given up and could not end; it may still be there when the process wants to end."""
 
 LAST_RESORT = 8.0
 """Seconds from a signal to the end of a process that does not leave what it was at."""
@@ -42,11 +50,6 @@ class Wish:
         self.waited = 0.0
         """Seconds that the watchdog has counted since; those of a save are left out."""
 
-    @property
-    def exit_code(self) -> int:
-        """What the process ends with."""
-        return 128 + self.number
-
 
 class Interrupts:
     """Whether somebody asked this process to stop."""
@@ -63,6 +66,7 @@ class Interrupts:
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
         """Remember a signal; raises KeyboardInterrupt for a Ctrl-C that was not the first to ask."""
+        Arrivals.handled += 1
         if self.received is None:
             self.received = signal.Signals(number)
             begin_wish(number, StopRequested)
@@ -106,6 +110,53 @@ def stop_if_asked() -> None:
         raise StopRequested
 
 
+class Arrivals:
+    """Signals that have arrived at this process, counted also while its main thread runs nothing of Python."""
+
+    arrived = handled = 0
+    number = 0
+    """The last one that arrived."""
+    waited = 0.0
+    """Seconds for which one has arrived and is not handled."""
+    _reads: int | None = None
+
+    @classmethod
+    def look(cls, passed: float) -> int | None:
+        """Count what has arrived; return the number of a signal that nobody has handled for `LAST_RESORT` seconds."""
+        if cls._reads is None:
+            return None
+        with suppress(OSError):
+            came = [number for number in os.read(cls._reads, 4096) if number in SIGNALS]
+            cls.arrived += len(came)
+            cls.number = came[-1] if came else cls.number
+        cls.waited = cls.waited + passed if cls.arrived > cls.handled else 0.0
+        return cls.number if cls.waited > LAST_RESORT else None
+
+    @classmethod
+    @contextmanager
+    def counted(cls) -> Iterator[None]:
+        """Count inside the block; one that is inside another, or where somebody else counts, does nothing."""
+        if cls._reads is not None:
+            yield
+            return
+        reads, writes = os.pipe()
+        os.set_blocking(reads, False)
+        os.set_blocking(writes, False)
+        before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        if before == -1:
+            cls.arrived, cls.handled, cls._reads = 0, 0, reads
+        else:
+            signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            cls._reads = None
+            if before == -1:
+                signal.set_wakeup_fd(-1)
+            os.close(reads)
+            os.close(writes)
+
+
 @contextmanager
 def on_stop(tell: Callable[[], None]) -> Iterator[None]:
     """Call `tell`, inside a signal handler, when somebody asks while the block runs."""
@@ -147,7 +198,8 @@ def catch_interrupts(said: Callable[[signal.Signals], None] = _say_nothing) -> I
     wishes = len(_wishes)
     _listening.append(interrupts)
     try:
-        yield interrupts
+        with Arrivals.counted():
+            yield interrupts
     finally:
         _listening.remove(interrupts)
         forget_wishes(wishes)

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
 
-from kapelle.runtime.deadlines import GaveUp, raise_in
+from kapelle.runtime.watchdog import GaveUp, raise_in
 
 
 class LooseThreads(ThreadPoolExecutor):

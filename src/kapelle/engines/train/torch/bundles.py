@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
 from kapelle.engines.train.batch import Sample
+from kapelle.runtime.interrupts import stop_if_asked
+
+T = TypeVar("T")
 
 
 def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[int]]:
@@ -50,3 +54,10 @@ def minibatches(samples: Sequence[Sample], parts: int, seed_of: Callable[[str], 
         for number in range(parts):
             split[number].extend(sorted(k for bundle in own[number::parts] for k in bundle))
     return [chosen for chosen in split if chosen]
+
+
+def breakable(passes: Sequence[T]) -> Iterator[T]:
+    """Yield what is passed forward, one after another; before each, StopRequested where the run is to stop."""
+    for each in passes:
+        stop_if_asked()
+        yield each

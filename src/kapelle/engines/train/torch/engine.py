@@ -20,14 +20,13 @@ from kapelle.engines.train.arbitration import arbitrate
 from kapelle.engines.train.batch import Batch, Part, Sample, pack
 from kapelle.engines.train.parity import PARITY, check_parity
 from kapelle.engines.train.protocol import Objective, Published, embedder_name, reference_name
-from kapelle.engines.train.torch.bundles import minibatches, passes
+from kapelle.engines.train.torch.bundles import breakable, minibatches, passes
 from kapelle.engines.train.torch.head import Entropy, token_statistics
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.engines.train.torch.sums import UpdateSums, book, means
 from kapelle.errors import ModelError, NumericsError
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.models.language_model import LanguageModel, copy_language_model
-from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Critic, Lora, Policy
@@ -171,7 +170,6 @@ class TorchTrainEngine:
         """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
         answers: dict[int, Tensor] = {}
         for chosen, batch in self._batches(samples):
-            stop_if_asked()
             home = self._homes[batch.owners[0][0]]
             with home.model.computing([(None, first, last) for _, first, last in batch.owners]):
                 hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
@@ -300,8 +298,7 @@ class TorchTrainEngine:
             )
 
     def _said(self, batch: Batch, entropy: Entropy) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
-        """Run one forward pass and return what each learner says of its targets; between two the run may be stopped."""
-        stop_if_asked()
+        """Run one forward pass and return what each learner says of its targets."""
         home = self._homes[batch.owners[0][0]]
         route = [(self._homes[name].adapter, first, last) for name, first, last in batch.owners]
         with home.model.computing(route):
@@ -318,7 +315,7 @@ class TorchTrainEngine:
                 for name, part in batch.parts.items()
             ]
 
-    def _batches(self, samples: Sequence[Sample]) -> list[tuple[list[int], Batch]]:
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
         """Pack samples base by base; each batch comes with the places of its base's samples."""
         bases: dict[int, list[int]] = {}
         for k, sample in enumerate(samples):
@@ -330,7 +327,7 @@ class TorchTrainEngine:
                 own = [samples[k] for k in whole]
                 packed = pack(own, room, model.device, share=model.flat is not None)
                 batches.extend((whole, batch) for batch in packed)
-        return batches
+        return breakable(batches)
 
     def _shuffle_seed(self, learner: str, epoch: int) -> int:
         return derive_seed(self._seed, learner, self._learners[learner].steps, epoch)

@@ -1,0 +1,301 @@
+"""The watchdog: a thread that sees which calls of other people's code are open, and ends those that are late.
+
+How it ends a call depends on what the call does:
+
+    it waits (`await` without end)        its task is cancelled; if it goes on waiting, its coroutine is left behind
+    it blocks the loop (`time.sleep`,     a signal is sent to the main thread, whose handler raises GaveUp inside the
+      `lock.acquire`, `while True`)         call; again every second while it swallows that
+    it cannot be broken off (C code)      a command ends; what lies on the disk is whole at every moment
+
+Seconds are those of a clock that stands still while this process is stopped (SIGSTOP, a laptop that sleeps), and a call
+pays for its own: while one blocks the loop, the others' seconds are not counted, nor are those in which the loop is
+busy with the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+from kapelle.runtime import interrupts
+
+T = TypeVar("T")
+
+TICK = 0.1
+"""Seconds between two looks."""
+PAUSE = 1.0
+"""Seconds after which a call that swallowed what broke it is broken again; more than this between two looks is a pause
+of the whole process and not counted."""
+GRACE = 5.0
+"""Seconds that a call which is given up may clean up in."""
+UNBREAKABLE = 30.0
+"""Seconds over its limit after which a call that blocks, and that nothing breaks, ends a command."""
+BREAKER = signal.SIGURG
+"""The signal that wakes the main thread; it does nothing where nobody handles it."""
+
+
+class GaveUp(BaseException):
+    """A call took longer than it may.
+
+    No Exception, so that the code that is broken off does not take it for one of its own.
+    """
+
+
+class Limit:
+    """What one call may take, and what it has taken."""
+
+    def __init__(self, what: str, kind: str, seconds: float) -> None:
+        """Keep what is called, the setting that bounds it (`environment`, …) and for how many seconds it may."""
+        self.what, self.kind, self.seconds = what, kind, seconds
+        self.lane = lane_here()
+        self.own = 0.0
+        """Seconds counted so far, but for those since `since`."""
+        self.since: float | None = self._clock()
+        self.stage = self.cancels = 0
+        """0 in time, 1 cancelled, 2 its coroutine and 3 its task left behind; how often its task was cancelled for it."""
+        self.told = 0.0
+        """When it was broken last."""
+        self.task: asyncio.Task[Any] | None = None
+        self.breaking = False
+        self.without = without_me.get()
+        """Ends the episode without the task that does not wake up."""
+
+    def _clock(self) -> float:
+        # Whether the loop had time matters for what waits beside it, not for what the loop itself works at.
+        return self.lane.awake if self.kind in ("engine", "episode") else self.lane.free
+
+    @property
+    def used(self) -> float:
+        """Seconds."""
+        return self.own + (0.0 if self.since is None else self._clock() - self.since)
+
+    def pause(self) -> None:
+        """Stop counting: what is inside it counts for itself."""
+        self.own, self.since = self.used, None
+
+    def go_on(self) -> None:
+        """Count again."""
+        self.since = self._clock()
+
+    def reason(self) -> GaveUp:
+        """Return why the call is given up."""
+        return GaveUp(f"{self.what} took more than {self.seconds:g} s (`{self.kind}.timeout`).")
+
+
+class Lane:
+    """One thread on which limited calls run, with the event loop that it runs."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.main = self.thread is threading.main_thread()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.running: Limit | None = None
+        self.serial = 0
+        """Counts what ran, so that the watchdog knows a call that has not returned from one that came after it."""
+        self.open: set[Limit] = set()
+        """Calls that wait."""
+        self.awake = self.free = 0.0
+        """Seconds that this lane was not blocked by a call; and those of them in which its loop had time."""
+        self._seen: tuple[Limit | None, int] = (None, 0)
+        self.beaten = True
+
+    def look(self, passed: float) -> None:
+        """Count what has passed since the last look, and end what is late."""
+        running, serial = self.running, self.serial
+        blocked = running is not None and (running, serial) == self._seen
+        self._seen = (running, serial)
+        stop = interrupts.wish() if self.main else None
+        if blocked:
+            assert running is not None
+            running.own += passed
+            asked = stop is not None and time.monotonic() - stop.since > PAUSE
+            if (asked or running.used >= running.seconds) and time.monotonic() - running.told > PAUSE:
+                running.told = time.monotonic()
+                self._break(running, stop if asked else None)
+            if self.main and running.used >= running.seconds + UNBREAKABLE and interrupts.commands:
+                _end_with(
+                    f"{running.reason()} It does not leave code that cannot be broken off. Declare `blocking = True` on "
+                    "its environment, and resume the run.",
+                    2,
+                )
+            return
+        self.awake += passed
+        if self.beaten:
+            self.free += passed
+        self._beat()
+        for limit in list(self.open):
+            over = limit.used - limit.seconds
+            if over >= 0 and limit.stage == 0:
+                self._expire(limit, 1)
+            elif over >= limit.stage * GRACE and limit.stage < 3:
+                self._expire(limit, limit.stage + 1)
+
+    def _beat(self) -> None:
+        if self.beaten and self.loop is not None:
+            self.beaten = False
+            self._call(self._answer)
+
+    def _answer(self) -> None:
+        self.beaten = True
+
+    def _expire(self, limit: Limit, stage: int) -> None:
+        limit.stage = stage
+        self._call(partial(_cancel, limit))
+
+    def _call(self, work: Callable[[], None]) -> None:
+        loop = self.loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(work)
+            except RuntimeError:  # it was closed in between
+                self.beaten = True
+
+    def _break(self, running: Limit, stop: interrupts.Wish | None) -> None:
+        ident = self.thread.ident
+        assert ident is not None
+        running.breaking = True
+        if self.main:
+            signal.pthread_kill(ident, BREAKER)
+        elif stop is None:
+            raise_in(ident, running.reason())
+
+
+def _cancel(limit: Limit) -> None:
+    if limit not in limit.lane.open or limit.task is None:
+        return
+    if limit.stage < 3:
+        limit.cancels += 1
+        limit.task.cancel()
+    elif limit.without is not None:  # it waits for something that cannot be cancelled
+        limit.lane.open.discard(limit)
+        limit.without(limit.reason())
+
+
+def raise_in(thread: int, error: BaseException | None) -> None:
+    """Raise an error in a thread, at its next line of Python; None takes back one that was not raised yet."""
+    kind = (
+        None
+        if error is None
+        else ctypes.py_object(type("GaveUp", (GaveUp,), {"__str__": lambda _: str(error)}))
+    )
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), kind)
+
+
+def leave_behind(thing: object) -> None:
+    """Keep a coroutine or task that does not end for as long as the process lives.
+
+    Python ends one that nobody holds by raising inside it, wherever that happens; it may answer by computing for ever.
+    """
+    interrupts.left_behind.append(type(thing).__name__)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _broken(_number: int, _frame: FrameType | None) -> None:
+    """Raise in the call that runs on the main thread, if that is still the one that was to be broken."""
+    running = here.lane.running if hasattr(here, "lane") else None
+    if running is None or not running.breaking:
+        return
+    running.breaking = False
+    stop = interrupts.wish()
+    if stop is not None and time.monotonic() - stop.since > PAUSE:
+        raise stop.again()
+    raise running.reason()
+
+
+here = threading.local()
+_lanes: dict[int, Lane] = {}
+_watchdog: threading.Thread | None = None
+current: ContextVar[Limit | None] = ContextVar("limit", default=None)
+"""The limit of the call inside which this code runs; tasks that the call starts have it too."""
+
+
+without_me: ContextVar[Callable[[GaveUp], None] | None] = ContextVar("without_me", default=None)
+
+
+def lane_here() -> Lane:
+    """Return this thread's lane, and see to it that the watchdog looks at it."""
+    lane: Lane | None = getattr(here, "lane", None)
+    if lane is None:
+        lane = here.lane = Lane()
+        _lanes[threading.get_ident()] = lane
+        _watch(lane)
+    return lane
+
+
+def _watch(lane: Lane) -> None:
+    global _watchdog  # noqa: PLW0603 - there is one
+    if lane.main and signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
+        signal.signal(BREAKER, _broken)
+    if _watchdog is None or not _watchdog.is_alive():
+        _watchdog = threading.Thread(target=_look_for_ever, name="kapelle-watchdog", daemon=True)
+        _watchdog.start()
+
+
+def _look_for_ever() -> None:
+    before = time.monotonic()
+    while True:
+        time.sleep(TICK)
+        now = time.monotonic()
+        passed, before = min(now - before, PAUSE), now
+        for ident, lane in list(_lanes.items()):
+            if lane.thread.is_alive():
+                lane.look(passed)
+            else:
+                _lanes.pop(ident, None)
+        unheard = interrupts.Arrivals.look(passed)
+        if unheard is not None:
+            _end(unheard)
+        stop = interrupts.wish()
+        if stop is not None:
+            stop.waited += passed
+            if stop.waited > interrupts.LAST_RESORT:
+                _end(stop.number)
+
+
+def _end(number: int) -> None:
+    running = (
+        _lanes[threading.main_thread().ident or 0].running
+        if threading.main_thread().ident in _lanes
+        else None
+    )
+    held = f"{running.what} holds" if running is not None else "something that cannot be broken off holds"
+    _end_with(
+        f"{held} the process; it ends without waiting. What the last checkpoint holds is kept, and what came after it is "
+        "done again when the run is resumed.",
+        128 + number,
+    )
+
+
+def _end_with(said: str, code: int) -> NoReturn:
+    with suppress(OSError, ValueError):
+        os.write(2, f"kapelle: {said}\n".encode())
+    os._exit(code)
+
+
+def _forget() -> None:
+    global _watchdog  # noqa: PLW0603 - a forked process has its own, when it needs one
+    _watchdog = None
+    _lanes.clear()
+    if hasattr(here, "lane"):
+        del here.lane
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def leave(lane: Lane, before: Limit | None) -> None:
+    """End a call that has run on a lane, inside which `before` runs on."""
+    if not lane.main and lane.running is not None and lane.running.breaking:
+        raise_in(lane.thread.ident or 0, None)
+    lane.running = before
+    lane.serial += 1

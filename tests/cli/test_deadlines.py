@@ -1,0 +1,146 @@
+"""Runs in worlds that never return: given up in time, stopped in time, and resumed as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cli.conftest import Kapelle
+from tests.support.tiny import sections
+
+from kapelle.runs.reader import read_evaluations, read_metrics
+
+ROOT = Path(__file__).parents[2]
+ENTRY = "import sys; from kapelle.cli import main; sys.exit(main())"
+
+
+def recipe(**over: Any) -> None:
+    settings = sections(
+        environment={"name": "tests.support.stuck:Stuck", "tasks": 5, "tell": "tell"},
+        workflow={"name": "parallel"},
+        evaluation={"problems": 2, "problems_while_training": 2, "every": 1},
+        training={"steps": 2, "tasks_per_step": 2},
+        checkpoint={"every": 10},
+        **over,
+    )
+    Path("stuck.yaml").write_text(yaml.safe_dump(settings))
+
+
+def command(*words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT)))}
+    return subprocess.Popen(
+        [sys.executable, "-c", ENTRY, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def left(run: str) -> dict[str, Any]:
+    """What a run leaves behind, clocks and generators that no world draws from aside."""
+    files = json.loads((Path(run) / "checkpoints" / "00000002" / "manifest.json").read_text())["files"]
+    return {
+        "weights and moments": files["train.safetensors"],
+        "metrics": [
+            {key: value for key, value in row.items() if not key.startswith("time/")}
+            for row in read_metrics(Path(run))
+        ],
+        "evaluations": read_evaluations(Path(run)),
+        "episodes": {p.name: p.read_bytes() for p in (Path(run) / "episodes" / "train").iterdir()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("way", "place", "blocking", "signals", "code"),
+    [
+        ("sleep", "step", "false", [signal.SIGTERM], 143),
+        ("deaf", "close", "false", [signal.SIGTERM], 143),
+        ("spin", "task", "false", [signal.SIGINT], 130),
+        ("swallow", "observe", "false", [signal.SIGTERM], 143),
+        ("lock", "start", "true", [signal.SIGINT, signal.SIGINT], 130),
+        ("deep", "step", "false", [signal.SIGTERM], 143),
+    ],
+)
+def test_a_signal_ends_a_run_that_is_stuck_and_it_goes_on_later(
+    kapelle: Kapelle, way: str, place: str, blocking: str, signals: list[int], code: int
+) -> None:
+    recipe()
+    Path("tell").write_text("nothing gets stuck")
+    assert kapelle("train", "stuck.yaml", "--run-dir", "calm").code == 0
+    Path("tell").unlink()
+    stuck = (f"environment.way={way}", f"environment.place={place}", f"environment.blocking={blocking}")
+    process = command("train", "stuck.yaml", *stuck, "--run-dir", "run")
+    try:
+        while not Path("tell").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.3)
+        _, said = process.communicate(timeout=60)  # it would be stuck for an hour
+    finally:
+        process.kill()
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    assert ("holds the process" in said) == (way == "deep")
+    Path("tell").write_text("nothing gets stuck")
+    # Tasks are looked at before there is a run.
+    words = ("stuck.yaml", *stuck, "--run-dir", "run") if place == "task" else ("--resume", "run")
+    resumed = kapelle("train", *words)
+    assert resumed.code == 0, resumed.err
+    assert left("run") == left("calm")
+
+
+def test_a_given_up_episode_is_counted_and_too_many_stop_the_run(kapelle: Kapelle) -> None:
+    recipe()
+    stuck = (
+        "environment.way=sleep",
+        "environment.one_in=2",
+        "environment.tell=null",
+        "environment.timeout=0.2",
+        "evaluation.every=0",
+    )
+    said = kapelle("train", "stuck.yaml", *stuck, "training.max_failed_share=1.0", "--run-dir", "run")
+    assert said.code == 0, said.err
+    for row in read_metrics(Path("run")):
+        episodes = [
+            json.loads(line)
+            for line in (Path("run") / "episodes" / "train" / f"{int(row['step']):08d}.jsonl")
+            .read_text()
+            .splitlines()
+        ]
+        late = [each for each in episodes if each["error"]]
+        assert 0 < len(late) < len(episodes)
+        assert all("took more than 0.2 s (`environment.timeout`)" in each["error"] for each in late)
+        assert row["failed_episodes"] == len(late) / len(episodes)
+    said = kapelle("train", "stuck.yaml", *stuck, "training.max_failed_share=0.0", "--run-dir", "halted")
+    assert said.code == 2
+    assert (
+        "`step` of environment 'tests.support.stuck:Stuck' took more than 0.2 s (`environment.timeout`)"
+        in said.err
+    )
+
+
+def test_a_task_that_never_comes_is_an_error_that_names_it(kapelle: Kapelle) -> None:
+    recipe()
+    stuck = (
+        "environment.way=spin",
+        "environment.place=task",
+        "environment.tell=null",
+        "environment.timeout=0.2",
+    )
+    said = kapelle("train", "stuck.yaml", *stuck, "--run-dir", "run")
+    assert said.code == 2
+    assert (
+        "`task` of environment 'tests.support.stuck:Stuck' took more than 0.2 s (`environment.timeout`)"
+        in said.err
+    )
