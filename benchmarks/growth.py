@@ -99,7 +99,7 @@ def grow(kind: str, steps: int, folder: Path, *, traced: bool) -> dict[str, Any]
 
 
 def _watched(trainer: Trainer, steps: int) -> dict[str, Any]:
-    first = min(FIRST, steps // 3)
+    first = min(FIRST, steps // 2)
     every = max(1, (steps - first) // READINGS)
     readings = []
     for step in trainer.steps(steps):
