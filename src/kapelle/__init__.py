@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kapelle.former_names import install
+from kapelle.former_names import install, renamed_in
 
 __version__ = "0.1.0"
 
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f"kapelle.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'kapelle' has no attribute {name!r}")
+    return renamed_in("kapelle")(name)
 
 
 def __dir__() -> list[str]:

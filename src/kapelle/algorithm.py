@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from kapelle.former_names import renamed_in
 from kapelle.settings.base import find_class
 
 if TYPE_CHECKING:
@@ -338,3 +339,6 @@ def label_of(episode: Episode, turn: Turn) -> float | None:
     if turn.agent in episode.rewards and turn is episode.by(turn.agent)[-1]:
         return episode.rewards[turn.agent]
     return None
+
+
+__getattr__ = renamed_in(__name__)

@@ -133,6 +133,16 @@ PACKAGES: Mapping[str, str] = {
 """Package with the name of a former module → where what the module held is now."""
 
 
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "": {"Configured": "Settings"},
+    "algorithm": {"CriticNeed": "CriticSpec", "Estimates": "Signals"},
+    "settings.base": {"Configured": "Settings"},
+    "training.observer": {"Listener": "Observer"},
+    "workflows.play": {"Play": "PlayWorkflow"},
+}
+"""Module → former name in it → name of today."""
+
+
 class _Same(Loader):
     """Gives the module of the new name under the old one."""
 
@@ -181,6 +191,36 @@ def contents_of(package: str) -> Callable[[str], Any]:
         raise AttributeError(f"module '{package}' has no attribute {name!r}")
 
     return attribute
+
+
+def renamed_in(module: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module some of whose names have changed."""
+    names = NAMES[module.removeprefix("kapelle").removeprefix(".")]
+
+    def attribute(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module '{module}' has no attribute {name!r}")
+        _warn(f"{module}.{name}", f"{module}.{names[name]}")
+        return getattr(import_module(module), names[name])
+
+    return attribute
+
+
+def release_caches(engine: Any) -> None:
+    """Ask a rollout engine to give back what it can make again; one of before calls that `rest`."""
+    if not hasattr(engine, "release_caches") and hasattr(engine, "rest"):
+        _warn(f"{type(engine).__name__}.rest", "release_caches")
+        engine.rest()
+    else:
+        engine.release_caches()
+
+
+def observer_of(sections: dict[str, Any], observer: Any) -> Any:
+    """Return who watches a run: `observer`, or what stands among its sections under the former name `listener`."""
+    if "listener" not in sections:
+        return observer
+    _warn("Trainer(listener=…)", "Trainer(observer=…)")
+    return sections.pop("listener")
 
 
 def _warn(old: str, new: str) -> None:

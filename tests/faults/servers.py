@@ -82,12 +82,12 @@ SLOW: Mapping[str, Answer] = {"a byte now and then": _trickle, "silence": lambda
 @contextmanager
 def serving(answer: Answer) -> Iterator[str]:
     """Serve in a process of its own and give the URL."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    port = listener.getsockname()[1]
+    observer = socket.create_server(("127.0.0.1", 0), backlog=256)
+    port = observer.getsockname()[1]
     child = os.fork()
     if child == 0:
-        _serve(listener, answer)
-    listener.close()
+        _serve(observer, answer)
+    observer.close()
     try:
         yield f"http://127.0.0.1:{port}/v1"
     finally:
@@ -95,9 +95,9 @@ def serving(answer: Answer) -> Iterator[str]:
         os.waitpid(child, 0)
 
 
-def _serve(listener: socket.socket, answer: Answer) -> None:
+def _serve(observer: socket.socket, answer: Answer) -> None:
     while True:
-        peer, _ = listener.accept()
+        peer, _ = observer.accept()
         threading.Thread(target=_one, args=(peer, answer), daemon=True).start()
 
 

@@ -162,7 +162,7 @@ class TestWarmup:
 
     def warmed(self) -> tuple[Any, list[str]]:
         heard = Heard()
-        with Trainer.from_recipe("demo", *TINY, listener=heard) as trainer:
+        with Trainer.from_recipe("demo", *TINY, observer=heard) as trainer:
             weights = frozen_copy(dict(trainer.models["base"].base_parameters()))
         return weights, [detail for name, detail in heard.said if name == "warm-up"]
 

@@ -15,7 +15,7 @@ from kapelle.settings.schema import RunConfig, Timed
 from kapelle.workflow import BUILTIN_WORKFLOWS, workflow_class
 
 SOURCES = Path(__file__).parents[2] / "src" / "kapelle"
-BUDGET = 480
+BUDGET = 485
 """Most keys of a run and of all built-in plug-ins together; raise it knowingly."""
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from kapelle.former_names import MODULES, PACKAGES, install
+from kapelle.former_names import MODULES, NAMES, PACKAGES, install, observer_of, release_caches
 
 
 @pytest.mark.parametrize("old", MODULES)
@@ -31,6 +31,37 @@ def test_a_package_hands_over_what_the_module_of_its_name_held(package: str) -> 
         if not name.startswith("__"):
             with pytest.warns(DeprecationWarning, match=f"`{home.__name__}.{name}`"):
                 assert getattr(import_module(f"kapelle.{package}"), name) is getattr(home, name)
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_former_name_in_a_module_is_the_one_of_today(module: str) -> None:
+    home = import_module(f"kapelle.{module}".rstrip("."))
+    for old, new in NAMES[module].items():
+        with pytest.warns(DeprecationWarning, match=f"{old}` is now"):
+            assert getattr(home, old) is getattr(home, new)
+
+
+class Resting:
+    def __init__(self) -> None:
+        self.rested = 0
+
+    def rest(self) -> None:
+        self.rested += 1
+
+
+def test_an_engine_written_before_still_rests() -> None:
+    engine = Resting()
+    with pytest.warns(DeprecationWarning, match="`Resting.rest` is now `release_caches`"):
+        release_caches(engine)
+    assert engine.rested == 1
+
+
+def test_who_listened_before_observes() -> None:
+    sections = {"listener": 5, "seed": 1}
+    with pytest.warns(DeprecationWarning, match="observer="):
+        assert observer_of(sections, None) == 5
+    assert sections == {"seed": 1}
+    assert observer_of(sections, 7) == 7
 
 
 def test_what_never_was_is_not_found() -> None:

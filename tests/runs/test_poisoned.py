@@ -268,7 +268,7 @@ def test_a_poisoned_checkpoint_is_passed_over_and_said(
     spoil(run, 3, poison)
     spoil(run, 4, poison)
     # With one checkpoint kept, the poisoned ones must not count as it.
-    with Trainer(**settings(keep=1), run_dir=run, resume=True, listener=heard) as trainer:
+    with Trainer(**settings(keep=1), run_dir=run, resume=True, observer=heard) as trainer:
         assert trainer.done == 2
         trainer.train(1)
         names = [folder.name for folder in checkpoint.list_checkpoints(run / "checkpoints")]

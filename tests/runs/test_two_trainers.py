@@ -276,7 +276,7 @@ def _train_slowly(run: str, resume: bool, pipe: Connection) -> None:
             pipe.recv()
 
     try:
-        with trainer("grpo", Path(run), resume=resume, listener=Waiting()) as made:
+        with trainer("grpo", Path(run), resume=resume, observer=Waiting()) as made:
             made.train()
         pipe.send("done")
     except (RunDirectoryError, CheckpointError) as error:

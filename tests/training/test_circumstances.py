@@ -73,7 +73,7 @@ def train(run: Path, given: dict[str, Any], *, resume: bool = False, steps: int 
     """Take steps in a run, as a process that has read nothing yet; return what was said of the resume."""
     data_source._raw.cache_clear()
     heard = Heard()
-    with Trainer(**given, run_dir=run, resume=resume, listener=heard) as trainer:
+    with Trainer(**given, run_dir=run, resume=resume, observer=heard) as trainer:
         trainer.train(steps)
     return heard.said
 

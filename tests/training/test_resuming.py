@@ -140,7 +140,7 @@ def test_a_setting_that_is_free_changes_no_result(key: str, undisturbed: Path, t
         pytest.importorskip("tensorboard")
     with Trainer(resolve(settings(key, OTHERWISE[key])), run_dir=run) as trainer:
         trainer.train(2)
-    with Trainer(**settings(), run_dir=run, resume=True, listener=heard) as trainer:
+    with Trainer(**settings(), run_dir=run, resume=True, observer=heard) as trainer:
         assert trainer.done == 2
         trainer.train()
     assert heard.said == []
@@ -154,7 +154,7 @@ def test_a_rate_may_be_lowered_from_here_on_which_is_said_and_kept(undisturbed: 
         trainer.train(2)
     lower = settings(optimizer={"lr": 1e-3})
     given = {"optimizer.lr": "command line"}
-    with Trainer(**lower, run_dir=run, resume=True, listener=heard, origin=given) as trainer:
+    with Trainer(**lower, run_dir=run, resume=True, observer=heard, origin=given) as trainer:
         trainer.train()
     assert heard.said == ["optimizer.lr was 0.01 and is 0.001 from step 2 on"]
     assert read_provenance(run)["optimizer.lr"] == "command line from step 2 on; 0.01 before"

@@ -71,6 +71,6 @@ def _from_run(path: Path, settings: tuple[str, ...]) -> Player:
             raise ConfigError(
                 f"'{setting}' would change what was trained. For a run, set keys of `environment` and `evaluation`."
             )
-    trainer = Trainer.from_run(path, *settings, listener=Watch(Lines(sys.stderr)))
+    trainer = Trainer.from_run(path, *settings, observer=Watch(Lines(sys.stderr)))
     returns = trainer.algorithm.returns or own_returns
     return Player(str(path), trainer.play, trainer.config, returns, trainer.done)

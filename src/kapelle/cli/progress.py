@@ -1,4 +1,4 @@
-"""What is known of a run at a moment: the listener that gathers it, for any view to show."""
+"""What is known of a run at a moment: the observer that gathers it, for any view to show."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _trainer(source: Source, run_dir: Path, watch: Watch) -> Trainer:
         origin=source.origin,
         run_dir=run_dir,
         resume=source.resume,
-        listener=watch,
+        observer=watch,
         start_from=source.start_from,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from kapelle.algorithm import TurnKey, label_of, turns_of
 from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import task_of
+from kapelle.former_names import release_caches
 from kapelle.metrics.definitions import by_part, own_returns, rollout_metrics
 from kapelle.metrics.statistics import Rate, area_under_curve, rate_of
 from kapelle.rollout.play import Play, rollout
@@ -135,7 +136,7 @@ async def evaluate_tasks(
 ) -> Evaluation:
     """Play every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
     groups = await rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
-    play.engine.release_caches()
+    release_caches(play.engine)
     return summarise(groups, returns)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import pydantic
 
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.former_names import renamed_in
 
 
 class MayChange(Enum):
@@ -125,3 +126,6 @@ def _checked(kind: str, name: str, found: object) -> type[Any]:
     if not isinstance(found, type):
         raise ConfigError(f"The {kind} '{name}' is {type(found).__name__}, not a class.")
     return found
+
+
+__getattr__ = renamed_in(__name__)

@@ -62,17 +62,17 @@ def note_start(
     team: Team,
     steps: int,
     began_from: Mapping[str, Path],
-    listener: Observer,
+    observer: Observer,
 ) -> None:
-    """Record with what a run starts, or goes on after `steps`; the listener hears one line of each thing that has changed.
+    """Record with what a run starts, or goes on after `steps`; the observer hears one line of each thing that has changed.
 
     Data are read for it. Where nobody listens, other data or weights are a warning of Python's.
     """
     start = {"at": now(), "steps": steps, **circumstances(config, team, began_from)}
     if run.resumed:
         for kind, line in changes(run.starts, start):
-            listener.phase("resume", line)
-            if type(listener) is Silent and kind in _LOUD:
+            observer.phase("resume", line)
+            if type(observer) is Silent and kind in _LOUD:
                 warnings.warn(line, stacklevel=3)
     run.record_start(start)
 

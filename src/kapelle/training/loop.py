@@ -30,6 +30,7 @@ from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import NumericsError, TrainingHalted
 from kapelle.evaluation.evaluate import verifier_metrics
+from kapelle.former_names import release_caches
 from kapelle.metrics.definitions import demonstrated, is_dead, own_returns, rollout_metrics
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.play import Play, rollout
@@ -114,7 +115,7 @@ class Loop:
         if signals.score:
             metrics |= verifier_metrics(groups, signals.score)
         clock.enter("update")
-        self._play.engine.release_caches()
+        release_caches(self._play.engine)
         metrics |= self._update(self._paid(groups, signals), signals, number)
         clock.leave()
         clock.enter("publish")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from kapelle.former_names import renamed_in
+
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Evaluation
     from kapelle.training.loop import Step
@@ -31,7 +33,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """A listener that says nothing."""
+    """A observer that says nothing."""
 
     def phase(self, name: str, detail: str) -> None:
         """Ignore it."""
@@ -44,3 +46,6 @@ class Silent:
 
     def evaluation(self, step: int, result: Evaluation) -> None:
         """Ignore it."""
+
+
+__getattr__ = renamed_in(__name__)

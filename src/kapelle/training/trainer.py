@@ -20,6 +20,7 @@ from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.environment import Environment, Skipping
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_tasks
+from kapelle.former_names import observer_of
 from kapelle.metrics.definitions import own_returns
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_adapters, outlines
@@ -80,7 +81,7 @@ class Trainer:
         engine: RolloutEngine | None = None,
         run_dir: str | Path | None = None,
         resume: bool = False,
-        listener: Observer | None = None,
+        observer: Observer | None = None,
         origin: Mapping[str, str] | None = None,
         start_from: Mapping[str, Path] | None = None,
         **sections: Any,
@@ -94,14 +95,14 @@ class Trainer:
         goes on from. Without `run_dir` nothing is written. Raises the errors of `errors.py`.
         """
         given = dict(models or {})
+        self.observer = observer_of(sections, observer) or Silent()
         self.config = config if config is not None else resolve(name_model(sections, given))
         self.algorithm: Algorithm = build_algorithm(self.config)
         self.team: Team = build_team(self.config, self.algorithm)
-        self.listener = listener or Silent()
         check_run(self.config, self.algorithm, self.team, given)
         if isinstance(self.config.environment, Skipping):
             for split, said in self.config.environment.skipped().items():
-                self.listener.phase("data", f"{split}: {said}")
+                self.observer.phase("data", f"{split}: {said}")
         check_prompts(self.config, self.team, given)
         shapes = outlines(self.team, self.config.model, given)
         check_adapters(self.team, shapes)
@@ -128,7 +129,7 @@ class Trainer:
             if run is not None:
                 if run.resumed:
                     self._resume(run)
-                note_start(run, self.config, self.team, self.done, start_from or {}, self.listener)
+                note_start(run, self.config, self.team, self.done, start_from or {}, self.observer)
         except BaseException:
             self.close()
             raise
@@ -139,15 +140,15 @@ class Trainer:
     ) -> Trainer:
         """Build a trainer from a built-in recipe or a YAML file, with `key.path=value` settings.
 
-        `real` takes the recipe's values for a pretrained model. The listener, or a warning, says what of the recipe
+        `real` takes the recipe's values for a pretrained model. The observer, or a warning, says what of the recipe
         does not suit `model.path`.
         """
         recipe: Recipe = load_recipe(name, overlays, settings, real=real)
         for note in recipe.notes:
-            if options.get("listener") is None:
+            if options.get("observer") is None:
                 warnings.warn(note, stacklevel=2)
             else:
-                options["listener"].phase("recipe", note)
+                options["observer"].phase("recipe", note)
         return cls(recipe.config, origin=recipe.origin, **options)
 
     @classmethod
@@ -170,11 +171,11 @@ class Trainer:
                 )
             return None
         keep_imports_from_drawing()
-        say = partial(self.listener.phase, "resume")
+        say = partial(self.observer.phase, "resume")
         return open_run(Path(path), self.config, origin or {}, say, resume=resume)
 
     def _build(self, given: dict[str, LanguageModel], engine: RolloutEngine | None) -> None:
-        bases = warmed_bases(self.config, self.team, self.listener.warmup, self._phase, given)
+        bases = warmed_bases(self.config, self.team, self.observer.warmup, self._phase, given)
         team = replace(self.team, bases=bases)
         self._phase("loading", ", ".join(dict.fromkeys(self.team.bases.values())))
         self.models = load_models(team, self.config.model, given, reward_device(self.config))
@@ -219,7 +220,7 @@ class Trainer:
             if self.algorithm.source == "demonstrations":
                 self._publish_all()
             self._record(step)
-            self.listener.step(step, last)
+            self.observer.step(step, last)
             self._measure(last)
             if self._run is not None and self.done % self.config.checkpoint.every == 0:
                 self.save()
@@ -234,7 +235,7 @@ class Trainer:
         """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM breaks off what is going on, takes it back and saves."""
         before = after = None
         measured = self.config.evaluation.before_and_after
-        with catch_interrupts(lambda _: self.listener.phase("stopping", "then saving")) as stopped:
+        with catch_interrupts(lambda _: self.observer.phase("stopping", "then saving")) as stopped:
             try:
                 before = self.evaluate() if self.done == 0 and measured else None
                 self._phase("training", f"{self.algorithm.name} on {self.play.environment.name}")
@@ -279,7 +280,7 @@ class Trainer:
                 self._run.record_episodes(self.done, result.groups, split="test")
         for tracker in self._trackers:
             tracker.log(self.done, {f"evaluation/{k}": v for k, v in result.scalars().items()})
-        self.listener.evaluation(self.done, result)
+        self.observer.evaluation(self.done, result)
         self._phase("training", "")
         return result
 
@@ -312,7 +313,7 @@ class Trainer:
             tracker.log(step.number, step.metrics)
 
     def _phase(self, name: str, detail: str) -> None:
-        self.listener.phase(name, detail)
+        self.observer.phase(name, detail)
         if self._run is not None:
             self._run.report(name, self.done)
 
@@ -363,7 +364,7 @@ class Trainer:
             self.engine,
             self.team,
             self.base_hashes,
-            lambda said: self.listener.phase("checkpoint", said),
+            lambda said: self.observer.phase("checkpoint", said),
             self._loop.load_state,
         )
         self.done = int(loop["step"])

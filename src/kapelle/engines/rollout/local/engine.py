@@ -151,7 +151,7 @@ class LocalEngine:
     ) -> None:
         """Play on these models.
 
-        `releases` says on which devices the memory of sampling is given back (`rest`), `recorder_on` what records steps,
+        `releases` says on which devices the memory of sampling is given back (`release_caches`), `recorder_on` what records steps,
         `patience` for how many seconds episodes that are elsewhere are waited for.
         """
         played = [policy for policy in policies if policy.endpoint is None]
