@@ -219,10 +219,10 @@ class TestAsked:
         ("method", "death", "steps"),
         [
             ("grpo", Death("in a rollout", 40), 1),
-            ("grpo", Death("in an update", 4), 1),
+            ("grpo", Death("in an update", 3), 1),
             ("grpo", Death("in an update", 5), 2),
             ("ppo", Death("in a rollout", 50), 2),
-            ("ppo", Death("in an update", 14), 1),
+            ("ppo", Death("in an update", 13), 1),
             ("ppo", Death("between updates", 15), 1),
             ("whole", Death("in an update", 4), 0),
             ("grpo", Death("between updates", 13, held=0), 2),
