@@ -30,6 +30,7 @@ from kapelle.models.sealed import base_of, seal, verify_folder
 from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
 from kapelle.runs import checkpoint
 from kapelle.runs.writer import RunDirectory
+from kapelle.runtime.collecting import collected_at_once
 from kapelle.runtime.manifest import step_of
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.runtime.tensor_files import load_tensors
@@ -70,7 +71,8 @@ def write_checkpoint(
             f"The checkpoint of step {step} is not written: {wrong}. Go on from the last one, with a lower "
             "`optimizer.lr`."
         )
-    folder = checkpoint.save(run.checkpoints, step, state, policies, run.recheck)
+    with collected_at_once():  # safetensors leaves cycles behind, several for each tensor
+        folder = checkpoint.save(run.checkpoints, step, state, policies, run.recheck)
     run.point_latest(folder)
     return folder
 
