@@ -195,3 +195,41 @@ def test_a_sandbox_that_died_while_it_waited_is_no_result(sandbox: Bubblewrap) -
     session = prepared.start({}, ["true"])
     with pytest.raises(SandboxError, match="could not start the program"):
         session.finish()
+
+
+FEW = """
+import os, resource, sys
+from kapelle.errors import SandboxError
+from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.sandbox.contract import Limits, run
+
+def held():
+    return sorted(int(name) for name in os.listdir("/proc/self/fd"))
+
+box, limits = Bubblewrap(), Limits(wall_s=20.0)
+command = [box.python, "-c", "print(1)"]
+assert run(box, {}, command, b"", limits).ok  # what is looked up once is
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+ended = []
+for spare in range(1, 16):
+    before = held()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + spare, hard))
+    try:
+        ended.append(run(box, {}, command, b"", limits).ok)
+    except (SandboxError, OSError):
+        ended.append(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert held() == before, (spare, before, held())
+    try:
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0), "a child is left"
+    except ChildProcessError:
+        pass
+print(ended)
+assert ended[0] is None and ended[-1] is True and False not in ended, ended
+"""
+
+
+def test_too_few_descriptors_leave_none_open_and_no_process(sandbox: Bubblewrap) -> None:
+    done = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

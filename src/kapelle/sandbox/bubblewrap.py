@@ -65,8 +65,13 @@ class PreparedBubblewrap:
     def __init__(self, limits: Limits, interpreter: Interpreter) -> None:
         self.limits = limits
         program = filter_program()
-        filter_fd = None if program is None else _memory_file(program)
         info_read, info_write = os.pipe()
+        try:
+            filter_fd = None if program is None else _memory_file(program)
+        except BaseException:
+            os.close(info_read)
+            os.close(info_write)
+            raise
         inherited = [info_write] if filter_fd is None else [info_write, filter_fd]
         try:
             self._process = subprocess.Popen(
@@ -109,8 +114,12 @@ class PreparedBubblewrap:
 
 def _memory_file(content: bytes) -> int:
     fd = os.memfd_create("kapelle", os.MFD_CLOEXEC)
-    os.write(fd, content)
-    os.lseek(fd, 0, os.SEEK_SET)
+    try:
+        os.write(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

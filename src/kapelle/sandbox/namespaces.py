@@ -40,10 +40,10 @@ class NamespaceGroup:
 
     def close(self) -> None:
         """Close the descriptors."""
-        for fd in (self._info_fd, self._init_fd):
+        held, self._info_fd, self._init_fd = (self._info_fd, self._init_fd), None, None
+        for fd in held:
             if fd is not None:
                 os.close(fd)
-        self._info_fd = self._init_fd = None
 
     def _found(self, within_s: float) -> bool:
         """Learn process 1 from bubblewrap, which writes it once and closes the pipe."""
@@ -51,9 +51,10 @@ class NamespaceGroup:
             text = b""
             while chunk := os.read(self._info_fd, 4096):
                 text += chunk
-            os.close(self._info_fd)
-            self._info_fd = None
-            with contextlib.suppress(ValueError, KeyError, ProcessLookupError):
+            # Closed once, whatever comes after: by then the number may be another descriptor's.
+            info_fd, self._info_fd = self._info_fd, None
+            os.close(info_fd)
+            with contextlib.suppress(ValueError, KeyError, OSError):  # gone already, or no descriptor left
                 pid = json.loads(text)["child-pid"]
                 fd = os.pidfd_open(pid)
                 # Between bubblewrap's message and the line above the number could have been reused.

@@ -88,7 +88,7 @@ class ProcessSession:
         self._clock = AwakeClock()
         self._started = self._clock.now()
         self._next_watch = self._started + WATCH_EVERY_S
-        self._exit_fd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+        self._exit_fd = _exit_of(process, group)
         self._ended = False
         self._result: Result | None = None
         for fd in (self._stdin, *self._output):
@@ -269,6 +269,22 @@ class ProcessSession:
             os.close(self._exit_fd)
             self._exit_fd = None
         self._group.close()
+
+
+def _exit_of(process: subprocess.Popen[bytes], group: ProcessGroup) -> int | None:
+    """Return a descriptor that tells when a process has ended; SandboxError, with nothing left behind, without one."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError as error:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        group.close()
+        raise SandboxError(f"The sandbox cannot be watched: {error.strerror}.") from error
 
 
 def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None, float]:
