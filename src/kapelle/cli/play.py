@@ -151,7 +151,7 @@ def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -
 
     if not isinstance(environment, OpenSpiel):
         return environment
-    return OpenSpiel.model_validate({**environment.model_dump(), "opponents": opponents})
+    return type(environment).model_validate({**environment.model_dump(), "opponents": opponents})
 
 
 def _worded_like(environment: Environment, learned: Environment) -> Environment:
@@ -161,7 +161,7 @@ def _worded_like(environment: Environment, learned: Environment) -> Environment:
     if not (isinstance(environment, OpenSpiel) and isinstance(learned, OpenSpiel)):
         return environment
     words = {"wording", "view", "rules", "thinking", "list_moves"} - environment.model_fields_set
-    return OpenSpiel.model_validate({**environment.model_dump(), **learned.model_dump(include=words)})
+    return type(environment).model_validate({**environment.model_dump(), **learned.model_dump(include=words)})
 
 
 def _against_solver(environment: Environment, solver: str, seat: int) -> Environment:

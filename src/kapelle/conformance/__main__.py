@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING, cast
 
 from kapelle.conformance.tasks import fingerprint
 from kapelle.environment import environment_class
 from kapelle.errors import KapelleError
+from kapelle.settings.schema import timed
+
+if TYPE_CHECKING:
+    from kapelle.environment import Environment
 
 
 def main() -> None:
     """Print the fingerprint of the environment whose settings stand on standard input."""
     asked = json.load(sys.stdin)
     settings = asked["settings"]
-    environment = environment_class(settings["name"])(**settings)
-    json.dump(fingerprint(environment, asked["count"]), sys.stdout)
+    environment = timed(environment_class(settings["name"]), "environment")(**settings)
+    json.dump(fingerprint(cast("Environment", environment), asked["count"]), sys.stdout)
 
 
 if __name__ == "__main__":
