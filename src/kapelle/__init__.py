@@ -40,7 +40,7 @@ _HOME = {
     "Sampling": "types",
     "Scene": "workflow",
     "Step": "training.loop",
-    "Summary": "training.trainer",
+    "Summary": "training.summary",
     "Task": "types",
     "Team": "team",
     "TeamConfig": "settings.schema",
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from kapelle.team import Policy as Policy
     from kapelle.team import Team as Team
     from kapelle.training.loop import Step as Step
-    from kapelle.training.trainer import Summary as Summary
+    from kapelle.training.summary import Summary as Summary
     from kapelle.training.trainer import Trainer as Trainer
     from kapelle.types import Episode as Episode
     from kapelle.types import Group as Group

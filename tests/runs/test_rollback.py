@@ -131,7 +131,7 @@ PLACES = {
     "all copied": (rollback, "_copy_aside", "after", 1),
     "the newest moved": (rollback, "_move", "after", 1),
     "all moved": (rollback, "_move", "after", 3),
-    "one table cut": ("run_dir", "_cut", "after", 1),
+    "one table cut": ("run_dir", "cut_table", "after", 1),
     "one file of episodes gone": (Path, "unlink", "after", 1),
     "all cut": ("RunDirectory", "rewind", "after", 1),
     "latest written": ("RunDirectory", "point_latest", "after", 1),
@@ -238,3 +238,51 @@ def test_the_newest_of_two_checkpoints_of_a_step_is_taken(run: Path) -> None:
     plan = roll_back(run, 3)
     assert plan.to.name == "00000003"
     assert plan.checkpoints == (again,)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def attempt(run: Path, to: int, monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
+    """Begin to go back, and end after so many folders were moved."""
+    real, left = rollback._move, [moves]
+
+    def move(folder: Path, kept: Path) -> None:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        real(folder, kept)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rollback, "_move", move)
+        with pytest.raises(Killed):
+            roll_back(run, to)
+
+
+def test_what_was_trained_after_a_killed_rollback_is_kept_beside_what_was_before(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(run, 1, monkeypatch, moves=0)
+    roll_back(run, 2)
+    train(run, resume=True)
+    episode = run / "episodes" / "train" / "00000004.jsonl"
+    episode.write_bytes(episode.read_bytes() + b"\n")  # stands for other settings since
+    now = files(run)
+    plan = roll_back(run, 1)
+    aside = files(plan.aside)
+    for name in ("episodes/train/00000003.jsonl", "episodes/train/00000004.jsonl"):
+        assert aside[name] == now[name]
+    assert files(run)["metrics.jsonl"] + aside["metrics.jsonl"] == now["metrics.jsonl"]
+
+
+def test_a_killed_rollback_that_was_trained_over_stands_in_nobodys_way(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(run, 1, monkeypatch, moves=1)
+    train(run, resume=True)
+    plan = roll_back(run, 1)
+    assert [folder.name for folder in plan.checkpoints] == [f"{k:08d}" for k in range(2, STEPS + 1)]
+    places = sorted((run / ASIDE).iterdir())
+    assert len(places) == 2
+    assert all((place / "checkpoints" / f"{STEPS:08d}").is_dir() for place in places)

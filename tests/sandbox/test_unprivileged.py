@@ -73,7 +73,8 @@ def library(sandbox: Bubblewrap, tmp_path_factory: pytest.TempPathFactory) -> Pa
     for parent in (folder, *folder.parents[:2]):
         parent.chmod(0o755)
     source = Path(kapelle.__file__).parent
-    shutil.copytree(source / "sandbox", folder / "kapelle" / "sandbox")
+    for room in ("runtime", "sandbox"):
+        shutil.copytree(source / room, folder / "kapelle" / room)
     shutil.copy(source / "errors.py", folder / "kapelle")
     (folder / "kapelle" / "__init__.py").touch()
     shutil.copytree(Path(__file__).parent / "hostile", folder / "tests" / "sandbox" / "hostile")

@@ -19,7 +19,8 @@ from kapelle.runs.reader import is_run, read_evaluations, saved_steps
 
 if TYPE_CHECKING:
     from kapelle.cli.report import Report
-    from kapelle.training.trainer import Summary, Trainer
+    from kapelle.training.summary import Summary
+from kapelle.training.trainer import Trainer
 
 NextCommands = Callable[[str], Sequence[tuple[str, str]]]
 """What to try after a run: (command, what it does), from the run directory."""

@@ -93,24 +93,47 @@ def plan_rollback(run: Path, step: int) -> Plan:
     folders = list_checkpoints(run / "checkpoints")
     to = _sound(run, folders, step)
     positions = cast("Mapping[str, int]", checkpoint.read(to)["loop"]["positions"])
-    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-to-{step}"
-    left = [place for place in (run / ASIDE).glob(f"*-to-{step}") if not (place / DONE).is_file()]
+    rows = {table: _after(run / table, positions.get(table, 0)) for table in _TABLES}
+    checkpoints, stages = tuple(folders[folders.index(to) + 1 :]), _later_stages(run)
+    episodes = tuple(
+        episode_file(run, number, split)
+        for split in _SPLITS
+        for number in episode_steps(run, split)
+        if number > positions.get(f"episodes/{split}", -1)
+    )
+    killed = [place for place in (run / ASIDE).glob(f"*-to-{step}*") if not (place / DONE).is_file()]
+    left = [place for place in killed if _goes_on(place, run, rows, [*checkpoints, *stages], episodes)]
     return Plan(
         run,
         step,
         to,
-        left[0] if left else run / ASIDE / stamp,
+        left[0] if left else _new_aside(run, step),
         positions,
-        tuple(folders[folders.index(to) + 1 :]),
-        {table: _after(run / table, positions.get(table, 0)).count(b"\n") for table in _TABLES},
-        tuple(
-            episode_file(run, number, split)
-            for split in _SPLITS
-            for number in episode_steps(run, split)
-            if number > positions.get(f"episodes/{split}", -1)
-        ),
-        _later_stages(run),
+        checkpoints,
+        {table: content.count(b"\n") for table, content in rows.items()},
+        episodes,
+        stages,
         bool(left),
+    )
+
+
+def _new_aside(run: Path, step: int) -> Path:
+    first = run / ASIDE / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-to-{step}"
+    further = (first.with_name(f"{first.name}-{number}") for number in range(2, 10_000))
+    return next(place for place in (first, *further) if not place.exists())
+
+
+def _goes_on(
+    place: Path, run: Path, rows: Mapping[str, bytes], folders: Sequence[Path], episodes: Sequence[Path]
+) -> bool:
+    """Return whether a killed rollback can go on: nothing that it holds is another thing in the run by now."""
+    taken = [place / ("stages" if _STAGE.fullmatch(f.name) else "checkpoints") / f.name for f in folders]
+    kept = [(place / table, content) for table, content in rows.items() if content]
+    aside = [(place / file.relative_to(run), file) for file in episodes]
+    return (
+        not any(folder.exists() for folder in taken)
+        and all(not file.exists() or content.startswith(file.read_bytes()) for file, content in kept)
+        and all(not copy.exists() or copy.read_bytes() == file.read_bytes() for copy, file in aside)
     )
 
 

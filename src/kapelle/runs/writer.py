@@ -314,6 +314,7 @@ class RunDirectory:
                 for step in episode_steps(self.path, split):
                     if step > last[split]:
                         episode_file(self.path, step, split).unlink()
+            self._unflushed = {path for path in self._unflushed if path.exists()}
         self._rewound = True
 
     def report(self, phase: str, step: int, state: State = "running") -> None:

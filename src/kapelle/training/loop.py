@@ -100,7 +100,7 @@ class Loop:
         """Take step `number` (from 1) and return what happened; its result depends on the weights alone."""
         clock = Timeline()
         self._parity = {}
-        self._start = StepStart(self._ahead.mark())
+        self._start = StepStart(self._ahead.mark(), self._engine.versions)
         play = replace(self._play, timeline=clock)
         groups = self._taken(replace(play, tree=self._algorithm.tree), number)
         self._halt_on_failures(groups)
@@ -173,7 +173,7 @@ class Loop:
         return self._learn(give, groups, signals, number)
 
     def take_back(self) -> bool:
-        """Undo what a step that was broken off has done; False where weights have moved that cannot be put back."""
+        """Undo what a step that did not end has done; False where weights have moved that cannot be put back."""
         return self._start.take_back(self._engine, self._memory)
 
     def _learn(

@@ -26,8 +26,9 @@ the last checkpoint."""
 class StepStart:
     """The state before a step, as far as the step has changed it."""
 
-    def __init__(self, ahead: Callable[[], None]) -> None:
-        """Begin a step; `ahead` puts back what is played ahead."""
+    def __init__(self, ahead: Callable[[], None], versions: Mapping[str, int] | None = None) -> None:
+        """Begin a step; `ahead` puts back what is played ahead, `versions` are those of the trained policies."""
+        self._versions = dict(versions or {})
         self._random = capture_random()
         self._ahead = ahead
         self._learners: Mapping[str, Any] | None = None
@@ -48,7 +49,9 @@ class StepStart:
 
     def take_back(self, engine: TrainEngine, memory: CreditMemory | None) -> bool:
         """Put everything back; False where learners have moved that were not copied."""
-        if self.lost:
+        # An error may come between the steps of two learners, where a stop does not.
+        moved = self._learners is None and dict(engine.versions) != self._versions
+        if self.lost or moved:
             return False
         if self._learners is not None:
             engine.load_state(self._learners)

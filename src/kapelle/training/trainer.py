@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -51,23 +51,10 @@ from kapelle.training.circumstances import note_start
 from kapelle.training.loop import Loop, Step, greedy_play
 from kapelle.training.observer import Observer, Silent
 from kapelle.training.resuming import open_run
+from kapelle.training.summary import Summary
 from kapelle.training.verifier_judging import judge_held_out
 from kapelle.training.warmup import warmed_bases
 from kapelle.workflow import Workflow
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a run came to."""
-
-    steps: int
-    """Steps behind the weights."""
-    before: Evaluation | None
-    after: Evaluation | None
-    stopped_by: int
-    """0, or the exit code of the signal that stopped it (130, 143)."""
-    went_back: bool = False
-    """True when a stop fell into an update that could not be taken back: steps since the last checkpoint are done again."""
 
 
 class Trainer:
@@ -115,7 +102,7 @@ class Trainer:
         """After which step, on how many problems and how well the verifier that is trained judged last."""
         self._saved: int | None = None
         """The step of the newest checkpoint."""
-        self._owed = self._went_back = False
+        self._owed = self._went_back = self._torn = False
         """Whether the evaluation of the step that a run goes on from is missing, and whether a stop cost steps."""
         self._run = self._open_run(run_dir, resume, origin)
         try:
@@ -204,17 +191,23 @@ class Trainer:
     def steps(self, count: int | None = None) -> Iterator[Step]:
         """Take `count` more steps (those that are left without it), yielding each when it is recorded."""
         last = self.config.training.steps if count is None else self.done + count
+        self._refuse_torn()
         self._keep_start()
         self._loop.may_go_back = self._run is not None
         if self._owed:
             self._measure(last)
             if self.algorithm.judges and self.done % self.config.checkpoint.every == 0 < self.done:
                 self.save()
+            self._owed = False
         while self.done < last:
             try:
                 step = self._loop.step(self.done + 1)
             except StopRequested:
                 self._take_back()
+                raise
+            except BaseException:
+                self._torn = True  # unless everything can be put back
+                self._torn = not self._loop.take_back()
                 raise
             self.done = step.number
             if self.algorithm.source == "demonstrations":
@@ -323,9 +316,18 @@ class Trainer:
         judged = self._judged is not None and self._judged[0] == self.done
         if self.algorithm.judges and not judged and not stop_asked():
             self.evaluate()  # what a verifier's folder says of it is about the weights that lie there
+        self._refuse_torn()
         folder = self._write_checkpoint(self._run)
-        self._run.prune(self.config.checkpoint.keep, folder)
+        if not stop_asked():  # reading what is kept takes its time, and the next save does it
+            self._run.prune(self.config.checkpoint.keep, folder)
         return folder
+
+    def _refuse_torn(self) -> None:
+        if self._torn:
+            raise CheckpointError(
+                f"The weights are those of a step after {self.done} that broke off half way. Take the last checkpoint: resume "
+                "the run, or call `load_checkpoint`."
+            )
 
     def _keep_start(self) -> None:
         # Before the first row, so that a run killed before its first save has something to go back to.
@@ -368,6 +370,7 @@ class Trainer:
             self._loop.load_state,
         )
         self.done = int(loop["step"])
+        self._torn = False
         self._publish_all()
         return loop
 
