@@ -120,7 +120,7 @@ async def test_what_is_earned_by_who_never_speaks_is_paid_at_the_end() -> None:
     environment = OpenSpiel(game="hanabi_very_small")
     for seed in range(200):
         world = environment.start(environment.task("train", seed), ["a", "b"], seed)
-        fits = [move for move in read_listed(world.observe("a")) if move.startswith("PlayWorkflow")]
+        fits = [move for move in read_listed(world.observe("a")) if move.startswith("Play")]
         assert await world.step({"a": fits[0]}) in ({"a": 0.0}, {"a": 1.0})
         if world.state.returns()[0] == 1.0:
             assert world.outcome().rewards == {"a": 0.0, "b": 1.0}
