@@ -56,7 +56,7 @@ async def test_memory_is_the_current_observation_or_the_whole_conversation() -> 
 
     for memory in lengths:
         workflow = PlayWorkflow.model_validate({"memory": memory})
-        seats = [Agent("a", system="PlayWorkflow well."), Agent("b")]
+        seats = [Agent("a", system="Play well."), Agent("b")]
         say = speak(memory)
         [episode] = await play(KUHN, workflow, seats, {"a": say, "b": say}, TASK)
         first, last = episode.by("a")
