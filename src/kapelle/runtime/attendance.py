@@ -136,9 +136,10 @@ class Part:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
-        assert self._token is not None
+        token, self._token = self._token, None  # it holds the context, which may hold what holds this part
+        assert token is not None
         with suppress(ValueError):  # a coroutine that was thrown away is closed elsewhere than where it ran
-            _current.reset(self._token)
+            _current.reset(token)
 
     def ask(self) -> None:
         """Wait for one more answer."""
