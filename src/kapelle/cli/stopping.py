@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from kapelle.runtime.interrupts import Arrivals, begin_wish, commands, forget_wishes, left_behind
+from kapelle.runtime.interrupts import Arrivals, begin_wish, commands, forget_wishes, handled_by, left_behind
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -55,18 +55,16 @@ def termination() -> Iterator[None]:
     }
 
     def receive(number: int, _frame: FrameType | None) -> None:
-        Arrivals.handled += 1
+        Arrivals.heard = True
         begin_wish(number, kinds[number])
         error = kinds[number]()
         raise error
 
-    before = {number: signal.signal(number, receive) for number in kinds}
-    commands.append(receive)
-    try:
-        with Arrivals.counted():
+    with handled_by(receive):
+        commands.append(receive)
+        try:
             yield
-    finally:
-        commands.remove(receive)
-        forget_wishes()
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        finally:
+            with suppress(ValueError):  # a forked child has forgotten it
+                commands.remove(receive)
+            forget_wishes()

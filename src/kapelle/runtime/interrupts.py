@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -66,7 +67,7 @@ class Interrupts:
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
         """Remember a signal; raises KeyboardInterrupt for a Ctrl-C that was not the first to ask."""
-        Arrivals.handled += 1
+        Arrivals.heard = True
         if self.received is None:
             self.received = signal.Signals(number)
             begin_wish(number, StopRequested)
@@ -81,7 +82,10 @@ _wishes: list[Wish] = []
 """The signals that are being granted, the first one first."""
 _listening: list[Interrupts] = []
 _told: list[Callable[[], None]] = []
-_unbroken = 0
+_unbroken: list[object] = []
+"""Holds something for every block that may not be broken off."""
+_foreign: dict[int, Any] = {}
+"""What handled the signals before the outermost `catch_interrupts` or command did, and handles them in a forked child."""
 
 
 def begin_wish(number: int, again: Callable[[], BaseException]) -> None:
@@ -113,23 +117,35 @@ def stop_if_asked() -> None:
 class Arrivals:
     """Signals that have arrived at this process, counted also while its main thread runs nothing of Python."""
 
-    arrived = handled = 0
     number = 0
     """The last one that arrived."""
+    heard = False
+    """Whether a handler has run since the last look. It stands for all that had arrived: signals that meet one call of
+    C code are handled once."""
     waited = 0.0
-    """Seconds for which one has arrived and is not handled."""
+    """Seconds for which one has arrived and is not handled; those of a save are left out."""
+    _open = False
+    """Whether one has arrived and is not handled."""
     _reads: int | None = None
+    _writes: int | None = None
 
     @classmethod
     def look(cls, passed: float) -> int | None:
         """Count what has arrived; return the number of a signal that nobody has handled for `LAST_RESORT` seconds."""
         if cls._reads is None:
             return None
+        # Asked before the pipe is read: a handler that runs in between is seen by the next look.
+        heard, cls.heard = cls.heard, False
+        came: list[int] = []
         with suppress(OSError):
             came = [number for number in os.read(cls._reads, 4096) if number in SIGNALS]
-            cls.arrived += len(came)
-            cls.number = came[-1] if came else cls.number
-        cls.waited = cls.waited + passed if cls.arrived > cls.handled else 0.0
+        if came:
+            cls.number = came[-1]
+        cls._open = not heard and (cls._open or bool(came))
+        if not cls._open:
+            cls.waited = 0.0
+        elif not _unbroken:
+            cls.waited += passed
         return cls.number if cls.waited > LAST_RESORT else None
 
     @classmethod
@@ -144,17 +160,62 @@ class Arrivals:
         os.set_blocking(writes, False)
         before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         if before == -1:
-            cls.arrived, cls.handled, cls._reads = 0, 0, reads
+            cls.heard, cls._open, cls.waited = False, False, 0.0
+            cls._reads, cls._writes = reads, writes
         else:
             signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         try:
             yield
         finally:
-            cls._reads = None
-            if before == -1:
+            counts, cls._reads, cls._writes = cls._writes == writes, None, None
+            if counts:
                 signal.set_wakeup_fd(-1)
             os.close(reads)
             os.close(writes)
+
+    @classmethod
+    def forget(cls) -> None:
+        """Count no more, in a forked child: what arrives there has not arrived here."""
+        if cls._writes is not None:
+            writes = signal.set_wakeup_fd(-1)
+            if writes not in (-1, cls._writes):
+                signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        cls._reads = cls._writes = None
+        cls.heard, cls._open, cls.waited = False, False, 0.0
+
+
+@contextmanager
+def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let `receive` handle the signals of this process, and of none that it forks, inside the block."""
+    before: dict[int, Any] = {number: signal.signal(number, receive) for number in SIGNALS}
+    outermost = not _foreign
+    if outermost:
+        _foreign.update(before)
+    try:
+        with Arrivals.counted():
+            yield
+    finally:
+        for number, handler in before.items():
+            _give_to(number, handler)
+        if outermost:
+            _foreign.clear()
+
+
+def _give_to(number: int, handler: Any) -> None:
+    # None stands for a handler that was not set from Python and cannot be set from here.
+    signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _forget() -> None:
+    """Leave a forked child its own signals: who ends it does not ask this process, and it does not ask for itself."""
+    Arrivals.forget()
+    for number, handler in _foreign.items():
+        _give_to(number, handler)
+    for kept in (_foreign, _listening, _wishes, _told, _unbroken, commands):
+        kept.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @contextmanager
@@ -164,18 +225,20 @@ def on_stop(tell: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        _told.remove(tell)
+        with suppress(ValueError):  # a forked child has forgotten it
+            _told.remove(tell)
 
 
 @contextmanager
 def unbroken() -> Iterator[None]:
     """Let a block run to its end whoever asks, as long as it takes: a save, or what could not be taken back."""
-    global _unbroken  # noqa: PLW0603 - one process has one set of signal handlers
-    _unbroken += 1
+    this = object()
+    _unbroken.append(this)  # at once, whatever other threads do: no count that two of them could change
     try:
         yield
     finally:
-        _unbroken -= 1
+        with suppress(ValueError):  # a forked child has forgotten it
+            _unbroken.remove(this)
 
 
 def _say_nothing(_received: signal.Signals) -> None:
@@ -194,15 +257,12 @@ def catch_interrupts(said: Callable[[signal.Signals], None] = _say_nothing) -> I
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return
-    before = {number: signal.signal(number, interrupts.receive) for number in SIGNALS}
     wishes = len(_wishes)
-    _listening.append(interrupts)
-    try:
-        with Arrivals.counted():
+    with handled_by(interrupts.receive):
+        _listening.append(interrupts)
+        try:
             yield interrupts
-    finally:
-        _listening.remove(interrupts)
-        forget_wishes(wishes)
-        for number, handler in before.items():
-            # None stands for a handler that was not set from Python and cannot be set from here.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        finally:
+            with suppress(ValueError):  # a forked child has forgotten it
+                _listening.remove(interrupts)
+            forget_wishes(wishes)
