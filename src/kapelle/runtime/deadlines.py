@@ -52,7 +52,7 @@ patience_here: ContextVar[Patience] = ContextVar("patience", default=Patience())
 
 def _refuse_when_stopping(lane: Lane) -> None:
     """Begin nothing new where somebody has asked this process to stop and what was open has had its time."""
-    stop = interrupts.wish() if lane.main else None
+    stop = interrupts.wish() if lane.stops else None
     if stop is not None and time.monotonic() - stop.since > PAUSE:
         raise stop.again()
 

@@ -6,13 +6,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
 from kapelle.errors import EpisodeError
 from kapelle.runtime.deadlines import looping, on_account
-from kapelle.runtime.interrupts import on_stop, stop_if_asked
+from kapelle.runtime.interrupts import on_stop, stop_if_asked, stops_here, waited_for
 from kapelle.runtime.loose_threads import LooseThreads
 from kapelle.runtime.watchdog import current, leave_behind
 
@@ -40,13 +40,17 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     box: list[T] = []
     failed: list[BaseException] = []
 
+    ours = stops_here()
+
     def body() -> None:
+        if ours:
+            waited_for()
         try:
             box.append(_run(start))
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             failed.append(error)
 
-    thread = threading.Thread(target=body)
+    thread = threading.Thread(target=body, daemon=True)  # one that was left behind keeps no process
     thread.start()
     thread.join()
     if failed:
@@ -76,12 +80,12 @@ def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
     def leave() -> None:  # inside a signal handler
-        loop.call_soon_threadsafe(task.cancel)
-        loop.call_soon_threadsafe(loop.call_later, GRACE, loop.stop)
+        with suppress(RuntimeError):  # of another thread, which has closed it by now
+            loop.call_soon_threadsafe(task.cancel)
+            loop.call_soon_threadsafe(loop.call_later, GRACE, loop.stop)
 
-    main = threading.current_thread() is threading.main_thread()
     task.add_done_callback(lambda _: loop.stop())
-    with on_stop(leave) if main else nullcontext():
+    with on_stop(leave) if stops_here() else nullcontext():
         stop_if_asked()
         try:
             loop.run_forever()

@@ -8,8 +8,9 @@ exits with 128 + the signal's number, as shells do:
     143  SIGTERM, after the checkpoint
 
 A second Ctrl-C raises KeyboardInterrupt at once; what the last checkpoint holds is then kept. Where nothing of this
-gets through, because code that cannot be broken off holds the main thread, the process ends by itself after
-`LAST_RESORT` seconds (`watchdog.py`): what lies on the disk is whole at every moment.
+gets through, because code that cannot be broken off holds the main thread, a command ends by itself after
+`LAST_RESORT` seconds (`watchdog.py`): what lies on the disk is whole at every moment. A process that is somebody else's
+(a notebook) is never ended.
 """
 
 from __future__ import annotations
@@ -108,9 +109,26 @@ def stop_asked() -> bool:
     return not _unbroken and any(each.received is not None for each in _listening)
 
 
+class _Here(threading.local):
+    waited_for = False
+
+
+_here = _Here()
+
+
+def stops_here() -> bool:
+    """Return whether a stop means this thread: the main one, or one that it waits for and does nothing meanwhile."""
+    return _here.waited_for or threading.current_thread() is threading.main_thread()
+
+
+def waited_for() -> None:
+    """Note that the main thread waits for this one, to whose end a stop then leads."""
+    _here.waited_for = True
+
+
 def stop_if_asked() -> None:
     """Raise StopRequested where somebody has asked and it may be broken off; cheap enough for every micro-batch."""
-    if _listening and threading.current_thread() is threading.main_thread() and stop_asked():
+    if _listening and stops_here() and stop_asked():
         raise StopRequested
 
 

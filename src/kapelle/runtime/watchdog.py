@@ -98,6 +98,8 @@ class Lane:
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.main = self.thread is threading.main_thread()
+        self.stops = interrupts.stops_here()
+        """Whether it is to leave what it is at when somebody asks this process to stop."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.running: Limit | None = None
         self.serial = 0
@@ -114,7 +116,7 @@ class Lane:
         running, serial = self.running, self.serial
         blocked = running is not None and (running, serial) == self._seen
         self._seen = (running, serial)
-        stop = interrupts.wish() if self.main else None
+        stop = interrupts.wish() if self.stops else None
         if blocked:
             assert running is not None
             running.own += passed
@@ -166,8 +168,8 @@ class Lane:
         running.breaking = True
         if self.main:
             signal.pthread_kill(ident, BREAKER)
-        elif stop is None:
-            raise_in(ident, running.reason())
+        else:
+            raise_in(ident, running.reason() if stop is None else stop.again())
 
 
 def _cancel(limit: Limit) -> None:
@@ -183,11 +185,10 @@ def _cancel(limit: Limit) -> None:
 
 def raise_in(thread: int, error: BaseException | None) -> None:
     """Raise an error in a thread, at its next line of Python; None takes back one that was not raised yet."""
-    kind = (
-        None
-        if error is None
-        else ctypes.py_object(type("GaveUp", (GaveUp,), {"__str__": lambda _: str(error)}))
-    )
+    kind = None
+    if error is not None:  # it is made there, without arguments
+        made = type(error)
+        kind = ctypes.py_object(type(made.__name__, (made,), {"__str__": lambda _: str(error)}))
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), kind)
 
 
@@ -253,12 +254,12 @@ def _look_for_ever() -> None:
             else:
                 _lanes.pop(ident, None)
         unheard = interrupts.Arrivals.look(passed)
-        if unheard is not None:
+        if unheard is not None and interrupts.commands:
             _end(unheard)
         stop = interrupts.wish()
         if stop is not None:
             stop.waited += passed
-            if stop.waited > interrupts.LAST_RESORT:
+            if stop.waited > interrupts.LAST_RESORT and interrupts.commands:
                 _end(stop.number)
 
 

@@ -1,0 +1,69 @@
+"""A stop where an event loop runs already: it reaches the work, and the process, which is somebody else's, lives on."""
+
+import subprocess
+import sys
+
+BEGIN = """
+import asyncio, os, signal, time
+from kapelle.runtime import interrupts, watchdog
+from kapelle.runtime.deadlines import call
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.interrupts import StopRequested, catch_interrupts
+
+def ask():
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+CELL = """
+async def cell():
+    with catch_interrupts() as asked:
+        try:
+            run_async(work)
+        except StopRequested:
+            print("stopped", asked.exit_code)
+
+asyncio.run(cell())
+print("lives")
+"""
+
+
+def said(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_work_that_waits_is_broken_off() -> None:
+    script = """
+async def work():
+    ask()
+    await asyncio.sleep(3600)
+"""
+    assert said(script + CELL) == "stopped 130\nlives\n"
+
+
+def test_a_call_that_blocks_is_broken_off() -> None:
+    script = """
+def compute():
+    ask()
+    while True:
+        pass
+
+async def work():
+    call("a call", "environment", 3600.0, compute)
+"""
+    assert said(script + CELL) == "stopped 130\nlives\n"
+
+
+def test_a_process_that_is_no_command_is_never_ended() -> None:
+    script = """
+interrupts.LAST_RESORT = 0.0
+watchdog.lane_here()
+with catch_interrupts():
+    ask()
+    time.sleep(2)
+print("lives")
+"""
+    assert said(script) == "lives\n"
