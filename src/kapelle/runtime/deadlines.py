@@ -93,6 +93,9 @@ def looping(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     finally:
         lane.loop = before
         lane.beaten = True
+        for limit in tuple(lane.open):  # of tasks that were left behind: nothing can end them any more
+            if limit.task is not None and limit.task.get_loop() is loop:
+                lane.open.discard(limit)
 
 
 def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> Bounded[T]:

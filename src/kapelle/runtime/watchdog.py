@@ -135,7 +135,12 @@ class Lane:
         if self.beaten:
             self.free += passed
         self._beat()
-        for limit in list(self.open):
+        for limit in tuple(self.open):
+            loop = None if limit.task is None else limit.task.get_loop()
+            if loop is not None and loop.is_closed():
+                self.open.discard(limit)
+            if loop is not self.loop:
+                continue
             over = limit.used - limit.seconds
             if over >= 0 and limit.stage == 0:
                 self._expire(limit, 1)
@@ -173,7 +178,7 @@ class Lane:
 
 
 def _cancel(limit: Limit) -> None:
-    if limit not in limit.lane.open or limit.task is None:
+    if limit not in limit.lane.open or limit.task is None or limit.task.get_loop() is not limit.lane.loop:
         return
     if limit.stage < 3:
         limit.cancels += 1

@@ -1,0 +1,36 @@
+"""Limits end with the event loop of their tasks, also those of tasks that were left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kapelle.runtime import event_loop
+from kapelle.runtime.deadlines import within
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.watchdog import lane_here
+
+
+def test_a_task_left_behind_leaves_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop, "GRACE", 0.05)
+    kept: list[asyncio.Task[None]] = []
+
+    async def deaf() -> None:
+        while True:
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                continue
+
+    async def bounded() -> None:
+        await within("a call", "environment", 3600.0, deaf())
+
+    async def work() -> None:
+        kept.append(asyncio.create_task(bounded()))
+        await asyncio.sleep(0)
+
+    before = set(lane_here().open)
+    run_async(work)
+    assert not kept[0].done()
+    assert lane_here().open <= before
