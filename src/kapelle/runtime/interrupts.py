@@ -146,16 +146,18 @@ class Arrivals:
     """Whether one has arrived and is not handled."""
     _reads: int | None = None
     _writes: int | None = None
+    _guard = threading.Lock()
+    """Held while the pipe is read and while it is closed, so that nothing else is read that has its number by then."""
 
     @classmethod
     def look(cls, passed: float) -> int | None:
         """Count what has arrived; return the number of a signal that nobody has handled for `LAST_RESORT` seconds."""
-        if cls._reads is None:
-            return None
         # Asked before the pipe is read: a handler that runs in between is seen by the next look.
         heard, cls.heard = cls.heard, False
         came: list[int] = []
-        with suppress(OSError):
+        with cls._guard, suppress(OSError):
+            if cls._reads is None:
+                return None
             came = [number for number in os.read(cls._reads, 4096) if number in SIGNALS]
         if came:
             cls.number = came[-1]
@@ -185,10 +187,11 @@ class Arrivals:
         try:
             yield
         finally:
-            counts, cls._reads, cls._writes = cls._writes == writes, None, None
-            if counts:
-                signal.set_wakeup_fd(-1)
-            os.close(reads)
+            with cls._guard:
+                counts, cls._reads, cls._writes = cls._writes == writes, None, None
+                if counts:
+                    signal.set_wakeup_fd(-1)
+                os.close(reads)
             os.close(writes)
 
     @classmethod
@@ -199,6 +202,7 @@ class Arrivals:
             if writes not in (-1, cls._writes):
                 signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         cls._reads = cls._writes = None
+        cls._guard = threading.Lock()  # the other may have been held when this process was forked
         cls.heard, cls._open, cls.waited = False, False, 0.0
 
 

@@ -109,6 +109,8 @@ class Lane:
         self.awake = self.free = 0.0
         """Seconds that this lane was not blocked by a call; and those of them in which its loop had time."""
         self._seen: tuple[Limit | None, int] = (None, 0)
+        self.guard = threading.Lock()
+        """Held while a call is broken and while one ends, so that none is broken that has ended."""
         self.beaten = True
 
     def look(self, passed: float) -> None:
@@ -170,11 +172,14 @@ class Lane:
     def _break(self, running: Limit, stop: interrupts.Wish | None) -> None:
         ident = self.thread.ident
         assert ident is not None
-        running.breaking = True
         if self.main:
+            running.breaking = True
             signal.pthread_kill(ident, BREAKER)
-        else:
-            raise_in(ident, running.reason() if stop is None else stop.again())
+            return
+        with self.guard:
+            if (self.running, self.serial) == self._seen:
+                running.breaking = True
+                raise_in(ident, running.reason() if stop is None else stop.again())
 
 
 def _cancel(limit: Limit) -> None:
@@ -219,7 +224,8 @@ def _broken(_number: int, _frame: FrameType | None) -> None:
 
 
 here = threading.local()
-_lanes: dict[int, Lane] = {}
+_lanes: dict[Lane, None] = {}
+_starting = threading.Lock()
 _watchdog: threading.Thread | None = None
 current: ContextVar[Limit | None] = ContextVar("limit", default=None)
 """The limit of the call inside which this code runs; tasks that the call starts have it too."""
@@ -233,7 +239,7 @@ def lane_here() -> Lane:
     lane: Lane | None = getattr(here, "lane", None)
     if lane is None:
         lane = here.lane = Lane()
-        _lanes[threading.get_ident()] = lane
+        _lanes[lane] = None
         _watch(lane)
     return lane
 
@@ -242,9 +248,10 @@ def _watch(lane: Lane) -> None:
     global _watchdog  # noqa: PLW0603 - there is one
     if lane.main and signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
         signal.signal(BREAKER, _broken)
-    if _watchdog is None or not _watchdog.is_alive():
-        _watchdog = threading.Thread(target=_look_for_ever, name="kapelle-watchdog", daemon=True)
-        _watchdog.start()
+    with _starting:
+        if _watchdog is None or not _watchdog.is_alive():
+            _watchdog = threading.Thread(target=_look_for_ever, name="kapelle-watchdog", daemon=True)
+            _watchdog.start()
 
 
 def _look_for_ever() -> None:
@@ -253,11 +260,11 @@ def _look_for_ever() -> None:
         time.sleep(TICK)
         now = time.monotonic()
         passed, before = min(now - before, PAUSE), now
-        for ident, lane in list(_lanes.items()):
+        for lane in tuple(_lanes):
             if lane.thread.is_alive():
                 lane.look(passed)
             else:
-                _lanes.pop(ident, None)
+                _lanes.pop(lane, None)  # by itself: a new thread may have its number
         unheard = interrupts.Arrivals.look(passed)
         if unheard is not None and interrupts.commands:
             _end(unheard)
@@ -269,11 +276,7 @@ def _look_for_ever() -> None:
 
 
 def _end(number: int) -> None:
-    running = (
-        _lanes[threading.main_thread().ident or 0].running
-        if threading.main_thread().ident in _lanes
-        else None
-    )
+    running = next((lane.running for lane in tuple(_lanes) if lane.main), None)
     held = f"{running.what} holds" if running is not None else "something that cannot be broken off holds"
     _end_with(
         f"{held} the process; it ends without waiting. What the last checkpoint holds is kept, and what came after it is "
@@ -289,8 +292,8 @@ def _end_with(said: str, code: int) -> NoReturn:
 
 
 def _forget() -> None:
-    global _watchdog  # noqa: PLW0603 - a forked process has its own, when it needs one
-    _watchdog = None
+    global _watchdog, _starting
+    _watchdog, _starting = None, threading.Lock()
     _lanes.clear()
     if hasattr(here, "lane"):
         del here.lane
@@ -301,7 +304,18 @@ os.register_at_fork(after_in_child=_forget)
 
 def leave(lane: Lane, before: Limit | None) -> None:
     """End a call that has run on a lane, inside which `before` runs on."""
-    if not lane.main and lane.running is not None and lane.running.breaking:
-        raise_in(lane.thread.ident or 0, None)
-    lane.running = before
-    lane.serial += 1
+    came: BaseException | None = None
+    while True:
+        try:
+            with lane.guard:
+                running = lane.running
+                if not lane.main and running is not None and running.breaking:
+                    raise_in(lane.thread.ident or 0, None)
+                    running.breaking = False
+                lane.running = before
+                lane.serial += 1
+            break
+        except BaseException as error:  # noqa: BLE001 - the call was broken just now: raised when it has ended
+            came = error
+    if came is not None:
+        raise came

@@ -1,0 +1,47 @@
+"""What the watchdog decides on one thread holds for another only while that one is still where it was seen."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kapelle.runtime import watchdog
+from kapelle.runtime.deadlines import call
+from kapelle.runtime.watchdog import Lane, lane_here
+
+
+def test_a_call_that_has_ended_since_the_look_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(watchdog, "raise_in", lambda _thread, error: raised.append(error))
+    monkeypatch.setattr(watchdog, "_watch", lambda _lane: None)  # looked at by hand
+
+    def aside() -> None:
+        lane = lane_here()
+
+        def work() -> None:
+            lane.look(0.0)  # sees it for the first time
+            limit = lane.running
+            assert limit is not None
+            monkeypatch.setattr(type(limit), "reason", lambda _: None)
+            lane.serial += 1  # another call has come in between
+            lane._break(limit, None)
+
+        call("a call", "environment", 0.0, work)
+
+    thread = threading.Thread(target=aside)
+    thread.start()
+    thread.join()
+    assert raised == []
+
+
+def test_a_thread_that_has_the_number_of_another_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes: dict[object, Lane | None] = {}
+    monkeypatch.setattr(watchdog, "_lanes", lanes)
+    monkeypatch.setattr(watchdog, "_watch", lambda _lane: None)
+    monkeypatch.setattr(threading, "get_ident", lambda: 7)
+    for _ in range(2):
+        thread = threading.Thread(target=lane_here)
+        thread.start()
+        thread.join()
+    assert len(lanes) == 2
