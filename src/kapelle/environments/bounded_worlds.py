@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,9 +24,8 @@ from kapelle.types import Split, Task
 T = TypeVar("T")
 
 WORKERS = 256
-"""Worlds of environments that block, alive at once; further episodes wait for one of them to end."""
-
-_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+"""Worlds of environments that block, alive at once; further episodes wait before they begin (`rollout/concurrency.py`),
+and one that needs more by itself has them."""
 
 
 def task_of(environment: Environment, split: Split, index: int) -> Task:
@@ -129,14 +127,11 @@ class _WorkerWorld(BoundedWorld):
     """A world on a thread of its own, which is left behind when a call is given up."""
 
     async def open(self, start: Callable[[], World]) -> None:
-        loop = asyncio.get_running_loop()
-        self._gate = _gates.setdefault(loop, asyncio.Semaphore(WORKERS))
-        await self._gate.acquire()
         self._worker = _Worker()
         try:
             self.inner = await self._elsewhere("start", _at_once(start))
         except BaseException:
-            self._free()
+            self._worker.end()
             raise
 
     def close(self) -> Awaitable[None]:
@@ -147,7 +142,7 @@ class _WorkerWorld(BoundedWorld):
             if not self._worker.given_up:
                 await self._elsewhere("close", self.inner.close)
         finally:
-            self._free()
+            self._worker.end()
 
     def _now(self, method: str, work: Callable[..., T], *given: Any) -> T:
         # The program asks for this without `await`: it waits here, and can be broken off here.
@@ -181,10 +176,6 @@ class _WorkerWorld(BoundedWorld):
             if not future.done() or future.cancelled():
                 self._worker.give_up()
             raise
-
-    def _free(self) -> None:
-        self._worker.end()
-        self._gate.release()
 
 
 def _at_once(work: Callable[[], T]) -> Callable[[], Awaitable[T]]:

@@ -1,0 +1,87 @@
+"""Episodes wait in line before they hold anything, so none waits for what another holds."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Sequence
+
+import pytest
+from tests.support.stuck import Stuck, StuckWorld
+from tests.support.tiny import LORA, lora_policies, team_of, tiny_model
+from tests.support.trees import at_grpo
+from tests.support.trees import stage as branching
+
+from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environments import bounded_worlds
+from kapelle.rollout.concurrency import at_once
+from kapelle.rollout.play import Play, rollout
+from kapelle.runtime.event_loop import run_async
+from kapelle.types import Group, Sampling, Task
+from kapelle.workflows.parallel import Parallel
+
+TASKS = [Task(f"t{k}", f"{k}?") for k in range(4)]
+FAR = 60.0
+"""Seconds that no test needs."""
+
+
+def played(play: Play, samples: int = 2, most: int = 4096) -> list[Group]:
+    return run_async(lambda: asyncio.wait_for(rollout(play, TASKS, samples, 5, most), FAR))
+
+
+def errors(groups: Sequence[Group]) -> list[str]:
+    return [episode.error for group in groups for episode in group.episodes if episode.error is not None]
+
+
+def scripts() -> ScriptedEngine:
+    return ScriptedEngine({"a": lambda request: "x", "b": lambda request: f"{request.seed}"})
+
+
+class TestWorldsThatBlock:
+    @pytest.mark.parametrize("workers", [1, 2, 5, 12])
+    def test_branches_never_wait_for_what_their_episode_holds(
+        self, workers: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def play(blocking: bool) -> Play:
+            return branching(
+                at_grpo(2),
+                scripts(),
+                names=("a", "b"),
+                environment=Stuck(blocking=blocking),
+                workflow=Parallel(),
+            )
+
+        monkeypatch.setattr(bounded_worlds, "WORKERS", workers)
+        assert played(play(True)) == played(play(False))
+
+    def test_those_in_line_are_no_episodes_that_are_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        begun: list[int] = []
+
+        class Watched(Stuck):
+            def start(self, task: Task, agents: Sequence[str], seed: int) -> StuckWorld:
+                begun.append(seed)
+                return super().start(task, agents, seed)
+
+        monkeypatch.setattr(bounded_worlds, "WORKERS", 2)
+        model = tiny_model()
+        for name in ("a", "b"):
+            model.bank.add(name, LORA, 0)
+        engine = LocalEngine({"base": model}, lora_policies("a", "b"), patience=FAR * 2)
+        sampling = dict.fromkeys(("a", "b"), Sampling(max_tokens=3))
+        play = Play(team_of("a", "b"), Watched(blocking=True), Parallel(), engine, sampling)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            assert errors(played(play)) == []
+        assert len(begun) == 8
+
+    def test_room_is_for_all_worlds_of_an_episode_and_for_one_episode_at_least(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(bounded_worlds, "WORKERS", 12)
+        blocks, tree = Stuck(blocking=True), at_grpo(2).tree
+        assert at_once(Stuck(), 2, tree, 4096) == 4096
+        assert at_once(blocks, 2, None, 4096) == 12
+        assert at_once(blocks, 2, None, 3) == 3
+        assert at_once(blocks, 2, tree, 4096) == 12 // 5
+        assert at_once(blocks, 6, tree, 4096) == 1
