@@ -17,6 +17,8 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments import bounded_worlds
 from kapelle.rollout.concurrency import at_once
 from kapelle.rollout.play import Play, rollout
+from kapelle.runtime import watchdog
+from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Group, Sampling, Task
 from kapelle.workflows.parallel import Parallel
@@ -85,3 +87,14 @@ class TestWorldsThatBlock:
         assert at_once(blocks, 2, None, 3) == 3
         assert at_once(blocks, 2, tree, 4096) == 12 // 5
         assert at_once(blocks, 6, tree, 4096) == 1
+
+
+def test_a_task_that_is_left_behind_gives_its_place_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "GRACE", 0.3)
+    world = Stuck(way="child", place="step", one_in=2)
+    patience = Patience(environment=0.3, episode=5.0)
+    play = Play(team_of("a", "b"), world, Parallel(), scripts(), patience=patience)
+    groups = played(play, most=2)
+    assert len([episode for group in groups for episode in group.episodes]) == 8
+    assert 0 < len(errors(groups)) < 8
+    assert all("GaveUp" in error for error in errors(groups))

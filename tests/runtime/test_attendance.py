@@ -242,3 +242,37 @@ def test_an_event_loop_that_is_gone_leaves_nothing_behind() -> None:
         run_async(rollout)
     gc.collect()
     assert loops[0]() is None
+
+
+async def test_what_begins_behind_the_back_of_an_ended_part_is_not_waited_for(
+    joined: list[list[int]],
+) -> None:
+    sampler = engine()
+    with Part() as given_up:
+        given_up.end()
+        with Part():  # a step that its task takes although nobody wants it any more
+            asked = ask(sampler, 1)
+            await asyncio.wait_for(asked, 60)
+    assert joined == [[1]]
+
+
+async def test_an_error_outside_the_rows_reaches_everybody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = engine()
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError("planned")
+
+    monkeypatch.setattr(LocalEngine, "_all_here", broken)
+    found = await asyncio.wait_for(
+        asyncio.gather(ask(sampler, 1), ask(sampler, 2), return_exceptions=True), 60
+    )
+    assert ["planned" in str(error) for error in found] == [True, True]
+
+
+async def test_an_answer_that_cannot_be_read_fails_alone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = engine()
+    monkeypatch.setattr(LocalEngine, "_completion", lambda *_: 1 / 0)
+    found = await asyncio.wait_for(
+        asyncio.gather(ask(sampler, 1), ask(sampler, 2), return_exceptions=True), 60
+    )
+    assert all(isinstance(error, BaseException) for error in found)

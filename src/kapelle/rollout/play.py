@@ -126,12 +126,21 @@ async def rollout(
     parts: dict[int, Part] = {}
 
     async def one(number: int, task: Task, sample: int, own: int) -> Episode:
-        async with gate:
+        await gate.acquire()
+        try:
             with Part(number, followed=queued) as parts[number]:
                 return await play_episode(play, task, own, sample)
+        finally:
+            leave(number)
+
+    def leave(number: int) -> None:
+        if parts.pop(number, None) is not None:
+            gate.release()
 
     def without(place: int, why: GaveUp) -> Episode:
-        parts[place].end()  # its task goes on behind our back, and nobody waits for what it may ask
+        if place in parts:
+            parts[place].end()  # its task goes on behind our back, and nobody waits for what it may ask
+        leave(place)
         task, _, own = seats[place]
         return Episode(task, own, play.team.names, (), error=f"GaveUp: {why}")
 

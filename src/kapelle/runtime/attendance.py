@@ -123,7 +123,9 @@ class Part:
         self._begun = 0
         self._asking = 0
         self._within: set[Part] = set()
-        self._over = self._late = False
+        self._late = False
+        # What begins behind the back of a part that has ended is waited for as little as that one.
+        self._over: bool = isinstance(self._holder, Part) and self._holder.ended
         self._token: Token[Part | None] | None = None
         self.order = self._holder.admit(self, place)
         self._note()
@@ -140,6 +142,11 @@ class Part:
         assert token is not None
         with suppress(ValueError):  # a coroutine that was thrown away is closed elsewhere than where it ran
             _current.reset(token)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._over
 
     def ask(self) -> None:
         """Wait for one more answer."""

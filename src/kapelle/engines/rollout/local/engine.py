@@ -51,7 +51,7 @@ class Local(Settings):
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
     """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
 
-    patience: float = Field(60.0, ge=0.0, allow_inf_nan=False)
+    patience: Annotated[float, FROM_HERE_ON] = Field(60.0, ge=0.0, allow_inf_nan=False)
     """Seconds for which rows wait for episodes that are elsewhere (at a world, tool, judge or endpoint) while nothing
     happens; 0 waits for none, and a run whose worlds wait does not repeat."""
 
@@ -252,7 +252,13 @@ class LocalEngine:
 
     async def _drain(self, here: Room) -> None:
         while any(queue.busy for queue in self._queues):
-            await self._all_here(here)
+            try:
+                await self._all_here(here)
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits, never swallowed
+                for queue in self._queues:
+                    queue.line_up()
+                    waiting, queue.waiting = queue.waiting, []
+                    _fail([*queue.clear(), *waiting], error)
             for queue in self._queues:
                 queue.line_up()
             for queue in self._queues:
@@ -260,12 +266,9 @@ class LocalEngine:
                     self._seat(queue)
                     if queue.in_flight:
                         queue.decoder.advance(PAUSE)
-                except Exception as error:  # noqa: BLE001 - handed to whoever waits, never swallowed
-                    for pending in queue.clear():
-                        pending.hear()
-                        if not pending.future.done():
-                            pending.future.set_exception(_failure(error))
-                self._answer(queue)
+                    self._answer(queue)
+                except Exception as error:  # noqa: BLE001 - likewise
+                    _fail(queue.clear(), error)
 
     async def _all_here(self, here: Room) -> None:
         """Wait until whoever may ask has asked: all coroutines, and all episodes whose worlds wait for something."""
@@ -295,14 +298,18 @@ class LocalEngine:
             pending.said = said
 
     def _answer(self, queue: _ModelQueue) -> None:
-        in_flight, queue.in_flight = queue.in_flight, []
-        for pending in in_flight:
+        answers: list[tuple[_Pending, Completion]] = []
+        speaking: list[_Pending] = []
+        for pending in queue.in_flight:
             if pending.said is None or pending.said.finish_reason is None:
-                queue.in_flight.append(pending)
-                continue
+                speaking.append(pending)
+            else:
+                answers.append((pending, self._completion(pending.request, pending.said, queue.model)))
+        queue.in_flight = speaking
+        for pending, completion in answers:
             pending.hear()
             if not pending.future.done():
-                pending.future.set_result(self._completion(pending.request, pending.said, queue.model))
+                pending.future.set_result(completion)
 
     def _completion(self, request: Request, said: Said, model: LanguageModel) -> Completion:
         held = self._find(request.policy)
@@ -326,6 +333,14 @@ class LocalEngine:
                 f"The local engine holds no policy '{policy}'.{did_you_mean(policy, self._held)}"
             )
         return self._held[policy]
+
+
+def _fail(requests: Sequence[_Pending], error: Exception) -> None:
+    """Hand an error to whoever waits for these answers."""
+    for pending in requests:
+        pending.hear()
+        if not pending.future.done():
+            pending.future.set_exception(_failure(error))
 
 
 def _failure(error: Exception) -> EngineError:
