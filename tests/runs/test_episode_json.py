@@ -159,3 +159,11 @@ def test_a_row_of_another_form_is_refused(broken: dict[str, Any]) -> None:
     row = json.loads(dump_episode(Episode(TASK, 0, ("actor",))))
     with pytest.raises(DataError, match="another form"):
         load_episode(broken if not broken else {**row, **broken})
+
+
+def test_rows_that_contradict_themselves_or_their_group_are_refused() -> None:
+    groups = [Group(TASK, (Episode(TASK, 1, ("actor",)), Episode(TASK, 2, ("actor",))))]
+    rows = [json.loads(line) for line in dump_groups(7, groups).splitlines()]
+    rows[1]["task"]["id"] = "another"
+    with pytest.raises(DataError, match="do not belong together"):
+        load_groups(rows)

@@ -66,18 +66,21 @@ def load_episode(row: Mapping[str, Json]) -> Episode:
         for name in ("rewards", "info", "success"):
             values[name] = decode(values[name])
         return Episode(**values)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise DataError(
             f"An episode's row has another form ({error!r}). Read it with the kapelle that wrote it."
         ) from error
 
 
 def load_groups(rows: Iterable[Mapping[str, Json]]) -> list[Group]:
-    """Return the groups of one step's rows, in the order in which they were recorded."""
+    """Return the groups of one step's rows, in the order in which they were recorded; DataError for damaged rows."""
     episodes: dict[int, list[Episode]] = {}
     for row in rows:
         episodes.setdefault(row["group"], []).append(load_episode(row))
-    return [Group(members[0].task, tuple(members)) for members in episodes.values()]
+    try:
+        return [Group(members[0].task, tuple(members)) for members in episodes.values()]
+    except AssertionError as error:
+        raise DataError(f"The rows of a group do not belong together: {error}.") from error
 
 
 def _fields(value: Episode | Turn | Task | Message | Payment) -> dict[str, Any]:
