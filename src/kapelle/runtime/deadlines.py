@@ -41,9 +41,9 @@ class Patience:
     episode: float = 14_400.0
     """One episode, from its start to its end."""
     engine: float = 3600.0
-    """One request to an engine, the wait for its turn included."""
+    """One request to an engine, from its turn on."""
     grader: float = 1800.0
-    """Grading one text, the wait for a sandbox or a judge included."""
+    """Grading one text; waits for the turn with a sandbox or a connection do not count."""
 
 
 patience_here: ContextVar[Patience] = ContextVar("patience", default=Patience())  # noqa: B039 - frozen
@@ -96,6 +96,23 @@ def looping(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         for limit in tuple(lane.open):  # of tasks that were left behind: nothing can end them any more
             if limit.task is not None and limit.task.get_loop() is loop:
                 lane.open.discard(limit)
+
+
+def stand_in_line() -> Callable[[], None]:
+    """Stop counting the seconds of the call inside which this runs, until what is returned is called.
+
+    For whoever waits for a turn with something of which there are few: rows of a model, connections, sandboxes. How long
+    that takes is no matter of the call that waits, and those before it have limits of their own.
+    """
+    limit = current.get()
+    if limit is None or limit.lane is not lane_here():
+        return _nothing
+    limit.pause()
+    return limit.go_on
+
+
+def _nothing() -> None:
+    return None
 
 
 def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> Bounded[T]:

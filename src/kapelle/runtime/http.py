@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from kapelle.errors import EpisodeError
 from kapelle.runtime.awake import awake_timeout
+from kapelle.runtime.deadlines import stand_in_line
 from kapelle.runtime.descriptors import room_for
 from kapelle.types import Json
 
@@ -53,7 +54,9 @@ async def post(
     no_limits = httpx.Timeout(None)
     # Escaped: a text may hold half a character, which UTF-8 does not know.
     content = json.dumps(body).encode("ascii")
+    turn = stand_in_line()
     async with gate:
+        turn()
         try:
             async with (
                 awake_timeout(seconds),

@@ -84,8 +84,9 @@ class Limit:
         self.own, self.since = self.used, None
 
     def go_on(self) -> None:
-        """Count again."""
-        self.since = self._clock()
+        """Count again; nothing where it counts already."""
+        if self.since is None:
+            self.since = self._clock()
 
     def reason(self) -> GaveUp:
         """Return why the call is given up."""

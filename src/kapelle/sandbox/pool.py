@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from kapelle.errors import SandboxError
+from kapelle.runtime.deadlines import stand_in_line
 from kapelle.sandbox.contract import Backend, Layer, Limits, Prepared, Result, run
 
 T = TypeVar("T")
@@ -88,7 +89,14 @@ class Pool:
 
     async def call(self, work: Callable[[], T]) -> T:
         """Run blocking work with this pool in one of its threads; its sandboxes bound how long that takes."""
-        return await asyncio.get_running_loop().run_in_executor(self._calls, work)
+        loop, turn = asyncio.get_running_loop(), stand_in_line()
+
+        def begin() -> T:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                loop.call_soon_threadsafe(turn)
+            return work()
+
+        return await loop.run_in_executor(self._calls, begin)
 
     def wait_until_warm(self, timeout_s: float = 10.0) -> bool:
         """Wait until all warm sandboxes stand ready; False when that did not happen in time."""

@@ -226,7 +226,8 @@ class Timed(Settings):
 
     timeout: Annotated[float, FREE] = Field(Patience.environment, gt=0, allow_inf_nan=False)
     """Seconds after which one call of the environment, or one request to the engine, is given up; its episode is then
-    an error. The wait for its turn counts; the time in which this process is stopped does not."""
+    an error. The wait for a turn (with the model, a connection, a sandbox) does not count, nor does the time in which
+    this process is stopped."""
 
 
 class EpisodeConfig(Settings):
@@ -240,7 +241,7 @@ class GraderConfig(Settings):
     """What bounds the grading of one text."""
 
     timeout: Annotated[float, FREE] = Field(Patience.grader, gt=0, allow_inf_nan=False)
-    """Seconds, the wait for a sandbox or a judge included, after which its episode is an error."""
+    """Seconds after which its episode is an error. The wait for a turn with a sandbox or a judge does not count."""
 
 
 def timed(settings: type[Settings], section: str) -> type[Settings]:

@@ -26,6 +26,7 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.weights import weights_hash
 from kapelle.runtime.attendance import Part, Room, current, room
+from kapelle.runtime.deadlines import stand_in_line
 from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Policy
 
@@ -74,6 +75,8 @@ class _Pending:
     future: asyncio.Future[Completion]
     part: Part | None
     """What asked; None outside a rollout."""
+    turn: Callable[[], None]
+    """To be called when its row joins: only from then on its time counts."""
     said: Said | None = None
     """What its row will have said; None while it waits."""
     heard: bool = False
@@ -194,7 +197,7 @@ class LocalEngine:
                 left.arrived = [pending for pending in left.arrived if not pending.future.done()]
                 left.waiting = [pending for pending in left.waiting if not pending.future.done()]
             self._pump = loop.create_task(self._drain(room()))
-        pending = _Pending(request, future, current())
+        pending = _Pending(request, future, current(), stand_in_line())
         queue.arrived.append(pending)
         if pending.part is not None:
             pending.part.ask()
@@ -296,6 +299,7 @@ class LocalEngine:
         jobs = [Job(self._find(r.policy).adapter, r.prompt_ids, r.sampling, r.seed) for r in requests]
         for pending, said in zip(joining, queue.decoder.join(jobs), strict=True):
             pending.said = said
+            pending.turn()
 
     def _answer(self, queue: _ModelQueue) -> None:
         answers: list[tuple[_Pending, Completion]] = []

@@ -1,0 +1,89 @@
+"""The seconds of a call are its own: waiting for a turn with something of which there are few costs none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+from tests.engines.rollout.local.test_joining import engine, request
+from tests.support.tiny import LORA, tiny_model
+
+from kapelle.runtime import http
+from kapelle.runtime.deadlines import stand_in_line, within
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.watchdog import GaveUp
+from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.pool import Pool
+from kapelle.sandbox.unsafe_subprocess import UnsafeSubprocess
+
+LIMIT = 0.4
+LINE = 3 * LIMIT
+"""Seconds until it is the call's turn: long enough for the watchdog to end a call whose line counts."""
+
+
+def bounded(work: Awaitable[object]) -> Awaitable[object]:
+    return within("The call", "engine", LIMIT, work)
+
+
+def test_only_what_comes_before_the_turn_is_free() -> None:
+    async def call(line: float, work: float) -> str:
+        turn = stand_in_line()
+        await asyncio.sleep(line)
+        turn()
+        await asyncio.sleep(work)
+        return "done"
+
+    assert run_async(lambda: asyncio.wait_for(bounded(call(LINE, 0)), 60)) == "done"
+    with pytest.raises(GaveUp, match="more than"):
+        run_async(lambda: asyncio.wait_for(bounded(call(0, 60)), 60))
+    with pytest.raises(GaveUp):
+        run_async(lambda: asyncio.wait_for(bounded(call(LINE, 60)), 60))
+
+
+async def at_the_same_time(first: Callable[[], Awaitable[object]], second: Awaitable[object]) -> object:
+    before = asyncio.ensure_future(first())
+    await asyncio.sleep(0)
+    answer = await bounded(second)
+    await before
+    return answer
+
+
+def test_a_line_for_sandboxes_is_free() -> None:
+    async def both(pool: Pool) -> object:
+        return await at_the_same_time(lambda: pool.call(lambda: time.sleep(LINE)), pool.call(lambda: "ran"))
+
+    with Pool(UnsafeSubprocess(), Limits(), parallel=1, warm=0) as pool:
+        assert run_async(lambda: both(pool)) == "ran"
+
+
+def test_a_line_for_connections_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
+
+    async def answer(asked: httpx.Request) -> httpx.Response:
+        if asked.url.path == "/slow":
+            await asyncio.sleep(LINE)
+        return httpx.Response(200, content=b"yes")
+
+    def post(path: str) -> Awaitable[object]:
+        return http.post(f"http://x/{path}", {}, {}, 60.0, httpx.MockTransport(answer))
+
+    async def both() -> object:
+        return await at_the_same_time(lambda: post("slow"), post("quick"))
+
+    assert run_async(both) == (200, b"yes")
+
+
+def test_a_line_for_rows_is_free() -> None:
+    model = tiny_model()
+    for name in ("a", "b"):
+        model.bank.add(name, LORA, 1)
+    full = engine(model, max_rows=0)  # nobody's turn comes
+
+    async def asked() -> object:
+        asyncio.get_running_loop().call_later(LINE, setattr, full, "_max_rows", 4)
+        return await bounded(full.generate(request("a", 1, 3)))
+
+    assert run_async(asked) is not None
