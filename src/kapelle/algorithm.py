@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from kapelle.former_names import renamed_in
-from kapelle.settings.base import find_class
+from kapelle.runtime.plugins import find_class
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from kapelle.settings.base import find_class
+from kapelle.runtime.plugins import find_class
 from kapelle.types import Json, Message, Split, Task
 
 BUILTIN_ENVIRONMENTS: Mapping[str, str] = {

@@ -136,11 +136,15 @@ PACKAGES: Mapping[str, str] = {
 NAMES: Mapping[str, Mapping[str, str]] = {
     "": {"Configured": "Settings"},
     "algorithm": {"CriticNeed": "CriticSpec", "Estimates": "Signals"},
-    "settings.base": {"Configured": "Settings"},
+    "settings.base": {
+        "Configured": "Settings",
+        "find_class": "runtime.plugins:find_class",
+        "load_file": "runtime.plugins:load_file",
+    },
     "training.observer": {"Listener": "Observer"},
     "workflows.play": {"Play": "PlayWorkflow"},
 }
-"""Module → former name in it → name of today."""
+"""Module → former name in it → name of today, with `module:` before it where it has moved."""
 
 
 class _Same(Loader):
@@ -200,8 +204,10 @@ def renamed_in(module: str) -> Callable[[str], Any]:
     def attribute(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module '{module}' has no attribute {name!r}")
-        _warn(f"{module}.{name}", f"{module}.{names[name]}")
-        return getattr(import_module(module), names[name])
+        home, _, today = names[name].rpartition(":")
+        home = f"kapelle.{home}" if home else module
+        _warn(f"{module}.{name}", f"{home}.{today}")
+        return getattr(import_module(home), today)
 
     return attribute
 

@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.settings.base import find_class
+from kapelle.runtime.plugins import find_class
 from kapelle.team import Agent
 from kapelle.types import Message, Task, Turn
 

@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def test_the_environment_conforms_and_the_page_shows_it(folder: Path) -> None:
     config = load_recipe(str(folder / "mine.yaml")).config
-    findings = await conform(config.environment)  # type: ignore[arg-type]
+    findings = await conform(config.environment)
     shown = [f"{f.status:2}  {f.name:13} {f.detail}" for f in findings]
     assert [line for line in shown if line not in PAGE] == []
 
@@ -34,7 +34,7 @@ async def test_the_environment_conforms_and_the_page_shows_it(folder: Path) -> N
 async def test_the_workflow_asks_the_third_only_when_two_differ(folder: Path) -> None:
     config = load_recipe(str(folder / "mine.yaml")).config
     environment, workflow = config.environment, config.workflow
-    task = environment.task("train", 0)  # type: ignore[attr-defined]
+    task = environment.task("train", 0)
     gold = task.data["answer"]
     bad = "eo"["oe".index(gold)]
     names = ["agent_0", "agent_1", "agent_2"]
@@ -44,5 +44,5 @@ async def test_the_workflow_asks_the_third_only_when_two_differ(folder: Path) ->
         ((gold, bad, bad), 3, 0.0),
     ):
         scripts = {name: lines(text) for name, text in zip(names, said, strict=True)}
-        [episode] = await play(environment, workflow, names, scripts, task)  # type: ignore[arg-type]
+        [episode] = await play(environment, workflow, names, scripts, task)
         assert (len(episode.turns), episode.success) == (spoke, success)

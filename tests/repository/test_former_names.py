@@ -37,8 +37,10 @@ def test_a_package_hands_over_what_the_module_of_its_name_held(package: str) -> 
 def test_a_former_name_in_a_module_is_the_one_of_today(module: str) -> None:
     home = import_module(f"kapelle.{module}".rstrip("."))
     for old, new in NAMES[module].items():
-        with pytest.warns(DeprecationWarning, match=f"{old}` is now"):
-            assert getattr(home, old) is getattr(home, new)
+        moved_to, _, name = new.rpartition(":")
+        today = import_module(f"kapelle.{moved_to}") if moved_to else home
+        with pytest.warns(DeprecationWarning, match=f"{old}` is now `{today.__name__}.{name}`"):
+            assert getattr(home, old) is getattr(today, name)
 
 
 class Resting:

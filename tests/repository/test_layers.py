@@ -45,6 +45,7 @@ def test_the_layers_hold() -> None:
         ("runs/reader.py", "from kapelle.setup import recipe", "What sets a run up"),
         ("rollout/play.py", "from kapelle.training import loop", "Training evaluates"),
         ("environment.py", "from kapelle.workflow import Scene", "A workflow knows"),
+        ("environment.py", "from kapelle.settings import sections", "A workflow knows"),
         ("functional/masking.py", "from kapelle.training import loop", "Data flows one way"),
         (
             "workflows/chain.py",

@@ -26,7 +26,7 @@ def config(agents: Any, algorithm: Any = "grpo", **team: Any) -> RunConfig:
 
 def build(agents: Any, algorithm: Any = "grpo", **team: Any) -> Team:
     settings = config(agents, algorithm, **team)
-    return build_team(settings, settings.algorithm.build())  # type: ignore[attr-defined]
+    return build_team(settings, settings.algorithm.build())
 
 
 def seats(*names: str, **fields: Any) -> list[dict[str, Any]]:

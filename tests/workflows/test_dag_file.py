@@ -87,7 +87,7 @@ def test_siirls_file_is_a_workflow_a_team_an_order_and_an_environment() -> None:
 async def test_it_lies_over_a_recipe_and_plays() -> None:
     sections = {**read_workflow(siirl(), "marft.yaml").sections, "environment": {"name": "arithmetic"}}
     config = lay_over([("base", BASE), ("marft.yaml", sections)]).config
-    team = build_team(config, config.algorithm.build())  # type: ignore[attr-defined]
+    team = build_team(config, config.algorithm.build())
     assert team.trained == ("reasoner", "actor")
     assert set(team.critic_of.values()) == {"critic:reasoner"}, "seat number 0 is a seat"
     assert isinstance(config.workflow, Dag)

@@ -140,10 +140,10 @@ def with_class(name: str, **top: Any) -> dict[str, Any]:
 async def episode_of(config: RunConfig, *answers: str) -> Episode:
     environment, workflow = config.environment, config.workflow
     agents = ("reasoner", "actor")
-    environment.check(agents)  # type: ignore[attr-defined]
+    environment.check(agents)
     scripts: dict[str, Any] = {"reasoner": in_turn("p", "q", "r"), "actor": in_turn(*answers)}
-    task = environment.task("train", 0)  # type: ignore[attr-defined]
-    [episode] = await play(environment, workflow, agents, scripts, task)  # type: ignore[arg-type]
+    task = environment.task("train", 0)
+    [episode] = await play(environment, workflow, agents, scripts, task)
     return episode
 
 
@@ -201,7 +201,7 @@ async def test_an_environment_of_kapelles_own_form_from_a_file_for_two_agents(tm
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "count.py").write_text(OURS)
     config = laid(tmp_path, with_class("env/count.py:Count"))
-    assert config.environment.name == f"{tmp_path}/env/count.py:Count"  # type: ignore[attr-defined]
+    assert config.environment.name == f"{tmp_path}/env/count.py:Count"
     episode = await episode_of(config, "one", "two", "never")
     assert episode.error is None
     assert (len(episode.turns), episode.info["said"]) == (4, ["one", "two"])
@@ -260,7 +260,7 @@ def test_a_class_of_another_form_is_refused_before_a_model_loads(
 ) -> None:
     (tmp_path / "ours.py").write_text(OURS)
     with pytest.raises(ConfigError, match=says):
-        laid(tmp_path, with_class(f"ours.py:{name}")).environment.check(["a"])  # type: ignore[attr-defined]
+        laid(tmp_path, with_class(f"ours.py:{name}")).environment.check(["a"])
 
 
 def test_a_class_that_is_not_asked_is_refused(tmp_path: Path) -> None:

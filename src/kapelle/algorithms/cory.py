@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, field_validator
 
 from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
+from kapelle.settings.sections import AlgorithmSettings, Plugged
 from kapelle.team import Team
 
 
@@ -30,7 +31,7 @@ class CORY(Settings):
     """Settings of sequential cooperation with exchange of roles."""
 
     name: Literal["cory"] = "cory"
-    base: SerializeAsAny[Settings]
+    base: Annotated[AlgorithmSettings, Plugged()]
     """Settings of the algorithm that learns; its `team_reward` is `sum`."""
     swap_every: int = Field(5, ge=0)
     """Steps between exchanges; 0 never."""
@@ -51,7 +52,7 @@ class CORY(Settings):
 
     def build(self) -> Algorithm:
         """Return the base's row with the exchange."""
-        row = cast("Algorithm", cast("Any", self.base).build())
+        row = self.base.build()
         return replace(row, name=self.name, swap_every=self.swap_every, checks=(*row.checks, check_pair))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from kapelle.models.outline import check_adapters, outlines
 from kapelle.settings.schema import RunConfig
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kapelle.algorithm import Algorithm
-    from kapelle.environment import Environment
 
 PROMPTS = 64
 """Tasks of each split whose first prompts are measured."""
@@ -37,13 +36,13 @@ def check(config: RunConfig, passed: Callable[[str, str], None] = lambda _name, 
 
     Raises the first KapelleError that the run would meet.
     """
-    environment = cast("Environment", config.environment)
+    environment = config.environment
     algorithm = build_algorithm(config)
     team = build_team(config, algorithm)
     passed("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
     check_run(config, algorithm, team)
     passed("algorithm", f"{algorithm.name} can train this team")
-    passed("workflow", f"{cast('Any', config.workflow).name} can be played on {environment.name}")
+    passed("workflow", f"{config.workflow.name} can be played on {environment.name}")
     told = [
         f"{split}: {source} ({_many(environment.size(split))})"
         for split, source in environment.sources.items()

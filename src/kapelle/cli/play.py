@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.output import printable, say
 from kapelle.cli.parser import split_words
@@ -123,7 +123,7 @@ def _environment(name: str, settings: Sequence[str]) -> Environment:
         workflow = "solo" if issubclass(environment_class(values["name"]), Answerable) else "play"
         whole = {"environment": values, "workflow": {"name": workflow}, "algorithm": {"name": "grpo"}}
         config = lay_over([("kapelle play", whole)], tuple(settings)).config
-    return cast("Environment", config.environment)
+    return config.environment
 
 
 def _check_game(name: str) -> None:

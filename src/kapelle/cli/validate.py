@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
@@ -13,7 +13,6 @@ from kapelle.cli.quiet import hush
 
 if TYPE_CHECKING:
     from kapelle.environment import Environment
-    from kapelle.workflow import Workflow
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,7 +66,7 @@ def _environment(arguments: argparse.Namespace) -> Environment | None:
         if not alone or not (files[0] in BUILTIN_ENVIRONMENTS or ":" in files[0]):
             return None
         name = files[0]
-    return cast("Environment", model_config("embedded", name, settings).environment)
+    return model_config("embedded", name, settings).environment
 
 
 def _conform(environment: Environment) -> int:
@@ -101,7 +100,7 @@ def draw(words: list[str]) -> str:
     from kapelle.workflow import Drawable
 
     config = read_recipe(words, real=False).config
-    workflow = cast("Workflow", config.workflow)
+    workflow = config.workflow
     if not isinstance(workflow, Drawable):
         raise ConfigError(
             f"The workflow `{workflow.name}` has no drawing. Give its class a method `mermaid(names)`."

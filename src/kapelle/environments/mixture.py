@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from kapelle.environment import (
     Alive,
@@ -29,6 +29,7 @@ from kapelle.environment import (
 )
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.settings.base import Settings
+from kapelle.settings.sections import EnvironmentSettings, Plugged
 from kapelle.types import Json, Message, Split, Task
 
 
@@ -48,7 +49,7 @@ def _built(value: Any) -> Any:
 class Part(Settings):
     """One environment and how often its tasks come."""
 
-    environment: Annotated[SerializeAsAny[Settings], BeforeValidator(_built)]
+    environment: Annotated[EnvironmentSettings, Plugged(), BeforeValidator(_built)]
     weight: float = Field(1.0, gt=0.0)
     """Share of the tasks, against the other parts' weights."""
 
@@ -74,7 +75,7 @@ class Mixture(Settings):
     """Another seed draws another order."""
 
     def _part(self, name: str) -> Environment:
-        return cast("Environment", self.parts[name].environment)
+        return self.parts[name].environment
 
     @property
     def members(self) -> Mapping[str, Environment]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, cast
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, field_validator
 
 from kapelle.environment import (
     Alive,
@@ -31,6 +31,7 @@ from kapelle.environments.tools.world import CallRules, ToolsWorld
 from kapelle.errors import ConfigError
 from kapelle.grading.text.tool_text import Form
 from kapelle.settings.base import Settings
+from kapelle.settings.sections import EnvironmentSettings, Plugged
 from kapelle.types import Message, Split, Task
 
 AnyTool = Annotated[Calculator | Python | Files | Search | Functions | Mcp, Field(discriminator="tool")]
@@ -40,7 +41,7 @@ class Tools(Settings):
     """Questions with tools: calculator, Python, files, search, functions of one's own, MCP servers."""
 
     name: Literal["tools"] = "tools"
-    questions: SerializeAsAny[Settings]
+    questions: Annotated[EnvironmentSettings, Plugged()]
     """Settings of the environment that asks and grades: `{name: math, …}`."""
     tools: tuple[AnyTool, ...] = Field((Calculator(),), min_length=1)
     """What agents can call; each entry says which `tool` it is."""
@@ -60,7 +61,7 @@ class Tools(Settings):
 
     @property
     def _asks(self) -> Environment:
-        return cast("Environment", self.questions)
+        return self.questions
 
     @property
     def reward_range(self) -> tuple[float, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
 
 from kapelle.environment import BUILTIN_ENVIRONMENTS, Answerable, environment_class
 from kapelle.rollout.play import Play
@@ -13,11 +12,6 @@ from kapelle.setup.model_loading import build_engine, load_models
 from kapelle.setup.recipe import lay_over, load_recipe
 from kapelle.setup.team_builder import build_team
 from kapelle.setup.validation import check_prompts, check_run
-
-if TYPE_CHECKING:
-    from kapelle.algorithm import Algorithm
-    from kapelle.environment import Environment
-    from kapelle.workflow import Workflow
 
 MAX_TOKENS = 512
 """Most tokens of an answer of a model that plays an environment alone, unless settings say otherwise."""
@@ -71,11 +65,10 @@ def model_config(
 
 def open_play(config: RunConfig) -> Play:
     """Check everything, load the models and return what plays; raises the errors of `errors.py`."""
-    algorithm: Algorithm = cast("Any", config.algorithm).build()
+    algorithm = config.algorithm.build()
     team = build_team(config, algorithm)
     check_run(config, algorithm, team, training=False)
     check_prompts(config, team)
     models = load_models(team, config.model, {})
-    environment, workflow = cast("Environment", config.environment), cast("Workflow", config.workflow)
     engine = build_engine(config, models, team)
-    return Play(team, environment, workflow, engine, patience=config.patience)
+    return Play(team, config.environment, config.workflow, engine, patience=config.patience)

@@ -11,10 +11,17 @@ from copy import copy
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import Field, SerializeAsAny, create_model, field_validator
+from pydantic import Field, create_model, field_validator
 
 from kapelle.runtime.deadlines import Patience
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
+from kapelle.settings.sections import (
+    AlgorithmSettings,
+    EnvironmentSettings,
+    Plugged,
+    Section,
+    WorkflowSettings,
+)
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """What agents and adapters may be called: prompts put names in braces, and files and metrics carry them."""
@@ -279,11 +286,11 @@ class RunConfig(Settings):
     seed: int = Field(0, ge=0)
     model: ModelConfig = ModelConfig()
     team: TeamConfig = TeamConfig()
-    environment: SerializeAsAny[Settings]
+    environment: Annotated[EnvironmentSettings, Plugged()]
     """Settings of the class that `environment.name` finds; see `setup.recipe.resolve`."""
-    workflow: SerializeAsAny[Settings]
-    algorithm: SerializeAsAny[Settings]
-    engine: SerializeAsAny[Settings]
+    workflow: Annotated[WorkflowSettings, Plugged()]
+    algorithm: Annotated[AlgorithmSettings, Plugged()]
+    engine: Annotated[Section, Plugged()]
     """Settings of the rollout engine that `engine.name` finds; `local` unless said otherwise."""
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 from kapelle.algorithm import SENTENCES, Algorithm
 from kapelle.errors import ConfigError, did_you_mean
@@ -38,7 +38,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 
     Raises ConfigError where the algorithm learns from no reward of turns.
     """
-    row = cast("Algorithm", cast("Any", config.algorithm).build())
+    row = config.algorithm.build()
     model = config.reward_model
     if model is None:
         return row

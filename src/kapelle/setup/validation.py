@@ -6,7 +6,7 @@ Every message says what is wrong, where, and how to mend it.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from kapelle.algorithm import Algorithm
 from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
@@ -31,8 +31,8 @@ def check_run(
 
     `given` are the paths whose models are in memory already.
     """
-    environment = cast("Environment", config.environment)
-    workflow = cast("Workflow", config.workflow)
+    environment = config.environment
+    workflow = config.workflow
     environment.check(team.names)
     workflow.check(team.agents, environment)
     _check_turns(workflow, team)
@@ -81,7 +81,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
     for check in algorithm.checks:
         check(team)
     _check_worlds(config, algorithm, team)
-    environment = cast("Environment", config.environment)
+    environment = config.environment
     _check_own_rewards(config, environment, team)
     _check_staleness(config, algorithm)
     scripted = isinstance(environment, Scripted | Recorded)
@@ -104,7 +104,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
 
 def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
     """Refuse worlds and workflows that cannot do what credit asks of them."""
-    environment = cast("Environment", config.environment)
+    environment = config.environment
     if algorithm.tree is not None:
         _check_repeats(algorithm, environment)
     if algorithm.scores:
@@ -218,7 +218,7 @@ def check_prompts(
     """
     from kapelle.models.language_model import load_renderer
 
-    environment = cast("Environment", config.environment)
+    environment = config.environment
     memory = {path: model.renderer for path, model in (given or {}).items()}
     renderers = {
         path: memory.get(path) or load_renderer(path, config.model) for path in set(team.bases.values())

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -262,4 +262,4 @@ def _trains_verifier(stage: Stage) -> bool:
 
 
 def _algorithm(config: RunConfig) -> Algorithm:
-    return cast("Algorithm", cast("Any", config.algorithm).build())
+    return config.algorithm.build()

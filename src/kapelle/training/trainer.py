@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import RolloutEngine
-from kapelle.environment import Environment, Skipping
+from kapelle.environment import Skipping
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_tasks
 from kapelle.former_names import observer_of
@@ -54,7 +54,6 @@ from kapelle.training.resuming import open_run
 from kapelle.training.summary import Summary
 from kapelle.training.verifier_judging import judge_held_out
 from kapelle.training.warmup import warmed_bases
-from kapelle.workflow import Workflow
 
 
 class Trainer:
@@ -172,10 +171,10 @@ class Trainer:
             load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models)
         past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
         load_policies(past, team, self.engine, self.base_hashes)
-        environment = cast("Environment", self.config.environment)
-        workflow = cast("Workflow", self.config.workflow)
         speaks = engine or build_engine(self.config, self.models, self.team)
-        self.play = Play(self.team, environment, workflow, speaks, patience=self.config.patience)
+        self.play = Play(
+            self.team, self.config.environment, self.config.workflow, speaks, patience=self.config.patience
+        )
         acting = self.play
         if self.algorithm.source == "demonstrations":
             acting = replace(self.play, engine=teacher(self.config, self.team, self.models))

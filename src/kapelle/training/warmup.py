@@ -17,13 +17,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import cast
 
 from kapelle.algorithms.sft import SFT
 from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
-from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import CheckpointError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model
@@ -37,7 +35,6 @@ from kapelle.setup.model_loading import load_models, teacher
 from kapelle.setup.team_builder import build_team
 from kapelle.team import Team
 from kapelle.training.collate import policy_sample
-from kapelle.workflow import Workflow
 
 FORMAT = 2
 """Raised when the same settings would give another warmed-up model than before."""
@@ -215,8 +212,8 @@ def demonstrations(
     config: RunConfig, team: Team, models: Mapping[str, LanguageModel], count: int
 ) -> list[Sample]:
     """Return every turn of `count` scripted episodes on training tasks, as samples."""
-    environment = cast("Environment", config.environment)
-    workflow, speaks = cast("Workflow", config.workflow), teacher(config, team, models)
+    environment = config.environment
+    workflow, speaks = config.workflow, teacher(config, team, models)
     play = Play(team, environment, workflow, speaks, patience=config.patience)
     size = environment.size("train")
     indices = range(count) if size is None else [k % size for k in range(count)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import ConfigError
-from kapelle.settings.base import find_class
+from kapelle.runtime.plugins import find_class
 
 SIIRL_PROCESS = "examples/experimental/marft/config/process.py"
 """siiRL's own processing: two templates. They are built in for workflow files that are kept without it."""

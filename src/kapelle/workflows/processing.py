@@ -27,7 +27,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.settings.base import load_file
+from kapelle.runtime.plugins import load_file
 from kapelle.types import Json, Message
 
 _ROLE, _CONTENT, _END = 0x110000, 0x110001, 0x110002

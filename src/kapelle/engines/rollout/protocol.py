@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kapelle.settings.base import find_class
+from kapelle.runtime.plugins import find_class
 from kapelle.types import FinishReason, Message, Sampling, Task
 
 if TYPE_CHECKING:

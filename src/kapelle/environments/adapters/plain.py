@@ -24,7 +24,8 @@ from pydantic import Field, FiniteFloat
 
 from kapelle.environments.adapters.stepping import SteppingWorld
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.settings.base import Settings, find_class
+from kapelle.runtime.plugins import find_class
+from kapelle.settings.base import Settings
 from kapelle.types import Json, Split, Task
 
 

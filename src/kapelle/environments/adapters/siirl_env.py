@@ -16,14 +16,16 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, field_validator
 
 from kapelle.environment import Answerable, Environment, Outcome, Scripted, World
 from kapelle.environments.inner_questions import inner_questions
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.settings.base import Settings, find_class
+from kapelle.runtime.plugins import find_class
+from kapelle.settings.base import Settings
+from kapelle.settings.sections import EnvironmentSettings, Plugged
 from kapelle.types import Json, Message, Split, Task
 
 NO_GROUND_TRUTH = -1
@@ -36,7 +38,7 @@ class SiirlEnv(Settings):
     name: Literal["siirl_env"] = "siirl_env"
     env_path: str
     """The class: `path/file.py:Class` or `module:Class`."""
-    questions: SerializeAsAny[Settings]
+    questions: Annotated[EnvironmentSettings, Plugged()]
     """Settings of the environment that asks and knows the answers: `{name: math, …}`."""
     rewards_with_env: bool = True
     """True: the class pays, turn by turn. False: `questions` pays the last answer, and the class is told no answer."""
@@ -50,7 +52,7 @@ class SiirlEnv(Settings):
 
     @property
     def _asks(self) -> Environment:
-        return cast("Environment", self.questions)
+        return self.questions
 
     @property
     def sources(self) -> Mapping[Split, str]:

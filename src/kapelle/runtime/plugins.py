@@ -1,0 +1,103 @@
+"""Finding a plug-in's class: by a built-in name, `module:Class`, `path/file.py:Class`, or an entry point.
+
+The built-in ones stand in a literal table, so that nothing is registered by being imported; a package adds its own
+with an entry point.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import pydantic
+
+from kapelle.errors import ConfigError, did_you_mean
+
+
+def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
+    """Return the class for a name: a built-in, `module:Class`, `path/file.py:Class`, or an entry point of `kapelle.<kind>s`.
+
+    Raises ConfigError for an unknown name, with the closest known one, and for a module that fails. A file is the
+    user's own code and is run as such.
+    """
+    target = builtin.get(name)
+    if target is None and ":" in name:
+        target = name
+    if target is None:
+        installed = {point.name: point for point in entry_points(group=f"kapelle.{kind}s")}
+        if name in installed:
+            return _checked(kind, name, installed[name].load())
+        raise ConfigError(f"Unknown {kind} '{name}'.{did_you_mean(name, [*builtin, *installed])}")
+    module_name, _, attribute = target.rpartition(":")
+    from_file = module_name.endswith(".py")
+    if from_file:
+        module = load_file(module_name, f"The {kind} '{name}'")
+    else:
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            raise ConfigError(
+                f"The {kind} '{name}' cannot be imported: {error}. Is its package installed?"
+            ) from error
+    if not hasattr(module, attribute):
+        raise ConfigError(
+            f"{'File' if from_file else 'Module'} '{module_name}' has no '{attribute}', named as {kind}."
+            f"{did_you_mean(attribute, [word for word in vars(module) if not word.startswith('_')])}"
+        )
+    found = _checked(kind, name, vars(module)[attribute])
+    return _named(found, name) if from_file and issubclass(found, pydantic.BaseModel) else found
+
+
+def load_file(path: str, what: str) -> ModuleType:
+    """Return the module of a Python file; ConfigError, which begins with `what`, where it is missing or fails.
+
+    The same file is run once in a process, until it changes.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(
+            f"{what}: there is no file '{path}'. Give a path from where kapelle runs, or a whole one."
+        )
+    try:
+        return _run_file(str(file.resolve()), file.stat().st_mtime_ns)
+    except Exception as error:
+        raise ConfigError(f"{what}: {path} cannot be imported: {type(error).__name__}: {error}.") from error
+
+
+@lru_cache(maxsize=64)
+def _run_file(path: str, changed_ns: int) -> ModuleType:
+    name = f"kapelle_file_{hashlib.sha256(f'{path} {changed_ns}'.encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pydantic and dataclasses look up annotations there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@lru_cache(maxsize=64)
+def _named(found: type[pydantic.BaseModel], name: str) -> type[pydantic.BaseModel]:
+    """Return settings of a file's class that are called by the path they were found at, whatever `name` they declare."""
+    called: Any = Literal[name]
+    return pydantic.create_model(
+        found.__name__, __base__=found, __module__=found.__module__, name=(called, name)
+    )
+
+
+def _checked(kind: str, name: str, found: object) -> type[Any]:
+    if not isinstance(found, type):
+        raise ConfigError(f"The {kind} '{name}' is {type(found).__name__}, not a class.")
+    return found
