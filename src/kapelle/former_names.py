@@ -11,11 +11,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec, spec_from_loader
+from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 MODULES: Mapping[str, str] = {
     "algorithms.credit_mixer": "algorithms.value_decomposition.credit_mixer",
@@ -147,7 +149,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 """Module → former name in it → name of today, with `module:` before it where it has moved."""
 
 
-class _Same(Loader):
+class _Same:
     """Gives the module of the new name under the old one."""
 
     def __init__(self, module: ModuleType) -> None:
@@ -161,7 +163,7 @@ class _Same(Loader):
         module.__spec__ = self._spec  # the import system has just put the old name's there
 
 
-class FormerModules(MetaPathFinder):
+class FormerModules:
     """Finds modules by the names of before; asked only for what nobody else has found."""
 
     def find_spec(
@@ -172,7 +174,7 @@ class FormerModules(MetaPathFinder):
         if new is None or not fullname.startswith("kapelle."):
             return None
         _warn(fullname, f"kapelle.{new}")
-        return spec_from_loader(fullname, _Same(import_module(f"kapelle.{new}")))
+        return ModuleSpec(fullname, cast("Loader", _Same(import_module(f"kapelle.{new}"))))
 
 
 def install() -> None:

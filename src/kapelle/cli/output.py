@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TextIO
 
 from kapelle.errors import OutputError
-from kapelle.metrics.statistics import share_text
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
@@ -62,6 +61,8 @@ def _escaped(character: str) -> str:
 
 def score(success: float | None, interval: tuple[float, float] | None) -> str:
     """Return a score with its interval: `54.2 % [49.8, 58.5]`."""
+    from kapelle.metrics.statistics import share_text
+
     return share_text(success, interval)
 
 
