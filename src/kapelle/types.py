@@ -160,25 +160,6 @@ class Group:
         return tuple(episode for episode in self.episodes if episode.error is None)
 
 
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """What an agent should say after a prompt: one row of supervised data."""
-
-    agent: str
-    messages: tuple[Message, ...]
-    completion: str
-
-
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """Two completions of one prompt, the better one first."""
-
-    agent: str
-    messages: tuple[Message, ...]
-    chosen: str
-    rejected: str
-
-
 def conversation(messages: Sequence[Message]) -> list[dict[str, str]]:
     """Return messages as the list of dictionaries that chat templates and endpoints read."""
     return [{"role": m.role, "content": m.content} for m in messages]

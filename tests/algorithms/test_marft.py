@@ -13,7 +13,6 @@ from tests.support.tiny import episode, group, turn
 from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
 from kapelle.algorithms.marft import MARFT
 from kapelle.algorithms.shared.rewards import TeamReward, chain_rewards
-from kapelle.functional.advantages import chain_gae
 
 PLAIN = {"gamma_turn": 0.5, "lam": 0.5, "normalise": "none"}
 A0, B1, A2 = (TurnKey(0, 0, k) for k in range(3))
@@ -69,20 +68,6 @@ class TestTokens:
         assert given[A2].advantage_T.tolist() == pytest.approx([2.0])
         assert given[B1].advantage_T.tolist() == pytest.approx([-1.75, 0.5])
         assert given[A0].advantage_T.tolist() == pytest.approx([0.53125, -0.9375])
-
-    def test_it_is_the_chain_of_the_pure_function(self) -> None:
-        estimate = chain_gae(
-            torch.tensor([[0.0, 0, 0, 0, 4]]),
-            torch.tensor([[1.0, 2, 3, 1, 2]]),
-            torch.tensor([[0, 0, 1, 1, 2]]),
-            torch.ones(1, 5),
-            torch.zeros(1),
-            gamma_turn=0.5,
-            lam=0.5,
-        )
-        given = credit(marft("token"), Signals(self.VALUES))
-        joined = torch.cat([given[key].advantage_T for key in (A0, B1, A2)])
-        assert torch.allclose(joined, estimate.advantage_NT[0])
 
 
 class TestSettings:

@@ -125,11 +125,6 @@ def test_whole_numbers_as_rewards_give_fractions(estimator: GroupEstimator) -> N
     assert advantage[0].item() == -advantage[1].item()
 
 
-def test_groups_that_do_not_vary_are_found() -> None:
-    varies = advantages.group_varies(tensor(0.1, 0.1, 0.1, 0.2, 5.0), torch.tensor([0, 0, 1, 1, 2]), 4)
-    assert varies.tolist() == [False, True, False, False]
-
-
 def test_reinforce_plus_plus_by_hand() -> None:
     # γ = ½, rewards (0, 2) and (4): returns 1, 2, 4; mean 7/3, variance (16 + 1 + 25)/9/2 = 7/3.
     reward = torch.tensor([[0.0, 2.0], [4.0, 77.0]], dtype=F64)

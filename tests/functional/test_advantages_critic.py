@@ -25,40 +25,26 @@ def test_a_chain_of_two_agents_and_two_rounds_by_hand() -> None:
     # Solver, critic, solver, critic; values 1, 2, 3, 4; the critic closes with reward 8; γ = ½, λ = ½.
     #   δ₃ = 8 − 4 = 4;  δ₂ = ½·4 − 3 = −1;  δ₁ = ½·3 − 2 = −½ (the critic's successor is the solver's
     #   next round);  δ₀ = ½·2 − 1 = 0.   A₃ = 4; A₂ = −1 + ¼·4 = 0; A₁ = −½; A₀ = −⅛.
-    result = advantages.chain_gae(
-        row(0, 0, 0, 8), row(1, 2, 3, 4), torch.tensor([[0, 1, 2, 3]]), torch.ones(1, 4), torch.zeros(1),
-        gamma_turn=0.5, lam=0.5,
-    )  # fmt: skip
+    result = advantages.gae(
+        row(0, 0, 0, 8), row(1, 2, 3, 4), torch.ones(1, 4), torch.zeros(1), gamma=0.5, lam=0.5
+    )
     assert result.advantage_NT.tolist() == [[-0.125, -0.5, 0.0, 4.0]]
 
 
 def test_gamma_crosses_turns_and_leaves_completions_alone() -> None:
     # Two turns of two tokens with an observation token between, λ = 1, V = 0, reward 8 on the last token:
     # 8 within its turn, ½·8 in the turn before.
-    result = advantages.chain_gae(
-        row(0, 0, 0, 0, 8), row(0, 0, 0, 0, 0), torch.tensor([[0, 0, 0, 1, 1]]),
-        torch.tensor([[1, 1, 0, 1, 1]]), torch.zeros(1), gamma_turn=0.5, lam=1.0,
+    result = advantages.gae(
+        row(0, 0, 0, 0, 8), row(0, 0, 0, 0, 0), torch.tensor([[1, 1, 0, 1, 1]]), torch.zeros(1),
+        gamma=row(1, 0.5, 77, 1, 0.5), lam=1.0,
     )  # fmt: skip
     assert result.advantage_NT.tolist() == [[4.0, 4.0, 0.0, 8.0, 8.0]]
 
 
-def test_gamma_within_a_completion_can_be_set_and_the_bootstrap_is_a_turn_away() -> None:
-    # γ_token = 0.9, γ_turn = 0.5, V past the end 10: ½·10 = 5; 0.9·5 = 4.5.
-    result = advantages.chain_gae(
-        row(0, 0), row(0, 0), torch.tensor([[7, 7]]), torch.ones(1, 2), tensor(10),
-        gamma_turn=0.5, gamma_token=0.9, lam=1.0,
-    )  # fmt: skip
+def test_a_discount_of_each_step_reaches_the_bootstrap_too() -> None:
+    # γ = 0.9 inside the turn and ½ after it, V past the end 10: ½·10 = 5; 0.9·5 = 4.5.
+    result = advantages.gae(row(0, 0), row(0, 0), torch.ones(1, 2), tensor(10), gamma=row(0.9, 0.5), lam=1.0)
     torch.testing.assert_close(result.advantage_NT, row(4.5, 5.0))
-
-
-@given(st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 1))
-def test_a_chain_of_one_turn_per_step_is_gae_over_turns(seed: int, gamma: float, lam: float) -> None:
-    reward, value = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    bootstrap, ones = value[:, 0], torch.ones(3, 5)
-    turns = torch.arange(5).expand(3, 5)
-    chain = advantages.chain_gae(reward, value, turns, ones, bootstrap, gamma_turn=gamma, lam=lam)
-    plain = advantages.gae(reward, value, ones, bootstrap, gamma=gamma, lam=lam)
-    torch.testing.assert_close(chain.advantage_NT, plain.advantage_NT)
 
 
 def test_vtrace_by_hand() -> None:

@@ -147,34 +147,6 @@ def test_tokens_of_another_shape_than_the_logits_are_refused() -> None:
         divergences.token_logprobs(torch.zeros(2, 3, 5), torch.zeros(3, 2, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 7, 100])
-def test_chunking_changes_neither_values_nor_gradients(rows: int) -> None:
-    token_K = torch.tensor([0, 4, 2, 1, 3, 3, 0])
-    upstream = normal(2, 7, seed=1)
-    whole = normal(7, 5).requires_grad_()
-    logp, entropy = divergences.token_logprobs(whole, token_K), divergences.entropy_from_logits(whole)
-    (expected,) = torch.autograd.grad((torch.stack([logp, entropy]) * upstream).sum(), whole)
-
-    chunked = normal(7, 5).requires_grad_()
-    statistics = divergences.chunked_token_statistics(chunked, token_K, rows=rows)
-    torch.testing.assert_close(statistics.logp_K, logp)
-    torch.testing.assert_close(statistics.entropy_K, entropy)
-    (found,) = torch.autograd.grad((torch.stack(statistics) * upstream).sum(), chunked)
-    torch.testing.assert_close(found, expected)
-
-
-def test_the_head_is_never_applied_whole_and_its_gradients_are_exact() -> None:
-    hidden, head = normal(5, 3).requires_grad_(), normal(4, 3, seed=1).requires_grad_()
-    token_K = torch.tensor([0, 3, 1, 2, 2])
-
-    def statistics(hidden_KD: Tensor, head_VD: Tensor) -> tuple[Tensor, Tensor]:
-        return divergences.head_token_statistics(hidden_KD, head_VD, token_K, rows=2, temperature=0.7)
-
-    whole = divergences.token_logprobs(hidden @ head.T, token_K, temperature=0.7)
-    torch.testing.assert_close(statistics(hidden, head)[0], whole)
-    assert torch.autograd.gradcheck(statistics, (hidden, head))
-
-
 def test_estimators_and_log_probs_pass_the_numerical_gradient_check() -> None:
     logits, token = normal(3, 4).requires_grad_(), torch.tensor([1, 0, 3])
     reference = normal(3, seed=2)
@@ -185,26 +157,3 @@ def test_estimators_and_log_probs_pass_the_numerical_gradient_check() -> None:
 
     assert torch.autograd.gradcheck(penalty, (logits,))
     assert torch.autograd.gradcheck(divergences.entropy_from_logits, (logits,))
-
-
-def test_memory_of_the_head_is_bounded_by_the_chunk() -> None:
-    # 64 tokens × 1000 words, 8 rows at a time: what autograd keeps between forward and backward must hold
-    # no tensor of 64·1000 and none of 8·1000 floats (each chunk's logits are computed again).
-    hidden, head = normal(64, 16).requires_grad_(), normal(1000, 16, seed=1).requires_grad_()
-    token_K = torch.arange(64)
-    kept: list[int] = []
-
-    def note(x: Tensor) -> Tensor:
-        kept.append(x.numel())
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        divergences.head_token_statistics(hidden, head, token_K, rows=8)
-    assert max(kept, default=0) <= head.numel()
-    assert 8 * 1000 not in kept
-
-
-def test_it_works_where_no_gradient_is_wanted() -> None:
-    with torch.no_grad():
-        result = divergences.chunked_token_statistics(normal(3, 4), torch.tensor([0, 1, 2]), rows=2)
-    assert not result.logp_K.requires_grad

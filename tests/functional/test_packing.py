@@ -34,7 +34,7 @@ def sequence_mean_of_tokens(
 def constant_level(
     logp: Tensor, behaviour: Tensor, advantage_S: Tensor, mask: Tensor, segment: Tensor, segments: int
 ) -> WeightedSum:
-    log_ratio = functional.sequence_log_ratio_per_token(logp, behaviour, mask, segment, segments)
+    log_ratio = functional.token_log_ratio(logp, behaviour)
     loss = functional.dual_clipped_surrogate(
         log_ratio, advantage_S[segment], clip_low=0.2, clip_high=0.3
     ).loss
@@ -49,7 +49,20 @@ def turn_level(
     return functional.sequence_total(loss, functional.segment_count(mask, segment, segments))
 
 
-LOSSES: list[Loss] = [token_level, sequence_mean_of_tokens, constant_level, turn_level]
+def sequence_level(
+    logp: Tensor, behaviour: Tensor, advantage_S: Tensor, mask: Tensor, segment: Tensor, segments: int
+) -> WeightedSum:
+    log_ratio = functional.sequence_log_ratio(logp, behaviour, mask, segment, segments)
+    loss = functional.clipped_surrogate(log_ratio, advantage_S, clip_low=0.2, clip_high=0.3).loss
+    return functional.sequence_total(loss, functional.segment_count(mask, segment, segments))
+
+
+LOSSES: list[Loss] = [token_level, sequence_mean_of_tokens, constant_level, turn_level, sequence_level]
+
+
+def rows_of(present: Tensor) -> Tensor:
+    """Label each position of a padded batch, flattened, with its row."""
+    return torch.arange(present.shape[0]).repeat_interleave(present.shape[1])
 
 
 def batch(seed: int, lengths: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -71,7 +84,7 @@ def test_padding_equals_packing(loss: Loss, seed: int, lengths: list[int]) -> No
     n = len(lengths)
 
     padded = logp.masked_fill(~present, -7.0).requires_grad_()
-    segment = functional.padded_segments(present)
+    segment = rows_of(present)
     there = loss(padded.reshape(-1), behaviour.reshape(-1), advantage, trained.reshape(-1), segment, n)
     (there_grad,) = torch.autograd.grad(there.total, padded, allow_unused=True)
 
@@ -99,7 +112,7 @@ def test_any_split_into_microbatches_gives_the_same_gradient(
 ) -> None:
     logp, behaviour, present, trained, advantage = batch(seed, lengths)
     n = len(lengths)
-    segment = functional.padded_segments(present).view_as(present)
+    segment = rows_of(present).view_as(present)
     cut = data.draw(st.integers(1, n - 1))
 
     def run(rows: slice, x: Tensor) -> WeightedSum:
@@ -125,8 +138,8 @@ def test_any_split_into_microbatches_gives_the_same_gradient(
 @pytest.mark.parametrize("loss", [token_level, turn_level])
 def test_losses_pass_the_numerical_gradient_check(loss: Loss) -> None:
     logp, behaviour, present, trained, advantage = batch(3, [4, 2, 3])
-    segment_K = functional.pack(functional.padded_segments(present).view_as(present), present)
-    # Where the ratio is held constant on purpose (CISPO, GSPO per token) the value's own slope differs from
+    segment_K = functional.pack(rows_of(present).view_as(present), present)
+    # Where the ratio is held constant on purpose (CISPO) the value's own slope differs from
     # the gradient that is wanted: only the losses whose value is what they descend can be checked so.
     packed = functional.pack(logp, present).requires_grad_()
     rest = (functional.pack(behaviour, present), advantage, functional.pack(trained, present), segment_K, 3)

@@ -58,7 +58,7 @@ def test_gae_bootstraps_where_truncated_and_not_where_terminated() -> None:
         ):
             if not (terminated or truncated):
                 continue
-            bootstrap = returns.bootstrap_if_truncated(next_value[end - 1 : end], tensor([truncated]))
+            bootstrap = next_value[end - 1 : end] * float(truncated)
             found = advantages.gae(
                 reward[None, start:end],
                 value[None, start:end],
@@ -118,8 +118,7 @@ def test_vtrace() -> None:
 
 def test_kl_in_the_reward() -> None:
     for case in cases("kl_shaped_reward"):
-        logp = tensor(case["logprobs"])
-        mask = torch.ones_like(logp)
-        penalty = shaping.kl_in_reward(logp, tensor(case["ref_logprobs"]), mask, beta=case["kl_coeff"])
-        found = penalty + returns.place_on_last_token(tensor(case["scores"]), mask)
+        logp, reference = tensor(case["logprobs"]), tensor(case["ref_logprobs"])
+        found = shaping.kl_in_reward(logp, reference, beta=case["kl_coeff"])
+        found[:, -1] += tensor(case["scores"])
         close(found, case["rewards"], 1e-9)

@@ -91,37 +91,6 @@ def test_targets_carry_no_gradient() -> None:
     value = torch.ones(1, 2, requires_grad=True)
     result = returns.lambda_return(row(1, 2), value, torch.ones(1, 2), value[:, 0], gamma=0.5, lam=0.5)
     assert not result.requires_grad
-    assert not returns.bootstrap_if_truncated(value[:, 0], torch.ones(1)).requires_grad
-
-
-def test_only_what_was_cut_off_bootstraps() -> None:
-    value, truncated = torch.tensor([3.0, math.nan]), torch.tensor([True, False])
-    assert returns.bootstrap_if_truncated(value, truncated).tolist() == [3.0, 0.0]
-
-
-def test_a_completion_s_reward_stands_on_its_last_unmasked_token() -> None:
-    mask = torch.tensor([[1, 1, 0, 1, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
-    placed = returns.place_on_last_token(torch.tensor([2, 3, 5]), mask)
-    assert placed.tolist() == [[0, 0, 0, 2, 0], [3, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
-    assert placed.dtype == torch.float32
-
-
-def test_rewards_stand_on_each_agent_s_own_last_turn() -> None:
-    agents = ["solver", "critic", "solver", "critic", "judge", "critic"]
-    reward = {"solver": 1.0, "critic": 2.0, "judge": 3.0, "absent": 9.0}
-    assert returns.place_on_own_last_turn(reward, agents) == [0.0, 0.0, 1.0, 0.0, 3.0, 2.0]
-
-
-def test_a_chain_s_reward_stands_once() -> None:
-    assert returns.place_once(6.0, 3) == [0.0, 0.0, 6.0]
-    assert returns.place_once(6.0, 0) == []
-
-
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9), st.floats(-5, 5))
-def test_placement_neither_loses_nor_multiplies(agents: list[str], team: float) -> None:
-    placed = returns.place_on_own_last_turn(dict.fromkeys("abc", team), agents)
-    assert sum(placed) == pytest.approx(team * len(set(agents)))
-    assert sum(returns.place_once(team, len(agents))) == team
 
 
 TEAM = {"a": 1.0, "b": 4.0, "c": -2.0}

@@ -22,15 +22,13 @@ def test_length_and_flag_penalties() -> None:
     assert shaping.length_penalty(torch.tensor([0, 50, 100]), coefficient=0.2, limit=100).tolist() == (
         pytest.approx([0.0, -0.1, -0.2])
     )
-    assert shaping.flag_penalty(torch.tensor([True, False]), amount=0.5).tolist() == [-0.5, 0.0]
 
 
 def test_kl_in_the_reward_by_hand() -> None:
-    # β = ½: −½·(−1 + 2) = −½ and −½·(−3 + 1) = 1; the padding has none, whatever it holds.
-    logp = torch.tensor([[-1.0, -3.0, math.nan]], requires_grad=True)
-    reference = torch.tensor([[-2.0, -1.0, -1.0]])
-    penalty = shaping.kl_in_reward(logp, reference, torch.tensor([[1, 1, 0]]), beta=0.5)
-    assert penalty.tolist() == [[-0.5, 1.0, 0.0]]
+    # β = ½: −½·(−1 + 2) = −½ and −½·(−3 + 1) = 1.
+    logp = torch.tensor([-1.0, -3.0], requires_grad=True)
+    penalty = shaping.kl_in_reward(logp, torch.tensor([-2.0, -1.0]), beta=0.5)
+    assert penalty.tolist() == [-0.5, 1.0]
     assert not penalty.requires_grad
 
 

@@ -23,6 +23,7 @@ from kapelle.algorithms.shared.groups import Member, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import group_centred, whitened_group_centred, whitened_return_to_go
 from kapelle.functional.masking import masked_whiten
+from kapelle.functional.shaping import kl_in_reward
 from kapelle.types import Group, Turn
 
 
@@ -116,7 +117,8 @@ class ReinforcePlusPlus(MonteCarlo):
     def _reward(self, key: TurnKey, turn: Turn, groups: Sequence[Group], signals: Signals) -> Tensor:
         reward_T = torch.zeros(len(turn.completion_ids))
         if self.kl_in_reward:
-            reward_T -= self.kl_in_reward * (torch.tensor(turn.logprobs) - signals.reference[key])
+            logp_T = torch.tensor(turn.logprobs)
+            reward_T += kl_in_reward(logp_T, signals.reference[key], beta=self.kl_in_reward)
         place = (key.group, key.episode)
         reward_T[-1] += self.paying(signals)(place, groups[key.group].episodes[key.episode])[turn.index]
         return reward_T

@@ -90,12 +90,6 @@ def length_weighted_baseline(reward_B: Tensor, length_B: Tensor, group_B: Tensor
     return _alone_keeps_raw(advantage_B, reward_B, group_B, groups)
 
 
-def group_varies(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """Whether the rewards of each set differ at all → bool [G]; a set that does not teaches nothing."""
-    shifted_B, ones_B = _shift_to_least(reward_B, group_B, groups)
-    return segment_sum(shifted_B, ones_B, group_B, groups) > 0
-
-
 def whitened_return_to_go(reward_NT: Tensor, mask_NT: Tensor, *, gamma: float) -> Tensor:
     """REINFORCE++: each token's discounted return, whitened over all tokens of the batch → [N, T].
 
@@ -148,30 +142,6 @@ def gae(
     delta_NT = as_float(reward_NT).detach() + gamma * following_NT - value_NT
     advantage_NT = backward_recurrence(delta_NT, gamma * lam, mask_NT)
     return CriticAdvantage(advantage_NT, keep_masked(advantage_NT + value_NT, mask_NT))
-
-
-def chain_gae(
-    reward_NT: Tensor,
-    value_NT: Tensor,
-    turn_NT: Tensor,
-    mask_NT: Tensor,
-    bootstrap_N: Tensor,
-    *,
-    gamma_turn: float,
-    gamma_token: float = 1.0,
-    lam: float,
-) -> CriticAdvantage:
-    """GAE along one chain through all agents, each row an episode in global time order (MARFT, 2504.16129).
-
-    After a turn stands the next agent's observation, whoever it is. `turn_NT` (int64) says which turn a
-    token belongs to: γ_turn discounts the step from one turn to the next (and to the bootstrap),
-    γ_token the steps inside a completion. With one step per turn this is `gae` with γ_turn.
-    """
-    value_NT = as_float(value_NT)
-    no_turn_N = value_NT.new_full(turn_NT.shape[:1], -1.0)
-    within_NT = next_value(turn_NT, mask_NT, no_turn_N) == turn_NT
-    gamma_NT = torch.where(within_NT, value_NT.new_full((), gamma_token), value_NT.new_full((), gamma_turn))
-    return gae(reward_NT, value_NT, mask_NT, bootstrap_N, gamma=gamma_NT, lam=lam)
 
 
 def vtrace(

@@ -1,15 +1,13 @@
 """Log-probs and entropies from logits, and estimators of the divergence from a reference policy.
 
-Shapes: K tokens, V vocabulary, D hidden width. Everything is in nats and at least float32.
+Shapes: K tokens, V vocabulary. Everything is in nats and at least float32.
 Log-probs are of the tempered distribution softmax(logits / temperature): the one that was sampled.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from kapelle.functional.masking import as_float
 
@@ -65,56 +63,3 @@ def token_logprobs(logits: Tensor, token: Tensor, *, temperature: float = 1.0) -
     logits = as_float(logits) / temperature
     chosen = logits.gather(-1, token.unsqueeze(-1)).squeeze(-1)
     return chosen - logits.logsumexp(dim=-1)
-
-
-def chunked_token_statistics(
-    logits_KV: Tensor, token_K: Tensor, *, rows: int, temperature: float = 1.0
-) -> TokenStatistics:
-    """Log-prob and entropy of each token, `rows` tokens at a time.
-
-    Beside the given logits and their gradient only a handful of [rows, V] tensors are alive, forward and
-    backward: each chunk is computed again for its gradient.
-    """
-    # split, and not slices: its backward joins the chunks' gradients once, where each slice's would
-    # allocate and fill a whole [K, V] of its own.
-    chunks = zip(torch.split(logits_KV, rows), torch.split(token_K, rows), strict=True)
-    return _joined([_recomputed(_statistics, logits, token, temperature) for logits, token in chunks])
-
-
-def head_token_statistics(
-    hidden_KD: Tensor, head_VD: Tensor, token_K: Tensor, *, rows: int, temperature: float = 1.0
-) -> TokenStatistics:
-    """Log-prob and entropy of each token from hidden states, with the logits hidden·headᵀ never whole.
-
-    Only a handful of [rows, V] tensors are alive at a time, forward and backward. Gradients reach both
-    the hidden states and the head. The product is taken in the dtype of its factors, the rest in float.
-    """
-    chunks = zip(torch.split(hidden_KD, rows), torch.split(token_K, rows), strict=True)
-    return _joined(
-        [_recomputed(_head_statistics, hidden, head_VD, token, temperature) for hidden, token in chunks]
-    )
-
-
-def _statistics(logits_KV: Tensor, token_K: Tensor, temperature: float) -> TokenStatistics:
-    return TokenStatistics(
-        token_logprobs(logits_KV, token_K, temperature=temperature),
-        entropy_from_logits(logits_KV, temperature=temperature),
-    )
-
-
-def _head_statistics(
-    hidden_KD: Tensor, head_VD: Tensor, token_K: Tensor, temperature: float
-) -> TokenStatistics:
-    return _statistics(hidden_KD @ head_VD.T, token_K, temperature)
-
-
-def _recomputed(function: Callable[..., TokenStatistics], *arguments: object) -> TokenStatistics:
-    # The computation draws no random numbers, so their state need not be kept.
-    result: TokenStatistics = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return result
-
-
-def _joined(chunks: list[TokenStatistics]) -> TokenStatistics:
-    return TokenStatistics(
-        torch.cat([chunk.logp_K for chunk in chunks]), torch.cat([chunk.entropy_K for chunk in chunks])
-    )

@@ -5,8 +5,8 @@ row, S segments (a segment is the sequence that a packed token belongs to), L la
 `mask` is bool or float; an entry counts where it is not zero. Entries that do not count may hold
 anything, NaN included: they do not reach the result, and the gradient that they get is 0.
 
-A packed batch and a padded one give the same numbers: flatten the padded tensors, take
-`padded_segments` for the labels, and let the mask drop the padding.
+A packed batch and a padded one give the same numbers: flatten the padded tensors, label each
+position with its row, and let the mask drop the padding.
 """
 
 from typing import NamedTuple
@@ -101,12 +101,6 @@ def segment_whiten(
     mean_S = segment_mean(x_K, mask_K, segment_K, segments)
     scale_S = torch.rsqrt(segment_var(x_K, mask_K, segment_K, segments) + eps)
     return keep_masked((x_K - mean_S[segment_K]) * scale_S[segment_K], mask_K)
-
-
-def padded_segments(mask_NT: Tensor) -> Tensor:
-    """Label each position of a flattened padded batch with its row → int64 [N·T]."""
-    rows, columns = mask_NT.shape
-    return torch.arange(rows, device=mask_NT.device).repeat_interleave(columns)
 
 
 def pack(x_NT: Tensor, mask_NT: Tensor) -> Tensor:

@@ -58,19 +58,6 @@ def sequence_log_ratio(
     return clamp_log_ratio(segment_mean(difference_K, mask_K, segment_K, segments))
 
 
-def sequence_log_ratio_per_token(
-    logp_K: Tensor, logp_behaviour_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int
-) -> Tensor:
-    """GSPO's ratio carried by each token, so that advantages may differ by token → [K].
-
-    arXiv 2507.18071, eq. 14: sg[log s] + log π − sg[log π]. With one advantage per sequence and
-    `sequence_mean` its value and gradient are those of `sequence_log_ratio`.
-    """
-    ratio_S = sequence_log_ratio(logp_K, logp_behaviour_K, mask_K, segment_K, segments).detach()
-    logp_K = as_float(logp_K)
-    return ratio_S[segment_K] + (logp_K - logp_K.detach())
-
-
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float
 ) -> SurrogateTerms:
@@ -116,22 +103,6 @@ def cispo(
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = -weight * as_float(advantage).detach() * as_float(logp)
     return SurrogateTerms(loss, (weight != ratio).to(loss.dtype))
-
-
-def reinforce(logp: Tensor, advantage: Tensor) -> Tensor:
-    """The plain score-function loss −A·log π, elementwise; exact only on-policy."""
-    return -as_float(advantage).detach() * as_float(logp)
-
-
-def happo_surrogate(
-    log_ratio: Tensor, factor: Tensor, *, clip_low: float, clip_high: float
-) -> SurrogateTerms:
-    """HAPPO's clipped surrogate −min(ρM, clip(ρ)M), elementwise over turns.
-
-    arXiv 2109.11251, §4.2. The factor M starts as the joint advantage and carries the ratios of the
-    agents that were updated before: `happo_factor`.
-    """
-    return clipped_surrogate(log_ratio, factor, clip_low=clip_low, clip_high=clip_high)
 
 
 def happo_factor(factor_S: Tensor, log_ratio_S: Tensor, acted_S: Tensor) -> Tensor:

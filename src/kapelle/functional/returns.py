@@ -7,7 +7,7 @@ discount and the recursion passes over it. Discounts are floats, or tensors [N, 
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeVar, cast
 
 import torch
@@ -53,14 +53,6 @@ def next_value(value_NT: Tensor, mask_NT: Tensor, bootstrap_N: Tensor) -> Tensor
     return keep_masked(torch.stack(columns[::-1], dim=1), mask_NT)
 
 
-def bootstrap_if_truncated(value_N: Tensor, truncated_N: Tensor) -> Tensor:
-    """Value of the state in which a row was cut off, and 0 where it truly ended → [N], detached.
-
-    Truncation (a token or turn limit) is not termination: what would have come is still worth V.
-    """
-    return keep_masked(value_N, truncated_N).detach()
-
-
 def return_to_go(reward_NT: Tensor, mask_NT: Tensor, gamma: float | Tensor) -> Tensor:
     """Discounted sum of rewards from each step on, Σ_{k≥t} γ^{k−t} r_k → [N, T]."""
     return backward_recurrence(reward_NT, gamma, mask_NT)
@@ -99,32 +91,6 @@ def lambda_return(
     following_NT = next_value(value_NT.detach(), mask_NT, bootstrap_N.detach())
     step_NT = as_float(reward_NT) + gamma * (1.0 - lam) * following_NT
     return backward_recurrence(step_NT, gamma * lam, mask_NT, bootstrap_N.detach())
-
-
-def place_on_last_token(reward_N: Tensor, mask_NT: Tensor) -> Tensor:
-    """Put one reward per completion on its last unmasked token → [N, T]; a row without one keeps none."""
-    reward_N = as_float(reward_N)
-    steps_T = torch.arange(mask_NT.shape[1], device=mask_NT.device)
-    last_N = torch.where(mask_NT.bool(), steps_T, -1).amax(dim=1)
-    return torch.where(steps_T == last_N.unsqueeze(1), reward_N.unsqueeze(1), reward_N.new_zeros(()))
-
-
-def place_on_own_last_turn(reward: Mapping[str, float], agents: Sequence[str]) -> list[float]:
-    """Put each agent's reward on that agent's own last turn: one value per turn, 0 on all others.
-
-    `agents` names who took each turn, in global time order. For estimators with one trajectory per
-    agent. An agent without a turn has nowhere to receive its reward.
-    """
-    last = {agent: position for position, agent in enumerate(agents)}
-    return [reward[agent] if last[agent] == position else 0.0 for position, agent in enumerate(agents)]
-
-
-def place_once(reward: float, turns: int) -> list[float]:
-    """Put the team's reward on the episode's last turn only: one value per turn.
-
-    For a chain through all agents and for joint returns, where a copy per agent would count it n times.
-    """
-    return [0.0] * (turns - 1) + [reward] if turns else []
 
 
 def team_sum(reward: Mapping[str, Reward]) -> dict[str, Reward]:

@@ -8,7 +8,7 @@ speaking once a turn. Lengths are in tokens. All functions return *terms* to be 
 import torch
 from torch import Tensor
 
-from kapelle.functional.masking import as_float, keep_masked, segment_whiten
+from kapelle.functional.masking import as_float, segment_whiten
 
 
 def overlong_penalty(length: Tensor, *, limit: int, buffer: int) -> Tensor:
@@ -24,14 +24,9 @@ def length_penalty(length: Tensor, *, coefficient: float, limit: int) -> Tensor:
     return -coefficient * as_float(length) / limit
 
 
-def flag_penalty(flag: Tensor, *, amount: float) -> Tensor:
-    """−amount where the flag is set (bad format, invalid move, missing EOS or answer, truncation), else 0."""
-    return -amount * as_float(flag)
-
-
-def kl_in_reward(logp_NT: Tensor, logp_reference_NT: Tensor, mask_NT: Tensor, *, beta: float) -> Tensor:
-    """−β·(log π − log π_ref) at every unmasked token → [N, T], detached (k1, the unbiased estimator)."""
-    return keep_masked(-beta * (as_float(logp_NT) - as_float(logp_reference_NT)), mask_NT).detach()
+def kl_in_reward(logp: Tensor, logp_reference: Tensor, *, beta: float) -> Tensor:
+    """−β·(log π − log π_ref), elementwise, detached (k1, the unbiased estimator)."""
+    return (-beta * (as_float(logp) - as_float(logp_reference))).detach()
 
 
 def share_among_agents(score_TA: Tensor) -> Tensor:

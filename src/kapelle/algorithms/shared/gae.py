@@ -22,6 +22,7 @@ from kapelle.algorithm import Credit, Signals, TurnKey, turns_of
 from kapelle.algorithms.shared.rewards import RewardSource
 from kapelle.functional.advantages import CriticAdvantage, gae, vtrace
 from kapelle.functional.masking import segment_whiten
+from kapelle.functional.shaping import kl_in_reward
 from kapelle.settings.base import Settings
 from kapelle.types import Group, Turn
 
@@ -138,7 +139,8 @@ class GAECredit:
         settings = self._settings
         reward_T = torch.zeros(len(turn.completion_ids))
         if settings.kl_in_reward:
-            reward_T -= settings.kl_in_reward * (torch.tensor(turn.logprobs) - signals.reference[key])
+            logp_T = torch.tensor(turn.logprobs)
+            reward_T += kl_in_reward(logp_T, signals.reference[key], beta=settings.kl_in_reward)
         reward_T[-1] += reward
         gamma_T = torch.full_like(reward_T, settings.gamma_token)
         gamma_T[-1] = settings.gamma_turn
