@@ -73,7 +73,7 @@ def nothing_expensive(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("work begins before everything is checked")
 
     monkeypatch.setattr("kapelle.training.trainer.warmed_bases", refuse)
-    monkeypatch.setattr("kapelle.training.trainer.load_models", refuse)
+    monkeypatch.setattr("kapelle.setup.preparation.load_models", refuse)
 
 
 @pytest.mark.usefixtures("nothing_expensive")

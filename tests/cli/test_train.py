@@ -21,7 +21,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("kapelle.setup.model_loading.load_language_model", refuse)
     monkeypatch.setattr("kapelle.training.warmup.load_models", refuse)
-    monkeypatch.setattr("kapelle.training.trainer.load_models", refuse)
+    monkeypatch.setattr("kapelle.setup.preparation.load_models", refuse)
 
 
 @pytest.mark.usefixtures("no_model")

@@ -20,7 +20,6 @@ from tests.cli.conftest import call
 from tests.support.tiny import SIZE, draw_samples, sections, stir, tiny_model
 from torch import Tensor
 
-import kapelle.training.trainer
 from kapelle import Trainer
 from kapelle.errors import CheckpointError, ConfigError, ModelError
 from kapelle.models.sealed import base_of, seal
@@ -73,7 +72,7 @@ def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def loading(*_: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(kapelle.training.trainer, "load_models", loading)
+    monkeypatch.setattr("kapelle.setup.preparation.load_models", loading)
 
 
 @pytest.mark.parametrize("root", [False, True])

@@ -51,11 +51,11 @@ def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 
 def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
     """Check all stages, then yield each that is not done with a title; the next is asked for when it is done."""
-    from kapelle.cli.checking import check
     from kapelle.runs.writer import new_path
+    from kapelle.setup.preparation import prepare
 
     for _, config in staged.checked():
-        check(config)
+        prepare(config)
     whole = staged.run_dir or new_path(staged.recipe)
     lock = open_stages(whole, staged.stages, resume=resume)
     for stage in staged.stages:

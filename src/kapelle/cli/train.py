@@ -57,15 +57,15 @@ def _next_commands(source: Source) -> NextCommands:
 
 def _dry_run(source: Source, *, as_json: bool) -> int:
     from kapelle.cli.annotated import annotated_yaml
-    from kapelle.cli.checking import check
     from kapelle.cli.weights_map import describe, weights_map
+    from kapelle.setup.preparation import prepare
 
     config = source.config
-    checked = check(config)
+    prepared = prepare(config)
     found = weights_map(
-        checked.team,
-        checked.outlines,
-        references=checked.algorithm.reference_every is not None,
+        prepared.team,
+        prepared.outlines,
+        references=prepared.algorithm.reference_every is not None,
         half=config.model.dtype != "float32",
     )
     values = config.model_dump(mode="json")

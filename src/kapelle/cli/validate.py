@@ -24,9 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     environment = _environment(arguments)
     if environment is not None:
         return _conform(environment)
-    from kapelle.cli.checking import check
     from kapelle.cli.source import read_recipe
     from kapelle.cli.staged import find_stages
+    from kapelle.setup.preparation import prepare
 
     def passed(name: str, detail: str) -> None:
         say(f"ok  {name:10} {detail}")
@@ -36,14 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
         for stage, config in staged.checked():
             passed("stage", f"{stage.number} of {len(staged.stages)}: {stage.name}")
             _tell(stage.recipe.notes)
-            check(config, passed)
+            prepare(config, passed=passed)
         say(f"All {len(staged.stages)} stages of {staged.recipe} are ready to train.")
         return 0
     recipe = read_recipe(arguments.words, real=arguments.real)
     set_here = sum(source != "default" for source in recipe.origin.values())
     passed("settings", f"{len(recipe.origin)} values, {set_here} of them not defaults")
     _tell(recipe.notes)
-    check(recipe.config, passed)
+    prepare(recipe.config, passed=passed)
     say(f"{recipe.config.name} is ready to train.")
     return 0
 

@@ -19,9 +19,9 @@ from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you
 from kapelle.runs.reader import is_run, read_config, read_status
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import NAME, RunConfig
+from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import Recipe, lay_over, to_yaml
-from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.setup.validation import check_prompts, check_run
+from kapelle.setup.team_builder import build_algorithm
 from kapelle.training.resuming import changed_settings
 
 if TYPE_CHECKING:
@@ -229,19 +229,13 @@ def _row(config: RunConfig) -> Algorithm:
 
 
 def _check(contender: Contender) -> None:
-    from kapelle.models.outline import check_adapters, outlines
-
-    config = contender.recipe.config
     algorithm = contender.build()
     if algorithm.source != "rollout":
         raise ConfigError(
             f"it learns from what is recorded or scripted and samples nothing, so there are no tokens to make equal. "
             f"Train it by itself, with `kapelle train` and `algorithm.name={algorithm.name}`."
         )
-    team = build_team(config, algorithm)
-    check_run(config, algorithm, team)
-    check_prompts(config, team)
-    check_adapters(team, outlines(team, config.model))
+    prepare(contender.recipe.config)
 
 
 def _check_budget(contenders: Sequence[Contender], config: RunConfig) -> None:

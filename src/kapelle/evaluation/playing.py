@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable
 
 from kapelle.environment import BUILTIN_ENVIRONMENTS, Answerable, environment_class
-from kapelle.rollout.play import Play
+from kapelle.rollout.play import Play, make_play
 from kapelle.settings.schema import EndpointConfig, RunConfig
-from kapelle.setup.model_loading import build_engine, load_models
+from kapelle.setup.model_loading import build_engine
+from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import lay_over, load_recipe
-from kapelle.setup.team_builder import build_team
-from kapelle.setup.validation import check_prompts, check_run
 
 MAX_TOKENS = 512
 """Most tokens of an answer of a model that plays an environment alone, unless settings say otherwise."""
@@ -65,10 +64,6 @@ def model_config(
 
 def open_play(config: RunConfig) -> Play:
     """Check everything, load the models and return what plays; raises the errors of `errors.py`."""
-    algorithm = config.algorithm.build()
-    team = build_team(config, algorithm)
-    check_run(config, algorithm, team, training=False)
-    check_prompts(config, team)
-    models = load_models(team, config.model, {})
-    engine = build_engine(config, models, team)
-    return Play(team, config.environment, config.workflow, engine, patience=config.patience)
+    unpaid = config.model_copy(update={"reward_model": None})  # it pays for what is learned, and nothing is
+    prepared = prepare(unpaid, training=False)
+    return make_play(config, prepared.team, build_engine(config, prepared.load(), prepared.team))

@@ -27,6 +27,7 @@ from kapelle.runtime.attendance import Part, over
 from kapelle.runtime.deadlines import Patience, all_of, patience_here, within
 from kapelle.runtime.seeds import derive_seed
 from kapelle.runtime.watchdog import GaveUp
+from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Sampling, Task
 from kapelle.workflow import Workflow
@@ -48,6 +49,11 @@ class Play:
     """Who is told where the time goes."""
     patience: Patience = field(default_factory=Patience)
     """After how many seconds something is given up."""
+
+
+def make_play(config: RunConfig, team: Team, engine: RolloutEngine) -> Play:
+    """Return what a team's episodes are played with: the environment and workflow of settings, and who speaks."""
+    return Play(team, config.environment, config.workflow, engine, patience=config.patience)
 
 
 async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Episode:

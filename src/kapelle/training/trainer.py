@@ -17,15 +17,13 @@ from typing import Any, Self
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import RolloutEngine
-from kapelle.environment import Skipping
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_tasks
 from kapelle.former_names import observer_of
 from kapelle.metrics.definitions import own_returns
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.outline import check_adapters, outlines
 from kapelle.models.weights import weights_hash
-from kapelle.rollout.play import Play
+from kapelle.rollout.play import make_play
 from kapelle.runs import checkpoint
 from kapelle.runs.checkpoint_contents import (
     check_start,
@@ -42,10 +40,9 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked, unbroken
 from kapelle.runtime.randomness import capture_random, keep_imports_from_drawing, restore_random
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.model_loading import build_engine, build_train_engine, load_models, name_model, teacher
+from kapelle.setup.model_loading import build_engine, build_train_engine, name_model, teacher
+from kapelle.setup.preparation import Prepared, prepare, rows_left_out
 from kapelle.setup.recipe import Recipe, load_recipe, resolve
-from kapelle.setup.team_builder import build_algorithm, build_team, reward_device
-from kapelle.setup.validation import check_prompts, check_run
 from kapelle.team import VERIFIER, Team
 from kapelle.training.circumstances import note_start
 from kapelle.training.loop import Loop, Step, greedy_play
@@ -83,16 +80,12 @@ class Trainer:
         given = dict(models or {})
         self.observer = observer_of(sections, observer) or Silent()
         self.config = config if config is not None else resolve(name_model(sections, given))
-        self.algorithm: Algorithm = build_algorithm(self.config)
-        self.team: Team = build_team(self.config, self.algorithm)
-        check_run(self.config, self.algorithm, self.team, given)
-        if isinstance(self.config.environment, Skipping):
-            for split, said in self.config.environment.skipped().items():
-                self.observer.phase("data", f"{split}: {said}")
-        check_prompts(self.config, self.team, given)
-        shapes = outlines(self.team, self.config.model, given)
-        check_adapters(self.team, shapes)
-        check_start(start_from or {}, self.team, shapes, self.algorithm.verifier)
+        prepared = prepare(self.config, given)
+        self.algorithm: Algorithm = prepared.algorithm
+        self.team: Team = prepared.team
+        for said in rows_left_out(self.config):
+            self.observer.phase("data", said)
+        check_start(start_from or {}, self.team, prepared.outlines, self.algorithm.verifier)
         if self.algorithm.verifier is not None and self.algorithm.least_auc is not None:
             check_verifier(Path(self.algorithm.verifier), self.algorithm.least_auc)
         self.done = 0
@@ -105,7 +98,7 @@ class Trainer:
         """Whether the evaluation of the step that a run goes on from is missing, and whether a stop cost steps."""
         self._run = self._open_run(run_dir, resume, origin)
         try:
-            self._build(given, engine)
+            self._build(prepared, engine)
             if start_from:
                 self._start_from(start_from)
             run = self._run
@@ -160,11 +153,13 @@ class Trainer:
         say = partial(self.observer.phase, "resume")
         return open_run(Path(path), self.config, origin or {}, say, resume=resume)
 
-    def _build(self, given: dict[str, LanguageModel], engine: RolloutEngine | None) -> None:
-        bases = warmed_bases(self.config, self.team, self.observer.warmup, self._phase, given)
-        team = replace(self.team, bases=bases)
+    def _build(self, prepared: Prepared, engine: RolloutEngine | None) -> None:
+        held: dict[str, LanguageModel] = {}
+        bases = warmed_bases(self.config, self.team, self.observer.warmup, self._phase, held)
+        warmed = prepared.on_bases(bases, held)
+        team = warmed.team
         self._phase("loading", ", ".join(dict.fromkeys(self.team.bases.values())))
-        self.models = load_models(team, self.config.model, given, reward_device(self.config))
+        self.models = warmed.load()
         self.base_hashes = {base: weights_hash(m.base_parameters()) for base, m in self.models.items()}
         self.engine = build_train_engine(self.config, self.algorithm, team, self.models)
         if self.algorithm.verifier is not None:
@@ -172,9 +167,7 @@ class Trainer:
         past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
         load_policies(past, team, self.engine, self.base_hashes)
         speaks = engine or build_engine(self.config, self.models, self.team)
-        self.play = Play(
-            self.team, self.config.environment, self.config.workflow, speaks, patience=self.config.patience
-        )
+        self.play = make_play(self.config, self.team, speaks)
         acting = self.play
         if self.algorithm.source == "demonstrations":
             acting = replace(self.play, engine=teacher(self.config, self.team, self.models))

@@ -1,0 +1,103 @@
+"""One preparation: whoever trains, validates or plays meets the same error, before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.cli.conftest import call
+from tests.support.tiny import tiny_model
+
+from kapelle.errors import KapelleError
+from kapelle.evaluation.playing import open_play
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.preparation import prepare
+from kapelle.setup.recipe import load_recipe
+from kapelle.training.trainer import Trainer
+
+SMALL = (
+    "model.embedded.hidden=16",
+    "model.embedded.layers=1",
+    "model.embedded.intermediate=32",
+    "model.embedded.heads=2",
+    "model.embedded.kv_heads=1",
+    "warmup=null",
+)
+
+LONG = "careful " * 100
+
+OF_ANY_TEAM = {
+    "a prompt of nobody's words": ("team.agents.1.prompt='{nobody}'", "ConfigError: The prompt of agent 'actor' uses {nobody}"),
+    "an adapter without a place": ("team.lora.targets=[q_prj]", "ModelError: `lora.targets` names 'q_prj'"),
+    "a prompt beyond the context": (f"team.agents.0.system={LONG}", "ContextError: "),
+    "a model that is not there": ("model.path=./nowhere", "ModelError: Model folder './nowhere' does not exist"),
+    "a flaw of nobody's": ("environment.flaws={nobody: 0.5}", "ConfigError: "),
+    "a verifier that is not there": ("algorithm={name: maporl, verifier: nowhere}", "ModelError: "),
+}  # fmt: skip
+OF_ONE_THAT_LEARNS = {
+    "nobody learns": ("team.sharing=frozen", "ConfigError: No agent of this team is trained"),
+    "greedy while it learns": ("team.sampling.temperature=0", "ConfigError: Agent 'reasoner' learns, but samples greedily"),
+    "a tracker that is not there": ("trackers=[{name: wandb}]", "ConfigError: The tracker 'wandb' is not installed"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loading(*_: object) -> None:
+        pytest.fail("a model is loaded")
+
+    monkeypatch.setattr("kapelle.setup.preparation.load_models", loading)
+
+
+def error_of(act: Callable[[], Any]) -> str:
+    with pytest.raises(KapelleError) as caught:
+        act()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def config_of(*settings: str) -> RunConfig:
+    return load_recipe("demo", (), (*SMALL, *settings)).config
+
+
+@pytest.mark.parametrize(("setting", "begins"), OF_ANY_TEAM.values(), ids=OF_ANY_TEAM)
+def test_a_fault_is_the_same_error_for_whoever_meets_it(setting: str, begins: str) -> None:
+    config = config_of(setting)
+    found = error_of(lambda: prepare(config))
+    assert found.startswith(begins)
+    assert error_of(lambda: Trainer(config)) == found
+    assert error_of(lambda: open_play(config)) == found
+    said = call("validate", "demo", *SMALL, setting)
+    assert (said.code, said.err.strip()) == (2, "kapelle: " + found.partition(": ")[2])
+
+
+@pytest.mark.parametrize(("setting", "begins"), OF_ONE_THAT_LEARNS.values(), ids=OF_ONE_THAT_LEARNS)
+def test_who_only_plays_is_not_asked_whether_it_can_learn(setting: str, begins: str) -> None:
+    config = config_of(setting)
+    found = error_of(lambda: prepare(config))
+    assert found.startswith(begins)
+    assert error_of(lambda: Trainer(config)) == found
+    assert prepare(config, training=False).team.names == ("reasoner", "actor")
+
+
+def test_each_check_is_told_of_as_it_passes_and_none_after_the_fault() -> None:
+    heard: list[tuple[str, str]] = []
+    prepare(config_of(), passed=lambda *told: heard.append(told))
+    assert [name for name, _ in heard] == ["team", "algorithm", "workflow", "data", "prompts", "models"]
+    assert dict(heard)["team"] == "reasoner, actor; reasoner, actor trains"
+    assert dict(heard)["workflow"] == "chain can be played on arithmetic"
+    heard.clear()
+    error_of(
+        lambda: prepare(config_of(f"team.agents.0.system={LONG}"), passed=lambda *told: heard.append(told))
+    )
+    assert [name for name, _ in heard] == ["team", "algorithm", "workflow", "data"]
+
+
+def test_a_model_in_memory_stands_for_its_path() -> None:
+    model = tiny_model()
+    prepared = prepare(config_of("model.path=in-memory"), {"in-memory": model})
+    assert prepared.team.bases == {"base": "in-memory"}
+    assert prepared.outlines["base"] is model.model
+    elsewhere = prepared.on_bases({"base": "warmed"}, {"warmed": model})
+    assert (elsewhere.team.bases, prepared.team.bases) == ({"base": "warmed"}, {"base": "in-memory"})
+    assert elsewhere.given == {"in-memory": model, "warmed": model}
