@@ -28,7 +28,7 @@ def test_a_team_trained_from_python_finds_the_best_joint_move(
     assert "played: {'agent_0': 'A', 'agent_1': 'A'}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("main", ["own_environment.py"], indirect=True)
+@pytest.mark.parametrize("main", ["own_environment.py", "own_questions.py"], indirect=True)
 def test_an_environment_of_ones_own_is_trained_on(
     main: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from tests.workflows.stage import lines, play
 
 from kapelle.conformance import conform
 from kapelle.setup.recipe import load_recipe
+from kapelle.training.trainer import Trainer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "make_your_own.md").read_text(encoding="utf-8")
 
@@ -29,6 +30,18 @@ async def test_the_environment_conforms_and_the_page_shows_it(folder: Path) -> N
     findings = await conform(config.environment)
     shown = [f"{f.status:2}  {f.name:13} {f.detail}" for f in findings]
     assert [line for line in shown if line not in PAGE] == []
+
+
+def test_an_environment_of_questions_is_25_lines(folder: Path) -> None:
+    written = (folder / "parity.py").read_text(encoding="utf-8")
+    assert len(written.strip().splitlines()) <= 25
+
+
+def test_its_answers_are_graded_and_it_is_trained_on(folder: Path) -> None:
+    small = ("warmup=null", "training.steps=1", "training.tasks_per_step=2", "algorithm.group_size=2")
+    with Trainer.from_recipe(str(folder / "mine.yaml"), *small, "evaluation=null") as trainer:
+        [step] = trainer.steps(1)
+    assert 0.0 <= step.metrics["return/agent_0"] <= 1.0
 
 
 async def test_the_workflow_asks_the_third_only_when_two_differ(folder: Path) -> None:

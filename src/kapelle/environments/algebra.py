@@ -8,109 +8,53 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.procedural import Difficulty, Generated, Problem, describe, up_to
+from kapelle.environments.questions import Answers, words
 from kapelle.grading.math.numeric import MAX_CHARACTERS, parse_number
-from kapelle.grading.text.extraction import ExtractionRule, extract
-from kapelle.grading.verdict import Grade, no_answer, right, wrong
-from kapelle.settings.base import Settings
-from kapelle.types import Message, Split, Task
+from kapelle.grading.text.extraction import ExtractionRule
+from kapelle.types import Split
 
-HARDEST = 5
 Kind = Literal["equation", "inequality"]
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "="}
 
 
-class Algebra(Settings):
+class Algebra(Generated):
     """One line with the unknown `x`; the answer is every root, or the side of a bound."""
 
     name: Literal["algebra"] = "algebra"
     kinds: tuple[Kind, ...] = Field(("equation",), min_length=1)
     """Drawn evenly for each task."""
-    difficulty: Difficulty = (1, 3)
+    difficulty: Annotated[Difficulty, up_to(5)] = (1, 3)
     """Easiest and hardest level, 1 to 5."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
     extraction: tuple[ExtractionRule, ...] = Field(("hash", "last_box", "whole"), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
-    @model_validator(mode="after")
-    def _possible(self) -> Algebra:
-        if self.difficulty[1] > HARDEST:
-            raise ValueError(f"`difficulty` goes to {self.difficulty[1]}; the hardest is {HARDEST}")
-        return self
-
     @property
-    def reward_range(self) -> tuple[float, float]:
-        """An answer is right or wrong."""
-        return (0.0, 1.0)
+    def answers(self) -> Answers:
+        """Every root, or the side of a bound."""
+        return words(solution, self.extraction, "no solution such as `x=5`, `2,3` or `x<-3`")
 
     @property
     def sources(self) -> Mapping[Split, str]:
         """Generated; a hash of each problem decides its split."""
-        words = {"equation": "equations", "inequality": "inequalities"}
-        return describe(" and ".join(words[kind] for kind in self.kinds), self.difficulty)
+        many = {"equation": "equations", "inequality": "inequalities"}
+        return describe(" and ".join(many[kind] for kind in self.kinds), self.difficulty)
 
-    def check(self, agents: Sequence[str]) -> None:
-        """Accept any team."""
-
-    def size(self, split: Split) -> int | None:
-        """Tasks are generated without end."""
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index."""
-        return draw_task(self.name, self.seed, split, index, self.difficulty, self._problem)
-
-    def _problem(self, draw: random.Random, level: int) -> Problem:
+    def problem(self, draw: random.Random, level: int) -> Problem:
+        """Return a line of a level."""
         kind = draw.choice(self.kinds)
         question, answer = (
             _quadratic(draw) if (kind, level) == ("equation", 5) else _linear(draw, level, kind)
         )
         return Problem(question, {"answer": answer}, question)
-
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        """Open the world of one problem."""
-        gold = str(task.data["answer"])
-        info = {"difficulty": task.data["difficulty"]}
-        return QuestionWorld(task, agents, lambda text: self._grade(text, gold), info)
-
-    def _grade(self, text: str, gold: str) -> Grade:
-        found = extract(text, self.extraction)
-        if found.text is None:
-            return no_answer(found.problem)
-        answer = solution(found.text)
-        if answer is None:
-            return no_answer(
-                f"'{found.text[:MAX_CHARACTERS]}' is no solution such as `x=5`, `2,3` or `x<-3`."
-            )
-        return right(answer) if answer == gold else wrong(answer, gold)
-
-    def extract(self, text: str) -> str | None:
-        """Return the solution that a text ends in, in its normal form; None when it has none."""
-        found = extract(text, self.extraction).text
-        return None if found is None else solution(found)
-
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return the solution."""
-        return (
-            f"{_MARKED.get(self.extraction[0], '')}{task.data['answer']}{_CLOSED.get(self.extraction[0], '')}"
-        )
-
-
-_MARKED: Mapping[ExtractionRule, str] = {
-    "hash": "#### ",
-    "last_box": "\\boxed{",
-    "first_box": "\\boxed{",
-    "tag": "<answer>",
-}
-_CLOSED: Mapping[ExtractionRule, str] = {"last_box": "}", "first_box": "}", "tag": "</answer>"}
 
 
 _ROOT = re.compile(r"(?:x\s*=\s*)?(?P<number>[^=<>≤≥]+)")

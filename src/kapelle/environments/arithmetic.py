@@ -12,7 +12,6 @@ only them can tell `132` from `122`: the team needs both agents, and each can ha
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -20,21 +19,17 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.environments.question_world import QuestionWorld
-from kapelle.errors import ConfigError, did_you_mean
-from kapelle.grading.math.numeric import Number, grade_numeric, normal_form, read_number
-from kapelle.grading.text.extraction import ExtractionRule, extract
-from kapelle.settings.base import Settings
-from kapelle.types import Message, Split, Task
+from kapelle.environments import procedural
+from kapelle.environments.flaws import Flaws, check_flaws, flawed
+from kapelle.environments.questions import Answers, Questions, numbers
+from kapelle.grading.text.extraction import ExtractionRule
+from kapelle.types import Json, Message, Split, Task
 
 Role = Literal["columns", "combine", "solve"]
 """`columns`: question → notes. `combine`: notes → answer. `solve`: question → answer."""
 
-TEST_SHARE = 5
-"""One pair of operands in this many belongs to the test split."""
 
-
-class Arithmetic(Settings):
+class Arithmetic(Questions):
     """Procedural problems `a+b` and `a-b` with answers that are never negative."""
 
     name: Literal["arithmetic"] = "arithmetic"
@@ -50,7 +45,7 @@ class Arithmetic(Settings):
     """Where an answer is looked for in an agent's text."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "columns", "actor": "combine"})
     """What the script plays for an agent of this name; it solves for any other."""
-    flaws: Mapping[str, float] = Field(default={})
+    flaws: Flaws = Field(default={})
     """Agent → share of the demonstrations with a carry in which the script drops or ignores it."""
 
     @model_validator(mode="after")
@@ -59,37 +54,25 @@ class Arithmetic(Settings):
             raise ValueError(
                 "One-digit subtractions never borrow. Leave out `carry_share`, or set `digits: 2`."
             )
-        wrong = {agent: share for agent, share in self.flaws.items() if not 0.0 <= share <= 1.0}
-        if wrong:
-            agent, share = next(iter(wrong.items()))
-            raise ValueError(f"`flaws.{agent}` is {share}; it is a share between 0 and 1.")
         return self
 
     @property
-    def reward_range(self) -> tuple[float, float]:
-        """An answer is right or wrong."""
-        return (0.0, 1.0)
+    def answers(self) -> Answers:
+        """One number."""
+        return numbers(self.extraction)
 
     @property
     def sources(self) -> Mapping[Split, str]:
         """The operand pairs of each split; a hash of the pair decides, so they share none."""
         kind = f"generated problems of {self.digits} digits"
         return {
-            "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} operand pairs",
+            "train": f"{kind}, {procedural.TEST_SHARE - 1} of {procedural.TEST_SHARE} operand pairs",
             "test": f"{kind}, the other operand pairs",
         }
 
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError when `flaws` names an agent that is not there."""
-        for agent in self.flaws:
-            if agent not in agents:
-                raise ConfigError(
-                    f"environment.flaws names the unknown agent '{agent}'.{did_you_mean(agent, agents)}"
-                )
-
-    def size(self, split: Split) -> int | None:
-        """Tasks are generated without end."""
-        return None
+        check_flaws(self.flaws, agents)
 
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index; drawn from the pairs of its split."""
@@ -107,37 +90,23 @@ class Arithmetic(Settings):
         answer = a + b if operator == "+" else a - b
         return Task(f"{split}-{index}", f"{a}{operator}{b}", {"answer": answer})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        """Open the world of one problem."""
-        gold = Number(task.data["answer"])
-        return QuestionWorld(
-            task,
-            agents,
-            lambda text: grade_numeric(text, gold, self.extraction),
-            {"carry": _has_carry(task.question)},
-        )
-
-    def extract(self, text: str) -> str | None:
-        """Return the final number of a text, None when it has none."""
-        found = extract(text, self.extraction).text
-        number = None if found is None else read_number(found)
-        return None if number is None else normal_form(number)
+    def about(self, task: Task) -> Mapping[str, Json]:
+        """Return whether any column carries or borrows."""
+        return {"carry": _has_carry(task.question)}
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         """Return what the agent's role says, without the carry in the stated share of demonstrations."""
-        flawed = random.Random(f"{seed}/{agent}").random() < self.flaws.get(agent, 0.0)
+        carry = not flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if role == "combine":
-            return combine(heard[-1].content if heard else "", carry=not flawed)
-        written = columns(task.question, carry=not flawed)
+            return combine(heard[-1].content if heard else "", carry=carry)
+        written = columns(task.question, carry=carry)
         return written if role == "columns" else combine(written, carry=True)
 
 
 def split_of(a: int, b: int) -> Split:
     """Return the split that a pair of operands belongs to, in either order and for every operator."""
-    low, high = sorted((a, b))
-    digest = hashlib.blake2b(f"{low},{high}".encode(), digest_size=8).digest()
-    return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
+    return procedural.split_of(",".join(map(str, sorted((a, b)))))
 
 
 _QUESTION = re.compile(r"([0-9]+)([+-])([0-9]+)")

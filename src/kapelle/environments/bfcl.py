@@ -16,12 +16,11 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.environments.data.source import SUFFIXES, Row, held_out, read_rows
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.questions import Answers, Questions
 from kapelle.environments.tools.prompt import tools_prompt
 from kapelle.errors import DataError
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls, write_calls
-from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
 
 Category = Literal[
@@ -49,7 +48,7 @@ class Item:
     accepted: tuple[Mapping[str, Mapping[str, Json]], ...]
 
 
-class Bfcl(Settings):
+class Bfcl(Questions):
     """Questions that are answered by calling tools, graded by BFCL's accepted calls."""
 
     name: Literal["bfcl"] = "bfcl"
@@ -63,9 +62,11 @@ class Bfcl(Settings):
     """Share of the questions held out for testing; a hash of each id decides."""
 
     @property
-    def reward_range(self) -> tuple[float, float]:
-        """The calls are right or wrong."""
-        return (0.0, 1.0)
+    def answers(self) -> Answers:
+        """Calls of tools."""
+        return Answers(
+            lambda text, task: grade_tool_call(text, task.data["accepted"], (self.form,)), self._normal_form
+        )
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -110,18 +111,11 @@ class Bfcl(Settings):
         question = f"{tools_prompt(item.tools, self.form)}\n\n{item.question}"
         return Task(f"{split}-{index}", question, {"id": item.id, "accepted": list(item.accepted)})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        """Open the world of one question."""
-        accepted = task.data["accepted"]
-        return QuestionWorld(
-            task,
-            agents,
-            lambda text: grade_tool_call(text, accepted, (self.form,)),
-            {"id": task.data["id"]},
-        )
+    def about(self, task: Task) -> Mapping[str, Json]:
+        """Return the question's id."""
+        return {"id": task.data["id"]}
 
-    def extract(self, text: str) -> str | None:
-        """Return a text's calls in one normal form, so that equal calls are equal votes; None without any."""
+    def _normal_form(self, text: str) -> str | None:
         try:
             calls = parse_calls(text, (self.form,))
         except NotCalls:

@@ -12,7 +12,6 @@ steps without an operation (`12=12`), and those longer than `longest`. What is l
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +20,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.environments.data.source import DataSource, Row
+from kapelle.environments.data.source import DataSource, Row, keep_apart
 from kapelle.environments.expression import Value, decimal, parse_expression, work_out, write
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.flaws import Flaws, check_flaws, flawed
+from kapelle.environments.questions import Answers, Questions, numbers
 from kapelle.environments.worked_steps import add_up, forget_last_term, notes
-from kapelle.errors import ConfigError, DataError, did_you_mean
-from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
-from kapelle.grading.text.extraction import ExtractionRule, extract
-from kapelle.settings.base import Settings
-from kapelle.types import Message, Split, Task
+from kapelle.errors import DataError
+from kapelle.grading.text.extraction import ExtractionRule
+from kapelle.types import Json, Message, Split, Task
 
 Role = Literal["work", "add_up", "solve"]
 """`work`: step → worked notes. `add_up`: notes → answer. `solve`: step → answer."""
@@ -56,7 +54,7 @@ class Census:
     posed: int
 
 
-class GSM8KSteps(Settings):
+class GSM8KSteps(Questions):
     """Calculator steps of GSM8K: `48/2` is asked, `24` is right."""
 
     name: Literal["gsm8k_steps"] = "gsm8k_steps"
@@ -76,25 +74,19 @@ class GSM8KSteps(Settings):
     """Where an answer is looked for in an agent's text."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "add_up"})
     """What the script plays for an agent of this name; it solves for any other."""
-    flaws: Mapping[str, float] = Field(default={})
+    flaws: Flaws = Field(default={})
     """Agent → share of demonstrations in which the script has its bad habit: who works forgets the last of
     several terms, who adds up or solves forgets what one decimal place hands on to the next."""
 
     @model_validator(mode="after")
-    def _possible(self) -> GSM8KSteps:
-        if self.train == self.test:
-            raise ValueError(
-                f"`train` and `test` both name '{self.train}'. Nothing is tested on what it trains on."
-            )
-        for agent, share in self.flaws.items():
-            if not 0.0 <= share <= 1.0:
-                raise ValueError(f"`flaws.{agent}` is {share}; it is a share between 0 and 1.")
+    def _apart(self) -> GSM8KSteps:
+        keep_apart(self.train, self.test)
         return self
 
     @property
-    def reward_range(self) -> tuple[float, float]:
-        """An answer is right or wrong."""
-        return (0.0, 1.0)
+    def answers(self) -> Answers:
+        """One number."""
+        return numbers(self.extraction)
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -114,11 +106,7 @@ class GSM8KSteps(Settings):
 
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits; DataError where one has no steps, ConfigError for a flaw of an unknown agent."""
-        for agent in self.flaws:
-            if agent not in agents:
-                raise ConfigError(
-                    f"environment.flaws names the unknown agent '{agent}'.{did_you_mean(agent, agents)}"
-                )
+        check_flaws(self.flaws, agents)
         for split in ("train", "test"):
             if not self.size(split):
                 raise DataError(
@@ -140,36 +128,23 @@ class GSM8KSteps(Settings):
         seen = step in _trained(self._source, self.longest)
         return Task(f"{split}-{index}", step.question, {"answer": step.answer, "seen": seen})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        """Open the world of one step."""
-        gold = parse_number(task.data["answer"])
-        assert gold is not None, "answers are written by `decimal`"
+    def about(self, task: Task) -> Mapping[str, Json]:
+        """Return whether the step occurs in train too, and which operations it has."""
         operation = "".join(re.findall(r"(?<=[0-9)])(?://|[-+*/])", task.question))
-        return QuestionWorld(
-            task,
-            agents,
-            lambda text: grade_numeric(text, gold, self.extraction),
-            {"seen": task.data["seen"], "operation": operation},
-        )
-
-    def extract(self, text: str) -> str | None:
-        """Return the final number of a text, None when it has none."""
-        found = extract(text, self.extraction).text
-        number = None if found is None else read_number(found)
-        return None if number is None else normal_form(number)
+        return {"seen": task.data["seen"], "operation": operation}
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         """Return what the agent's role says, with its bad habit in the stated share of demonstrations."""
-        flawed = random.Random(f"{seed}/{agent}").random() < self.flaws.get(agent, 0.0)
+        bad = flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if role == "add_up":
-            return add_up(heard[-1].content if heard else "", carry=not flawed)
+            return add_up(heard[-1].content if heard else "", carry=not bad)
         step = parse_expression(task.question)
         assert step is not None, "questions are written by `write`"
         worked = notes(step)
         if role == "solve":
-            return add_up(worked, carry=not flawed)
-        return forget_last_term(worked) if flawed else worked
+            return add_up(worked, carry=not bad)
+        return forget_last_term(worked) if bad else worked
 
 
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")

@@ -24,23 +24,23 @@ from kapelle.environments.data.row_fields import field_of, question_in
 from kapelle.environments.data.settings import DataSettings
 from kapelle.environments.data.source import Row, Words
 from kapelle.environments.math_program import printed_by
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
 from kapelle.grading.code.text import program_of
 from kapelle.grading.math.answers import Percent
 from kapelle.grading.math.form import math_form
 from kapelle.grading.math.grade import Undecided, compare_math, read_math, shared_math_processes
-from kapelle.grading.text.extraction import ExtractionRule, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract, marked
 from kapelle.grading.verdict import Grade, no_answer
 from kapelle.sandbox.backends import backend, require
 from kapelle.settings.base import FROM_HERE_ON
-from kapelle.types import Message, Split, Task
+from kapelle.types import Json, Message, Split, Task
 
 Role = Literal["work", "answer", "solve"]
 """`work`: the solution up to its answer. `answer`: the answer alone. `solve`: both."""
 
 
-class Math(DataSettings):
+class Math(DataSettings, Questions):
     """Questions of a data set, graded by their final answer."""
 
     name: Literal["math"] = "math"
@@ -105,10 +105,6 @@ class Math(DataSettings):
         found = frozenset(str(row.fields["data_source"]) for row in rows if "data_source" in row.fields)
         return found if len(found) > 1 else frozenset()
 
-    def size(self, split: Split) -> int | None:
-        """Return the number of questions."""
-        return len(self.rows.of(split))
-
     def task(self, split: Split, index: int) -> Task:
         """Return the question at an index."""
         row = self.rows.of(split)[index]
@@ -116,11 +112,15 @@ class Math(DataSettings):
         part = {"part": str(row.fields.get("data_source"))} if self._parts else {}
         return Task(f"{split}-{index}", question, {"answer": self.gold_of(row), **part})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        """Open the world of one question."""
+    def about(self, task: Task) -> Mapping[str, Json]:
+        """Return the part of the data that the question is from, where there are several."""
         part = task.data.get("part")
-        info = {} if part is None else {"part": part, f"part/{part}": True}
-        return QuestionWorld(task, agents, lambda text: self.grade(text, task.data["answer"]), info)
+        return {} if part is None else {"part": part, f"part/{part}": True}
+
+    @property
+    def answers(self) -> Answers:
+        """Mathematics, or a program that prints it."""
+        return Answers(lambda text, task: self.grade(text, task.data["answer"]), self._normal_form)
 
     async def grade(self, text: str, answer: str) -> Grade:
         """Return whether a text's final answer is the one given."""
@@ -128,14 +128,14 @@ class Math(DataSettings):
             printed = await printed_by(text, self.sandbox)
             if printed.answer is None:
                 return no_answer(printed.problem)
-            text = _MARKED[self.extraction[0]].format(printed.answer)
+            text = marked(printed.answer, self.extraction[0])
         read = read_math(text, answer, self.extraction, self._percent)
         if isinstance(read, Undecided):
             return await asyncio.to_thread(compare_math, read, shared_math_processes())
         return read
 
-    def extract(self, text: str) -> str | None:
-        """Return the final answer in a normal form, so that equal answers are equal texts; a program as it stands."""
+    def _normal_form(self, text: str) -> str | None:
+        # A program counts as it stands.
         if self.answer_by == "program":
             return program_of(text)
         found = extract(text, self.extraction).text
@@ -153,7 +153,7 @@ class Math(DataSettings):
         row = self.rows.of("train" if split == "train" else "test")[int(index)]
         solution = _ANNOTATION.sub("", str(self._written(row)))
         worked = solution.partition("####")[0].strip()
-        answer = _MARKED[self.extraction[0]].format(task.data["answer"])
+        answer = marked(task.data["answer"], self.extraction[0])
         role = self.roles.get(agent, "solve")
         if role == "work":
             return worked
@@ -161,9 +161,3 @@ class Math(DataSettings):
 
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
-_MARKED: Mapping[ExtractionRule, str] = {
-    "hash": "#### {}",
-    "last_box": "\\boxed{{{}}}",
-    "first_box": "\\boxed{{{}}}",
-    "last_number": "{}",
-}

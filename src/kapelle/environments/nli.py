@@ -7,7 +7,7 @@ premise stay in one split.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -15,12 +15,11 @@ from pydantic import Field
 from kapelle.environments.data.row_fields import question_in, text_in
 from kapelle.environments.data.settings import DataSettings
 from kapelle.environments.data.source import Row, Words
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
 from kapelle.grading.text.exact import plain_text
-from kapelle.grading.text.extraction import ExtractionRule, extract
-from kapelle.grading.verdict import Grade, no_answer, right, wrong
-from kapelle.types import Message, Split, Task
+from kapelle.grading.text.extraction import ExtractionRule
+from kapelle.types import Json, Split, Task
 
 Label = Literal["entailment", "neutral", "contradiction"]
 _LABELS: Mapping[str, Label] = {
@@ -31,7 +30,7 @@ _LABELS: Mapping[str, Label] = {
 _ANSWERS: Mapping[str, Label] = {name: label for name, label in _LABELS.items() if not name.isdigit()}
 
 
-class NLI(DataSettings):
+class NLI(DataSettings, Questions):
     """Premise and hypothesis in, one of three words out."""
 
     name: Literal["nli"] = "nli"
@@ -64,50 +63,19 @@ class NLI(DataSettings):
         )
         return question, label
 
-    def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError names the file and line of rows without a label, if they are many."""
-        self.skipped()
+    @property
+    def answers(self) -> Answers:
+        """One of three words."""
+        return words(_answer, self.extraction, "none of entailment, neutral and contradiction")
 
-    def size(self, split: Split) -> int | None:
-        """Return the number of pairs."""
-        return len(self.rows.of(split))
+    def about(self, task: Task) -> Mapping[str, Json]:
+        """Return the label."""
+        return {"label": task.data["answer"]}
 
     def task(self, split: Split, index: int) -> Task:
         """Return the pair at an index."""
         question, label = self.pair_of(self.rows.of(split)[index])
         return Task(f"{split}-{index}", question, {"answer": label})
-
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        """Open the world of one pair."""
-        gold = str(task.data["answer"])
-        return QuestionWorld(task, agents, lambda text: self._grade(text, gold), {"label": gold})
-
-    def _grade(self, text: str, gold: str) -> Grade:
-        found = extract(text, self.extraction)
-        if found.text is None:
-            return no_answer(found.problem)
-        answer = _answer(found.text)
-        if answer is None:
-            return no_answer(f"'{found.text[:80]}' is none of entailment, neutral and contradiction.")
-        return right(answer) if answer == gold else wrong(answer, gold)
-
-    def extract(self, text: str) -> str | None:
-        """Return which of the three a text answers, None when it answers none."""
-        found = extract(text, self.extraction).text
-        return None if found is None else _answer(found)
-
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return the label, in the form that is looked for first."""
-        return _MARKED.get(self.extraction[0], "{}").format(task.data["answer"])
-
-
-_MARKED: Mapping[ExtractionRule, str] = {
-    "tag": "<answer>{}</answer>",
-    "hash": "#### {}",
-    "last_box": "\\boxed{{{}}}",
-    "first_box": "\\boxed{{{}}}",
-    "only_box": "\\boxed{{{}}}",
-}
 
 
 def _answer(text: str) -> Label | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar, Protocol
 
 from pydantic import AfterValidator
 
+from kapelle.environments.questions import Questions
 from kapelle.errors import DataError
 from kapelle.types import Json, Split, Task
 
@@ -38,6 +40,17 @@ def _ordered(span: tuple[int, int]) -> tuple[int, int]:
 
 Difficulty = Annotated[tuple[int, int], AfterValidator(_ordered)]
 """Easiest and hardest level of a task, both included; levels are drawn evenly."""
+
+
+def up_to(hardest: int) -> AfterValidator:
+    """Return a validator that refuses levels above the hardest one, for the type of a `difficulty`."""
+
+    def check(span: tuple[int, int]) -> tuple[int, int]:
+        if span[1] > hardest:
+            raise ValueError(f"`difficulty` goes to {span[1]}; the hardest is {hardest}")
+        return span
+
+    return AfterValidator(check)
 
 
 def split_of(key: str) -> Split:
@@ -77,3 +90,42 @@ def describe(what: str, difficulty: tuple[int, int]) -> dict[Split, str]:
         "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} problems",
         "test": f"{kind}, the other problems",
     }
+
+
+class _Drawn(Protocol):
+    """What `Generated` reads of a subclass, whose settings stand in an order of their own."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def difficulty(self) -> tuple[int, int]: ...
+
+    things: ClassVar[str]
+
+    def problem(self, draw: random.Random, level: int) -> Problem: ...
+
+
+class Generated(Questions):
+    """Base of environments that draw their tasks: a subclass has settings `difficulty` and `seed`, `answers`, and `problem`."""
+
+    things: ClassVar[str] = "problems"
+    """What is generated, in words."""
+
+    @abstractmethod
+    def problem(self, draw: random.Random, level: int) -> Problem:
+        """Return a problem of a level, drawn from `draw` alone."""
+
+    @property
+    def sources(self: _Drawn) -> Mapping[Split, str]:
+        """Generated; a hash of each problem decides its split."""
+        return describe(self.things, self.difficulty)
+
+    def task(self: _Drawn, split: Split, index: int) -> Task:
+        """Return the task at an index: the same in every process."""
+        return draw_task(self.name, self.seed, split, index, self.difficulty, self.problem)
+
+    def about(self, task: Task) -> Mapping[str, Json]:
+        """Return the task's difficulty."""
+        return {"difficulty": task.data["difficulty"]}

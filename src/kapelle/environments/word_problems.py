@@ -7,72 +7,40 @@ no sum of the test split is met in training under another name.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from kapelle.environments.procedural import Difficulty, Problem, describe, draw_task
-from kapelle.environments.question_world import QuestionWorld
-from kapelle.grading.math.numeric import Number, grade_numeric, normal_form, read_number
-from kapelle.grading.text.extraction import ExtractionRule, extract
-from kapelle.settings.base import Settings
-from kapelle.types import Message, Split, Task
+from kapelle.environments.procedural import Difficulty, Generated, Problem, up_to
+from kapelle.environments.questions import Answers, numbers
+from kapelle.grading.text.extraction import ExtractionRule
+from kapelle.types import Message, Task
 
-HARDEST = 8
 _NAMES = ("Ada", "Ben", "Chen", "Dina", "Emre", "Femi", "Gita", "Hugo", "Ines", "Jonas", "Kofi", "Lena")
 _THINGS = ("apples", "books", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
 
 
-class WordProblems(Settings):
+class WordProblems(Generated):
     """Stories of `difficulty` steps with answers from 0 to 999."""
 
+    things: ClassVar[str] = "stories"
     name: Literal["word_problems"] = "word_problems"
-    difficulty: Difficulty = (1, 3)
+    difficulty: Annotated[Difficulty, up_to(8)] = (1, 3)
     """Fewest and most steps of a story, 1 to 8."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
     extraction: tuple[ExtractionRule, ...] = Field(("hash", "last_box", "last_number"), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
-    @model_validator(mode="after")
-    def _possible(self) -> WordProblems:
-        if self.difficulty[1] > HARDEST:
-            raise ValueError(f"`difficulty` goes to {self.difficulty[1]}; the hardest is {HARDEST}")
-        return self
-
     @property
-    def reward_range(self) -> tuple[float, float]:
-        """An answer is right or wrong."""
-        return (0.0, 1.0)
+    def answers(self) -> Answers:
+        """One number."""
+        return numbers(self.extraction)
 
-    @property
-    def sources(self) -> Mapping[Split, str]:
-        """Generated; a hash of each problem decides its split."""
-        return describe("stories", self.difficulty)
-
-    def check(self, agents: Sequence[str]) -> None:
-        """Accept any team."""
-
-    def size(self, split: Split) -> int | None:
-        """Tasks are generated without end."""
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index."""
-        return draw_task(self.name, self.seed, split, index, self.difficulty, _story)
-
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        """Open the world of one story."""
-        gold = Number(task.data["answer"])
-        info = {"difficulty": task.data["difficulty"]}
-        return QuestionWorld(task, agents, lambda text: grade_numeric(text, gold, self.extraction), info)
-
-    def extract(self, text: str) -> str | None:
-        """Return the final number of a text, None when it has none."""
-        found = extract(text, self.extraction).text
-        number = None if found is None else read_number(found)
-        return None if number is None else normal_form(number)
+    def problem(self, draw: random.Random, level: int) -> Problem:
+        """Return a story of `level` steps."""
+        return _story(draw, level)
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         """Return every step and the answer, marked as GSM8K does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import json
 import textwrap
@@ -13,21 +12,18 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.procedural import TEST_SHARE, split_of
+from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade
-from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
-
-TEST_SHARE = 5
-"""One question in this many belongs to the test split."""
 
 DRAWS = 64
 """Problems that are drawn for a task until one belongs to its split."""
 
 
-class ReasoningGym(Settings):
+class ReasoningGym(Questions):
     """Problems of one kind; an answer earns what the kind's verifier says, 0 to 1."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
@@ -40,9 +36,9 @@ class ReasoningGym(Settings):
     """Where an answer is looked for in an agent's text."""
 
     @property
-    def reward_range(self) -> tuple[float, float]:
-        """A verifier says 0 to 1."""
-        return (0.0, 1.0)
+    def answers(self) -> Answers:
+        """Whatever the kind's verifier reads."""
+        return Answers(self._grade, lambda text: extract(text, self.extraction).text)
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -57,10 +53,6 @@ class ReasoningGym(Settings):
     def _problems(self) -> Any:
         return _load(self.dataset, json.dumps(dict(self.arguments), sort_keys=True), self.seed)
 
-    def size(self, split: Split) -> int | None:
-        """Problems are generated without end."""
-        return None
-
     def task(self, split: Split, index: int) -> Task:
         """Return the problem at an index; ConfigError for a kind that has too few different questions."""
         problems = self._problems()
@@ -73,10 +65,6 @@ class ReasoningGym(Settings):
             f"questions: none of {DRAWS} draws belongs to the {split} split. Make it harder or larger."
         )
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        """Open the world of one problem."""
-        return QuestionWorld(task, agents, lambda text: self._grade(text, task), {})
-
     def _grade(self, text: str, task: Task) -> Grade:
         problems = self._problems()
         answer = self.extract(text)
@@ -85,20 +73,10 @@ class ReasoningGym(Settings):
         score = float(problems.score_answer(answer, problems[task.data["place"]]))
         return Grade(min(1.0, max(0.0, score)), answer, f"The verifier says {score:g}.")
 
-    def extract(self, text: str) -> str | None:
-        """Return the answer of a text, None when it has none."""
-        return extract(text, self.extraction).text
-
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         """Return the problem's own answer; empty where it names none."""
         answer = self._problems()[task.data["place"]].get("answer")
         return "" if answer is None else str(answer)
-
-
-def split_of(question: str) -> Split:
-    """Return the split that a question belongs to."""
-    digest = hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
 
 
 EVALUATORS = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})

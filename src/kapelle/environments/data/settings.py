@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from pydantic import Field, model_validator
 
 from kapelle.environments.data.row_fields import question_in
-from kapelle.environments.data.source import DataSource, Row, Splits, Words
-from kapelle.settings.base import Settings
+from kapelle.environments.data.source import DataSource, Row, Splits, Words, keep_apart
+from kapelle.environments.graded import Graded
 from kapelle.types import Split
 
 
-class DataSettings(Settings):
+class DataSettings(Graded):
     """Where rows come from."""
 
     path: str
@@ -33,16 +33,8 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _apart(self) -> DataSettings:
-        if self.train == self.test:
-            raise ValueError(
-                f"`train` and `test` both name '{self.train}'. Nothing is tested on what it trains on."
-            )
+        keep_apart(self.train, self.test)
         return self
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """An answer is worth something between nothing and all."""
-        return (0.0, 1.0)
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -53,6 +45,14 @@ class DataSettings(Settings):
     def source(self) -> DataSource:
         """Where the rows are."""
         return DataSource(self.path, self.config, self.train, self.test, self.test_share)
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read both splits; DataError names the file and line of rows that cannot be used, if they are many."""
+        self.skipped()
+
+    def size(self, split: Split) -> int | None:
+        """Return the number of usable rows."""
+        return len(self.rows.of(split))
 
     @cached_property
     def rows(self) -> Splits:

@@ -177,6 +177,12 @@ def one_spelling(question: str) -> str:
     return " ".join(question.split()).casefold()
 
 
+def keep_apart(train: str, test: str) -> None:
+    """Raise ValueError when both splits are the same file or hub split; for validators of settings."""
+    if train == test:
+        raise ValueError(f"`train` and `test` both name '{train}'. Nothing is tested on what it trains on.")
+
+
 def held_out(key: str, share: float) -> bool:
     """Return whether the row with a key belongs to the test split: a hash of the key decides."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -27,6 +27,20 @@ MAX_MARKS = 50
 """Answers that one text may mark; a text that marks more is guessing."""
 
 
+_MARKS: Mapping[ExtractionRule, str] = {
+    "hash": "#### {}",
+    "last_box": "\\boxed{{{}}}",
+    "first_box": "\\boxed{{{}}}",
+    "only_box": "\\boxed{{{}}}",
+    "tag": "<answer>{}</answer>",
+}
+
+
+def marked(answer: str, rule: ExtractionRule) -> str:
+    """Return an answer with the mark by which a rule finds it; as it is for rules that need none."""
+    return _MARKS.get(rule, "{}").format(answer)
+
+
 @dataclass(frozen=True, slots=True)
 class Extraction:
     """What was found: an answer, or the reason why there is none."""
