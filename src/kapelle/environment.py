@@ -12,34 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from kapelle.runtime.plugins import find_class
+from kapelle.former_names import renamed_in
+from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import Json, Message, Split, Task
-
-BUILTIN_ENVIRONMENTS: Mapping[str, str] = {
-    "arithmetic": "kapelle.environments.arithmetic:Arithmetic",
-    "math": "kapelle.environments.math:Math",
-    "gsm8k_steps": "kapelle.environments.gsm8k_steps:GSM8KSteps",
-    "algebra": "kapelle.environments.algebra:Algebra",
-    "word_problems": "kapelle.environments.word_problems:WordProblems",
-    "multi_step": "kapelle.environments.multi_step:MultiStep",
-    "nli": "kapelle.environments.nli:NLI",
-    "debate_topics": "kapelle.environments.debate_topics:DebateTopics",
-    "mixture": "kapelle.environments.mixture:Mixture",
-    "matrix": "kapelle.environments.matrix:Matrix",
-    "trajectories": "kapelle.environments.recorded.trajectories:Trajectories",
-    "preferences": "kapelle.environments.recorded.preferences:Preferences",
-    "labelled": "kapelle.environments.recorded.labelled:Labelled",
-    "code": "kapelle.environments.code.environment:Code",
-    "bfcl": "kapelle.environments.bfcl:Bfcl",
-    "tools": "kapelle.environments.tool_questions:Tools",
-    "openspiel": "kapelle.environments.openspiel.environment:OpenSpiel",
-    "pettingzoo": "kapelle.environments.adapters.pettingzoo:PettingZoo",
-    "gymnasium": "kapelle.environments.adapters.gymnasium:Gymnasium",
-    "textarena": "kapelle.environments.adapters.textarena:TextArena",
-    "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
-    "plain": "kapelle.environments.adapters.plain:Plain",
-    "siirl_env": "kapelle.environments.adapters.siirl_env:SiirlEnv",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,4 +215,7 @@ class Recorded(Protocol):
 
 def environment_class(name: str) -> type:
     """Return the class of an environment by name, `module:Class`, `path/file.py:Class` or entry point."""
-    return find_class("environment", name, BUILTIN_ENVIRONMENTS)
+    return find_class("environment", name, catalogue("kapelle.environments"))
+
+
+__getattr__ = renamed_in(__name__)

@@ -138,12 +138,15 @@ PACKAGES: Mapping[str, str] = {
 NAMES: Mapping[str, Mapping[str, str]] = {
     "": {"Configured": "Settings"},
     "algorithm": {"CriticNeed": "CriticSpec", "Estimates": "Signals"},
+    "engines.rollout.protocol": {"BUILTIN_ENGINES": "engines.rollout:BUILTIN"},
+    "environment": {"BUILTIN_ENVIRONMENTS": "environments:BUILTIN"},
     "settings.base": {
         "Configured": "Settings",
         "find_class": "runtime.plugins:find_class",
         "load_file": "runtime.plugins:load_file",
     },
     "training.observer": {"Listener": "Observer"},
+    "workflow": {"BUILTIN_WORKFLOWS": "workflows:BUILTIN"},
     "workflows.play": {"Play": "PlayWorkflow"},
 }
 """Module → former name in it → name of today, with `module:` before it where it has moved."""

@@ -19,24 +19,10 @@ from typing import Protocol, runtime_checkable
 
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.runtime.plugins import find_class
+from kapelle.former_names import renamed_in
+from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.team import Agent
 from kapelle.types import Message, Task, Turn
-
-BUILTIN_WORKFLOWS: Mapping[str, str] = {
-    "solo": "kapelle.workflows.solo:Solo",
-    "parallel": "kapelle.workflows.parallel:Parallel",
-    "chain": "kapelle.workflows.chain:Chain",
-    "debate": "kapelle.workflows.debate:Debate",
-    "vote": "kapelle.workflows.vote:Vote",
-    "summary": "kapelle.workflows.summary:Summary",
-    "reflect": "kapelle.workflows.reflect:Reflect",
-    "cory": "kapelle.workflows.cory:Cory",
-    "dag": "kapelle.workflows.dag:Dag",
-    "router": "kapelle.workflows.router:Router",
-    "play": "kapelle.workflows.play:PlayWorkflow",
-    "tool_use": "kapelle.workflows.tool_use:ToolUse",
-}
 
 
 class Seat(Protocol):
@@ -166,7 +152,7 @@ class CountsTurns(Protocol):
 
 def workflow_class(name: str) -> type:
     """Return the class of a workflow by name, `module:Class` or entry point."""
-    return find_class("workflow", name, BUILTIN_WORKFLOWS)
+    return find_class("workflow", name, catalogue("kapelle.workflows"))
 
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
@@ -220,3 +206,6 @@ def check_template(agent: Agent, known: Sequence[str], where: str) -> None:
                 f"The prompt of agent '{agent.name}' uses {{{name}}}, which {where} does not know."
                 f"{did_you_mean(name, known)}"
             )
+
+
+__getattr__ = renamed_in(__name__)

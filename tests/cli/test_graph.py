@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Kapelle
 
-from kapelle.workflow import BUILTIN_WORKFLOWS, Drawable, workflow_class
+from kapelle.workflow import Drawable, workflow_class
+from kapelle.workflows import BUILTIN
 
 
 def test_a_recipes_workflow_is_drawn(kapelle: Kapelle) -> None:
@@ -76,5 +77,5 @@ def test_a_game_has_no_drawing(kapelle: Kapelle) -> None:
 
 
 def test_every_workflow_with_an_answer_can_be_drawn() -> None:
-    drawn = {name for name in BUILTIN_WORKFLOWS if issubclass(workflow_class(name), Drawable)}
+    drawn = {name for name in BUILTIN if issubclass(workflow_class(name), Drawable)}
     assert drawn >= {"solo", "chain", "debate", "vote", "summary", "reflect", "cory", "dag", "router"}

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from kapelle.conformance import Finding, Private, Symmetric, conform, drive
-from kapelle.environment import BUILTIN_ENVIRONMENTS, Environment, Outcome, environment_class
+from kapelle.environment import Environment, Outcome, environment_class
+from kapelle.environments import BUILTIN
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.errors import ConfigError, DataError
@@ -60,7 +61,7 @@ ELSEWHERE = {
 
 
 def test_no_environment_is_forgotten() -> None:
-    assert set(BUILTIN_ENVIRONMENTS) == {*READY, *DATA, *PACKAGES, *ELSEWHERE}
+    assert set(BUILTIN) == {*READY, *DATA, *PACKAGES, *ELSEWHERE}
 
 
 async def _failed(name: str, settings: Mapping[str, Any]) -> list[Finding]:

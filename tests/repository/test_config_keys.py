@@ -7,12 +7,14 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
+from kapelle import environments, workflows
 from kapelle.algorithm import BUILTIN_ALGORITHMS, algorithm_class
-from kapelle.engines.rollout.protocol import BUILTIN_ENGINES, engine_class
-from kapelle.environment import BUILTIN_ENVIRONMENTS, environment_class
+from kapelle.engines import rollout
+from kapelle.engines.rollout.protocol import engine_class
+from kapelle.environment import environment_class
 from kapelle.settings.base import Settings
 from kapelle.settings.schema import RunConfig, Timed
-from kapelle.workflow import BUILTIN_WORKFLOWS, workflow_class
+from kapelle.workflow import workflow_class
 
 SOURCES = Path(__file__).parents[2] / "src" / "kapelle"
 BUDGET = 485
@@ -23,9 +25,9 @@ def roots() -> Iterator[type[Settings]]:
     yield RunConfig
     yield Timed
     yield from map(algorithm_class, BUILTIN_ALGORITHMS)
-    yield from map(environment_class, BUILTIN_ENVIRONMENTS)
-    yield from map(workflow_class, BUILTIN_WORKFLOWS)
-    yield from map(engine_class, BUILTIN_ENGINES)
+    yield from map(environment_class, environments.BUILTIN)
+    yield from map(workflow_class, workflows.BUILTIN)
+    yield from map(engine_class, rollout.BUILTIN)
 
 
 def classes_in(annotation: object) -> Iterator[type[Settings]]:

@@ -18,7 +18,8 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.matrix import Matrix
 from kapelle.rollout.play import Play, play_episode, rollout
 from kapelle.types import Episode
-from kapelle.workflow import BUILTIN_WORKFLOWS, workflow_class
+from kapelle.workflow import workflow_class
+from kapelle.workflows import BUILTIN
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.play import PlayWorkflow
 
@@ -178,7 +179,7 @@ WORKFLOWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 class TestEveryWorkflow:
     def test_none_is_left_out(self) -> None:
         # Of games: `parallel` and `play` above. `tool_use`: below.
-        assert {*WORKFLOWS, "play", "tool_use"} == set(BUILTIN_WORKFLOWS)
+        assert {*WORKFLOWS, "play", "tool_use"} == set(BUILTIN)
 
     @pytest.mark.parametrize("name", WORKFLOWS)
     async def test_it_is_led_to_every_moment_again(self, name: str) -> None:

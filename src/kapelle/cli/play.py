@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kapelle import environments
 from kapelle.cli.output import printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
-from kapelle.environment import BUILTIN_ENVIRONMENTS, Answerable, Scripted, asks_questions, environment_class
+from kapelle.environment import Answerable, Scripted, asks_questions, environment_class
 from kapelle.errors import ConfigError, EngineError, KapelleError, did_you_mean
 from kapelle.runtime.deadlines import Patience
 
@@ -116,7 +117,7 @@ def _environment(name: str, settings: Sequence[str]) -> Environment:
         config = load_recipe(name, (), tuple(settings)).config
     else:
         values: dict[str, Any] = {"name": "openspiel", "game": name}
-        if name in BUILTIN_ENVIRONMENTS or ":" in name:
+        if name in environments.BUILTIN or ":" in name:
             values = {"name": name}
         else:
             _check_game(name)
@@ -133,7 +134,7 @@ def _check_game(name: str) -> None:
     try:
         load_game(name, {})
     except KapelleError as error:
-        known = [*BUILTIN_ENVIRONMENTS, *builtin_recipes()]
+        known = [*environments.BUILTIN, *builtin_recipes()]
         raise ConfigError(
             f"'{name}' is no environment, recipe or run directory.{did_you_mean(name, known)} As a game: {error}"
         ) from error

@@ -55,7 +55,7 @@ def _tell(notes: Sequence[str]) -> None:
 
 def _environment(arguments: argparse.Namespace) -> Environment | None:
     """Return the environment that is meant alone; None where a recipe is."""
-    from kapelle.environment import BUILTIN_ENVIRONMENTS
+    from kapelle import environments
     from kapelle.evaluation.playing import model_config
     from kapelle.setup.recipe import builtin_recipes
 
@@ -63,7 +63,7 @@ def _environment(arguments: argparse.Namespace) -> Environment | None:
     name = arguments.environment
     if name is None:
         alone = len(files) == 1 and files[0] not in builtin_recipes() and not Path(files[0]).is_file()
-        if not alone or not (files[0] in BUILTIN_ENVIRONMENTS or ":" in files[0]):
+        if not alone or not (files[0] in environments.BUILTIN or ":" in files[0]):
             return None
         name = files[0]
     return model_config("embedded", name, settings).environment

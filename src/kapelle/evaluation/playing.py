@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from kapelle.environment import BUILTIN_ENVIRONMENTS, Answerable, environment_class
+from kapelle import environments
+from kapelle.environment import Answerable, environment_class
 from kapelle.rollout.play import Play, make_play
 from kapelle.settings.schema import EndpointConfig, RunConfig
 from kapelle.setup.model_loading import build_engine
@@ -33,7 +34,7 @@ def model_config(
     agents are then all played by the model, endpoints excepted, without adapters and without warm-up.
     `real` takes a recipe's values for a pretrained model; `told` hears where the others do not suit this one.
     """
-    if environment in BUILTIN_ENVIRONMENTS or ":" in environment:
+    if environment in environments.BUILTIN or ":" in environment:
         answers = issubclass(environment_class(environment), Answerable)
         workflow = ALONE.get(environment, "solo" if answers else "parallel")
         values = {

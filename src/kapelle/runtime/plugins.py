@@ -1,7 +1,7 @@
 """Finding a plug-in's class: by a built-in name, `module:Class`, `path/file.py:Class`, or an entry point.
 
-The built-in ones stand in a literal table, so that nothing is registered by being imported; a package adds its own
-with an entry point.
+The built-in ones stand in a literal table, the `BUILTIN` of the package whose pieces they are, so that nothing is registered
+by being imported. Other people's packages add theirs with an entry point.
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ from typing import Any, Literal
 import pydantic
 
 from kapelle.errors import ConfigError, did_you_mean
+
+
+def catalogue(package: str) -> Mapping[str, str]:
+    """Return what a package of plug-ins offers: its `BUILTIN`, which maps a name to `module:Class`.
+
+    Contracts name the package and do not import it, so that they know none of its pieces.
+    """
+    found: Mapping[str, str] = importlib.import_module(package).BUILTIN
+    return found
 
 
 def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kapelle.runtime.plugins import find_class
+from kapelle.former_names import renamed_in
+from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import FinishReason, Message, Sampling, Task
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
     from kapelle.team import Policy
-
-BUILTIN_ENGINES: Mapping[str, str] = {"local": "kapelle.engines.rollout.local.engine:Local"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +117,7 @@ class EngineSettings(Protocol):
 
 def engine_class(name: str) -> type:
     """Return the settings class of a rollout engine by name, `module:Class` or entry point."""
-    return find_class("engine", name, BUILTIN_ENGINES)
+    return find_class("engine", name, catalogue("kapelle.engines.rollout"))
+
+
+__getattr__ = renamed_in(__name__)
