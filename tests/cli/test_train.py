@@ -20,7 +20,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr("kapelle.setup.model_loading.load_language_model", refuse)
-    monkeypatch.setattr("kapelle.training.warmup.load_models", refuse)
+    monkeypatch.setattr("kapelle.training.warmup_stage.load_models", refuse)
     monkeypatch.setattr("kapelle.setup.preparation.load_models", refuse)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -57,6 +57,9 @@ from kapelle.types import Episode, Group, Task
 COMPARED = 16
 """Turns of each policy that are compared with the trainer when a step is played ahead of its update."""
 
+Source = Callable[[int], list[Group]]
+"""Number of a step (from 1) → what it learns from; asked once for each step, in order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -71,8 +74,19 @@ class Step:
 class Loop:
     """Plays, credits, updates and publishes, one step at a time."""
 
-    def __init__(self, config: RunConfig, algorithm: Algorithm, play: Play, engine: TrainEngine) -> None:
-        """Take what acts (`play`) and what learns (`engine`); for demonstrations a teacher acts."""
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        play: Play,
+        engine: TrainEngine,
+        source: Source | None = None,
+    ) -> None:
+        """Take what acts (`play`) and what learns (`engine`); for demonstrations a teacher acts.
+
+        With a `source` nobody acts: it has what each step learns from.
+        """
+        self._source = source
         self._config = config
         self._algorithm = algorithm
         self._play = play
@@ -132,6 +146,8 @@ class Loop:
 
     def _taken(self, play: Play, number: int) -> list[Group]:
         """Return what step `number` learns from; ParityError when other weights spoke than may have."""
+        if self._source is not None:
+            return self._source(number)
         if self._algorithm.source != "rollout":
             return self._played(play, number)
         return self._ahead.take(number, self._engine.versions, lambda k: self._compared(play, k))

@@ -2,8 +2,8 @@
 
 A tiny model made here can do nothing at first. Before reinforcement learning it is shown what each role
 says, by the environment's script with its stated flaws, so that it can do the task somewhat and there is
-something left to learn. This is the same SFT that the `sft` algorithm runs; its result depends on the
-settings alone and is kept under a hash of them, with hashes of its files, which are checked whenever it is taken.
+something left to learn. That is a stage of its own (`warmup_stage.py`). Its result depends on the settings alone and is
+kept under a hash of them, with hashes of its files, which are checked whenever it is taken.
 """
 
 from __future__ import annotations
@@ -11,36 +11,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kapelle.algorithms.sft import SFT
-from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
-from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import CheckpointError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.sealed import seal, verify_folder
 from kapelle.models.weights import save_model, shapes_of
-from kapelle.rollout.play import Play, rollout
-from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.seeds import derive_seed
-from kapelle.settings.schema import OptimizerConfig, RunConfig, WarmupConfig
-from kapelle.setup.model_loading import load_models, teacher
-from kapelle.setup.team_builder import build_team
+from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.collate import policy_sample
+from kapelle.training.warmup_stage import Progress, stage_of, stage_team, train_stage
 
 FORMAT = 2
 """Raised when the same settings would give another warmed-up model than before."""
-
-Progress = Callable[[int, int, Mapping[str, float]], None]
-"""Called with step, steps and metrics."""
 
 
 def cache_folder() -> Path:
@@ -59,20 +45,10 @@ def warmup_key(config: RunConfig) -> str:
             for section in ("model", "environment", "workflow", "warmup")
         },
         "agents": [
-            [agent.name, agent.system, agent.prompt]
-            for agent in build_team(_shared_without_critics(config), SFT().build()).agents
+            [agent.name, agent.system, agent.prompt] for agent in stage_team(stage_of(config))[1].agents
         ],
     }
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
-
-
-def _shared_without_critics(config: RunConfig) -> RunConfig:
-    """Return the same run with one set of weights for all agents, whatever judges them later."""
-    agents = config.team.agents
-    if not isinstance(agents, int):
-        agents = tuple(a.model_copy(update={"weights": None, "share_critic_with": None}) for a in agents)
-    update = {"sharing": "shared", "agents": agents, "critic_sharing": None}
-    return config.model_copy(update={"team": config.team.model_copy(update=update)})
 
 
 def warmup_is_cached(config: RunConfig) -> bool:
@@ -100,7 +76,7 @@ def warmed_up(
     try:
         with _kept_in(folder.parent):  # before the work, so that it is not lost
             beside.mkdir(parents=True)
-        model = _train(config, config.warmup, progress)
+        model = train_stage(config, progress)
         try:
             with _kept_in(folder.parent):
                 save_model(beside, model)
@@ -177,51 +153,3 @@ def _kept_in(folder: Path) -> Iterator[None]:
             f"The warmed-up model cannot be kept in {folder}: {reason}. Free some space there, or set KAPELLE_CACHE "
             "to a folder that can be written."
         ) from error
-
-
-def _train(config: RunConfig, settings: WarmupConfig, progress: Progress | None) -> LanguageModel:
-    config = _shared_without_critics(config)
-    algorithm = SFT().build()
-    team = build_team(config, algorithm)
-    models = load_models(team, config.model, {})
-    samples = demonstrations(config, team, models, settings.demonstrations)
-    engine = TorchTrainEngine(
-        models,
-        list(team.policies.values()),
-        [],
-        OptimizerConfig(
-            lr=settings.lr,
-            betas=(0.9, 0.95),
-            schedule=settings.schedule,
-            warmup_steps=min(20, settings.steps),
-        ),
-        UpdateLimits(total_steps=settings.steps),
-        config.seed,
-    )
-    objective = Objective(algorithm.policy_loss, parity=False)
-    draw = random.Random(derive_seed(config.seed, "warmup"))
-    for step in range(settings.steps):
-        batch = draw.sample(samples, min(settings.batch, len(samples)))
-        metrics = engine.update(batch, objective)
-        if progress is not None:
-            progress(step + 1, settings.steps, metrics)
-    return models[team.policies["shared"].base]
-
-
-def demonstrations(
-    config: RunConfig, team: Team, models: Mapping[str, LanguageModel], count: int
-) -> list[Sample]:
-    """Return every turn of `count` scripted episodes on training tasks, as samples."""
-    environment = config.environment
-    workflow, speaks = config.workflow, teacher(config, team, models)
-    play = Play(team, environment, workflow, speaks, patience=config.patience)
-    size = environment.size("train")
-    indices = range(count) if size is None else [k % size for k in range(count)]
-    tasks = [task_of(environment, "train", index) for index in indices]
-    groups = run_async(lambda: rollout(play, tasks, 1, derive_seed(config.seed, "demonstrations")))
-    return [
-        policy_sample(turn, team, turn.policy, {})
-        for group in groups
-        for episode in group.valid
-        for turn in episode.turns
-    ]

@@ -1,0 +1,122 @@
+"""The stage before all others: `sft` on scripted demonstrations, one set of weights for all agents.
+
+It is a run like any other, taken step by step by the one loop. What differs is where a step's groups come from: the
+script plays a fixed number of episodes once, and every step learns from turns drawn among theirs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from kapelle.algorithm import Algorithm
+from kapelle.algorithms.sft import SFT
+from kapelle.environments.bounded_worlds import task_of
+from kapelle.errors import TrainingHalted
+from kapelle.models.language_model import LanguageModel
+from kapelle.rollout.play import Play, make_play, rollout
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.seeds import derive_seed
+from kapelle.settings.schema import OptimizerConfig, RunConfig, TrainingConfig
+from kapelle.setup.model_loading import build_train_engine, load_models, teacher
+from kapelle.setup.team_builder import build_algorithm, build_team
+from kapelle.team import Team
+from kapelle.training.loop import Loop
+from kapelle.types import Group
+
+Progress = Callable[[int, int, Mapping[str, float]], None]
+"""Called with step, steps and metrics."""
+
+
+def stage_of(config: RunConfig) -> RunConfig:
+    """Return the settings of the stage that warms a run's base up, which it must ask for."""
+    warmup = config.warmup
+    assert warmup is not None, "a run without a warm-up has no such stage"
+    optimizer = OptimizerConfig(
+        lr=warmup.lr, betas=(0.9, 0.95), schedule=warmup.schedule, warmup_steps=min(20, warmup.steps)
+    )
+    update = {
+        "algorithm": SFT(),
+        "optimizer": optimizer,
+        "training": TrainingConfig(steps=warmup.steps),
+        "warmup": None,
+        "reward_model": None,
+    }
+    return _shared_without_critics(config).model_copy(update=update)
+
+
+def stage_team(config: RunConfig) -> tuple[Algorithm, Team]:
+    """Return what a stage's settings learn by, and who learns."""
+    algorithm = build_algorithm(config)
+    return algorithm, build_team(config, algorithm)
+
+
+def _shared_without_critics(config: RunConfig) -> RunConfig:
+    """Return the same run with one set of weights for all agents, whatever judges them later."""
+    agents = config.team.agents
+    if not isinstance(agents, int):
+        agents = tuple(a.model_copy(update={"weights": None, "share_critic_with": None}) for a in agents)
+    update = {"sharing": "shared", "agents": agents, "critic_sharing": None}
+    return config.model_copy(update={"team": config.team.model_copy(update=update)})
+
+
+def train_stage(config: RunConfig, progress: Progress | None) -> LanguageModel:
+    """Return the base model of a run, warmed up; raises the errors of a step of training.
+
+    Everything is the result of the settings alone.
+    """
+    assert config.warmup is not None
+    stage = stage_of(config)
+    algorithm, team = stage_team(stage)
+    models = load_models(team, stage.model, {})
+    play = make_play(stage, team, teacher(stage, team, models))
+    shown = demonstrations(play, stage, config.warmup.demonstrations)
+    engine = build_train_engine(stage, algorithm, team, models)
+    loop = Loop(stage, algorithm, play, engine, DrawnTurns(shown, config.warmup.batch, stage.seed))
+    for number in range(1, stage.training.steps + 1):
+        metrics = loop.step(number).metrics
+        if progress is not None:
+            # How fast a step was says nothing here: nobody samples.
+            learned = {name: value for name, value in metrics.items() if not name.startswith("time/")}
+            progress(number, stage.training.steps, learned)
+    [base] = {team.policies[name].base for name in team.trained}
+    return models[base]
+
+
+def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
+    """Return `count` episodes on training tasks as the script plays them, each the group of its task.
+
+    Those that failed are left out; TrainingHalted where none is left.
+    """
+    environment = play.environment
+    size = environment.size("train")
+    indices = range(count) if size is None else [k % size for k in range(count)]
+    tasks = [task_of(environment, "train", index) for index in indices]
+    groups = run_async(lambda: rollout(play, tasks, 1, derive_seed(config.seed, "demonstrations")))
+    valid = [group for group in groups if group.valid]
+    if not valid:
+        raise TrainingHalted(
+            f"None of {len(groups)} demonstrations for the warm-up could be played. The first one ended with: "
+            f"{groups[0].episodes[0].error}"
+        )
+    return valid
+
+
+class DrawnTurns:
+    """What the steps of a warm-up learn from: turns of demonstrations, drawn without order for each step anew."""
+
+    def __init__(self, shown: Sequence[Group], batch: int, seed: int) -> None:
+        """Take the demonstrations, how many of their turns make a step, and the run's seed."""
+        self._turns = [
+            Group(group.task, (replace(episode, turns=(replace(turn, trained=True),)),))
+            for group in shown
+            for episode in group.valid
+            for turn in episode.turns
+        ]
+        self._batch = min(batch, len(self._turns))
+        self._draw = random.Random(derive_seed(seed, "warmup"))
+
+    def __call__(self, number: int) -> list[Group]:
+        """Return the turns of the next step, each as an episode of its own; steps are asked for in order."""
+        return self._draw.sample(self._turns, self._batch)

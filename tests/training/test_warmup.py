@@ -1,0 +1,133 @@
+"""The warm-up is a stage like any other: what it learns, that it can be broken off, and where it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from tests.cli.conftest import TINY
+from tests.support.copies import Copies
+from tests.support.tiny import episode, frozen_copy, group, same_bits, turn
+from torch import Tensor
+
+import kapelle.algorithms.sft
+from kapelle.algorithm import Loss, Outputs, Targets
+from kapelle.algorithms.sft import negative_log_likelihood
+from kapelle.errors import EpisodeError, TrainingHalted
+from kapelle.runtime.interrupts import StopRequested, catch_interrupts
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.recipe import load_recipe
+from kapelle.training.trainer import Trainer
+from kapelle.training.warmup import warmed_up
+from kapelle.training.warmup_stage import DrawnTurns, stage_of, train_stage
+from kapelle.types import Message, Task
+
+
+class Faithful(Copies):
+    """Words that the script copies without a fault."""
+
+    name: Literal["tests.training.test_warmup:Faithful"] = "tests.training.test_warmup:Faithful"  # type: ignore[assignment]
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        return task.question
+
+
+class Dumb(Copies):
+    """Words of which the script has nothing to say."""
+
+    name: Literal["tests.training.test_warmup:Dumb"] = "tests.training.test_warmup:Dumb"  # type: ignore[assignment]
+
+    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+        raise EpisodeError("nothing to say")
+
+
+def config_of(*settings: str) -> RunConfig:
+    return load_recipe("demo", (), (*TINY, *settings)).config
+
+
+def weights_of(config: RunConfig) -> Mapping[str, Tensor]:
+    return frozen_copy(train_stage(config, None).base_parameters())
+
+
+def test_one_step_over_all_that_is_shown_is_the_step_of_sft_on_the_same_tasks() -> None:
+    words = "environment={name: tests.training.test_warmup:Faithful}"
+    tasks = config_of(words).environment.size("train")
+    assert tasks == 28  # 36 words of two letters, of which every fifth is held out
+    everything = f"warmup={{steps: 1, demonstrations: {tasks}, batch: {2 * tasks}, lr: 0.01}}"
+    config = config_of(words, everything)
+    warmed = weights_of(config)
+    stage = stage_of(config)
+    training = stage.training.model_copy(update={"tasks_per_step": tasks})
+    with Trainer(stage.model_copy(update={"training": training})) as trainer:
+        before = frozen_copy(trainer.models["base"].base_parameters())
+        list(trainer.steps())
+        for name, tensor in trainer.models["base"].base_parameters().items():
+            torch.testing.assert_close(warmed[name], tensor.detach(), rtol=0, atol=1e-6)
+    moved = [float((warmed[name] - before[name]).abs().max()) for name in before]
+    assert max(moved) > 1e-3  # Adam's first step is the learning rate, whatever the gradient
+
+
+def test_a_warm_up_that_is_broken_off_leaves_nothing_and_is_made_anew_to_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = config_of("warmup.steps=3")
+    whole = weights_of(config)
+    losses = 0
+
+    def killed(outputs: Outputs, targets: Targets) -> Loss:
+        nonlocal losses
+        losses += 1
+        if losses == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return negative_log_likelihood(outputs, targets)
+
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
+    heard: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(kapelle.algorithms.sft, "negative_log_likelihood", killed)
+        with catch_interrupts() as stopped, pytest.raises(StopRequested):
+            warmed_up(config, lambda step, _steps, _metrics: heard.append(step))
+    assert (stopped.exit_code, heard[-1] < 3) == (143, True)
+    assert list((tmp_path / "warmup").iterdir()) == []
+    assert same_bits(weights_of(config), whole)
+
+
+def test_each_step_is_heard_of_with_what_it_learned_and_no_speed() -> None:
+    heard: list[tuple[int, int, Mapping[str, float]]] = []
+    train_stage(config_of("warmup.steps=2"), lambda *told: heard.append(told))
+    assert [told[:2] for told in heard] == [(1, 2), (2, 2)]
+    for *_, row in heard:
+        assert "nll/shared" in row
+        assert not [name for name in row if name.startswith("time/")]
+
+
+def test_demonstrations_that_all_fail_are_said_to() -> None:
+    with pytest.raises(TrainingHalted, match=r"None of 8 demonstrations .* could be played.*nothing to say"):
+        train_stage(config_of("environment={name: tests.training.test_warmup:Dumb}"), None)
+
+
+class TestDrawnTurns:
+    def test_a_step_draws_no_turn_twice_and_all_that_is_shown_where_it_asks_for_more(self) -> None:
+        shown = [group(episode(turn("a", 0), turn("b", 1))), group(episode(turn("a", 0)))]
+        for batch, drawn in ((2, 2), (9, 3)):
+            step = DrawnTurns(shown, batch, seed=0)(1)
+            assert len(step) == len({id(each) for each in step}) == drawn
+
+    def test_the_seed_decides_what_is_drawn(self) -> None:
+        shown = [group(episode(*(turn("a", k, tokens=k + 1) for k in range(9))))]
+
+        def drawn(seed: int) -> list[int]:
+            source = DrawnTurns(shown, 2, seed)
+            return [each.episodes[0].turns[0].index for number in (1, 2, 3) for each in source(number)]
+
+        assert drawn(0) == drawn(0)
+        assert drawn(0) != drawn(1)
+
+    def test_what_a_workflow_leaves_out_of_training_is_shown_all_the_same(self) -> None:
+        [step] = DrawnTurns([group(episode(turn("a", 0, trained=False)))], 1, seed=0)(1)
+        assert [each.trained for each in step.episodes[0].turns] == [True]
