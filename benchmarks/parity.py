@@ -11,7 +11,8 @@ from benchmarks.subjects import prompt_ids, subject
 from kapelle.engines.rollout.local.decode import decode
 from kapelle.engines.rollout.local.rows import Job
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
+from kapelle.engines.train.protocol import TrainSetup, UpdateLimits
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Lora, Policy
 from kapelle.types import Sampling
@@ -31,7 +32,9 @@ def gap(size: str, dtype: str) -> dict[str, float]:
     """Return the differences for two adapters whose weights are not zero."""
     model = subject(size, dtype)
     policies = [Policy("a", "base", Lora()), Policy("b", "base", Lora())]
-    engine = TorchTrainEngine({"base": model}, policies, [], OptimizerConfig(), UpdateLimits(), seed=0)
+    engine = TorchTrainEngine(
+        TrainSetup({"base": model}, policies, [], OptimizerConfig(), UpdateLimits(), seed=0)
+    )
     noise = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for policy in policies:

@@ -17,8 +17,8 @@ from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
+from kapelle.engines.train.protocol import Objective, TrainSetup, UpdateLimits
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Policy
 
@@ -52,8 +52,9 @@ def _padded_tokens() -> int:
 def update(size: str, dtype: str, their_dtype: str, rounds: int) -> dict[str, Any]:
     """Return the comparison for one size."""
     settings = OptimizerConfig(lr=1e-5)
+    base = {"base": subject(size, dtype)}
     engine = TorchTrainEngine(
-        {"base": subject(size, dtype)}, [Policy("agent", "base")], [], settings, UpdateLimits(), seed=0
+        TrainSetup(base, [Policy("agent", "base")], [], settings, UpdateLimits(), seed=0)
     )
     sequences = [prompt_ids(k, n) for k, n in enumerate(lengths())]
     samples = _samples(sequences)

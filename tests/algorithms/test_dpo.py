@@ -18,6 +18,7 @@ from tests.support.tiny import (
     first_gradient,
     group,
     lora_policies,
+    model_of,
     sections,
     stir,
     train_engine,
@@ -29,8 +30,8 @@ from torch import Tensor
 from kapelle.algorithm import Outputs, Signals, Targets, TurnKey
 from kapelle.algorithms.dpo import DPO, dpo_over_pairs, ipo_over_pairs, pairs_of
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective, reference_name
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
+from kapelle.engines.train.protocol import Objective, UpdateLimits, reference_name
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.environments.recorded.preferences import Preferences
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import rollout
@@ -160,7 +161,7 @@ def paired(made: TorchTrainEngine) -> list[Sample]:
 
 def logp_alone(made: TorchTrainEngine, sample: Sample) -> Tensor:
     """Summed log-prob of a completion by one plain pass of the transformers model, with gradient."""
-    model = made._homes[sample.learner].model
+    model = model_of(made, sample.learner)
     with model.bank.routed([(sample.learner, 0, 1)]):
         logits = model.model(input_ids=torch.tensor([sample.tokens]), use_cache=False).logits[0]
     places = torch.tensor(sample.targets)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tiny import frozen_copy, same_bits
+from tests.support.tiny import frozen_copy, learners_of, same_bits
 
 from kapelle import Trainer
 from kapelle.algorithm import BUILTIN_ALGORITHMS
@@ -53,7 +53,7 @@ def run_of(name: str) -> dict[str, Any]:
 
 
 def learned(trainer: Trainer) -> dict[str, Any]:
-    return {name: frozen_copy(learner.parameters) for name, learner in trainer.engine.learners.items()}
+    return {name: frozen_copy(learner.parameters) for name, learner in learners_of(trainer.engine).items()}
 
 
 @pytest.mark.parametrize("name", BUILTIN_ALGORITHMS)

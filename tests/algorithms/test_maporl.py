@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
+from tests.support.tiny import SIZE, episode, frozen_copy, group, learners_of, same_bits, sections, turn
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -264,7 +264,7 @@ class TestRuns:
         next(run.steps(1))
         assert same_bits(before, frozen_copy(run.models[critic.base].bank.parameters(VERIFIER)))
         assert scored == run._loop._verified(step.groups), "the base under it is not trained either"
-        assert VERIFIER not in run.engine.learners
+        assert VERIFIER not in learners_of(run.engine)
 
 
 def model_of_pairs() -> LanguageModel:
@@ -318,7 +318,7 @@ def test_debaters_may_be_different_models_with_different_tokens(tmp_path: Path) 
         *judge.models["base"].renderer.start([Message("user", groups[0].task.question)]),
         *judge.models["base"].renderer.completion(said.text),
     )
-    assert set(run.engine.learners) >= {"ada", "ben", "critic:ada", "critic:ben"}
+    assert set(learners_of(run.engine)) >= {"ada", "ben", "critic:ada", "critic:ben"}
 
 
 def by_round(groups: Sequence[Group]) -> list[float]:

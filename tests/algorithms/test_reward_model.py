@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.algorithms.test_every_algorithm import learned, run_of
-from tests.support.tiny import episode, group, same_bits, turn
+from tests.support.tiny import episode, group, learners_of, same_bits, turn
 
 from kapelle import Trainer
 from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction, Signals, TurnKey
@@ -85,7 +85,7 @@ def test_what_is_learned_from_is_the_environment_s_reward_and_lambda_times_the_s
             assert after == pytest.approx(before + LAMBDA * float(given.sigmoid()), abs=1e-6)
             assert after > before
         with_model = learned(trainer)
-        assert VERIFIER not in trainer.engine.learners
+        assert VERIFIER not in learners_of(trainer.engine)
         assert 0.0 < step.metrics[f"verifier_score/{trainer.team.names[0]}"] < 1.0
     with Trainer(**settings) as other:
         next(other.steps(1))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.copies import Copies
-from tests.support.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
+from tests.support.tiny import SIZE, episode, frozen_copy, group, learners_of, same_bits, sections, turn
 
 from kapelle.algorithm import Signals, Targets, TurnKey, label_of
 from kapelle.algorithms.verifier import (
@@ -169,7 +169,7 @@ class TestKept:
         )
         base = frozen_copy(run.models["base"].base_parameters())
         run.train()
-        assert list(run.engine.learners) == [VERIFIER]
+        assert list(learners_of(run.engine)) == [VERIFIER]
         assert same_bits(base, frozen_copy(run.models["base"].base_parameters()))
         folder = next((tmp_path / "run" / "checkpoints").glob("*3")) / "verifier"
 
@@ -177,7 +177,7 @@ class TestKept:
         groups = [Group(t, (episode(turn("a", 0, text=text), task=t),)) for t, text in self.texts()]
         asked = list(verifier_samples(groups, other.engine.renderer(VERIFIER)).values())
         before = other.engine.score(asked)
-        load_verifier(folder, other.team.critics[VERIFIER], other.models)
+        load_verifier(folder, other.team.critics[VERIFIER], other.models, other.engine)
         assert not same_bits(before, other.engine.score(asked))
         assert same_bits(run.engine.score(asked), other.engine.score(asked))
         run.close()
@@ -191,7 +191,7 @@ class TestKept:
         run.save_policies(tmp_path)
         other = run_of(model={"embedded": {**SIZE, "seed": 1}})
         with pytest.raises(ModelError, match="another base model"):
-            load_verifier(tmp_path / "verifier", other.team.critics[VERIFIER], other.models)
+            load_verifier(tmp_path / "verifier", other.team.critics[VERIFIER], other.models, other.engine)
 
     def test_a_folder_that_is_no_verifier_is_refused(self, tmp_path: Path) -> None:
         run = run_of(model={"embedded": SIZE})
@@ -199,7 +199,7 @@ class TestKept:
         (tmp_path / "verifier" / "value_head.safetensors").unlink()
         seal(tmp_path / "verifier")
         with pytest.raises(ModelError, match="no verifier's folder"):
-            load_verifier(tmp_path / "verifier", run.team.critics[VERIFIER], run.models)
+            load_verifier(tmp_path / "verifier", run.team.critics[VERIFIER], run.models, run.engine)
 
 
 def test_a_team_that_learns_is_refused_with_the_way_out() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.learning.local_view import LocalMAPPO
-from tests.support.tiny import episode, group, same_bits, sections, team_of, turn
+from tests.support.tiny import episode, group, learners_of, same_bits, sections, team_of, turn
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Outputs, Signals, Targets, TurnKey
@@ -198,7 +198,7 @@ def weights_after(agents: int, **algorithm: Any) -> dict[str, Any]:
     )
     with Trainer(**made) as run:
         list(run.steps())
-        return {name: deepcopy(one.state()) for name, one in run.engine.learners.items()}
+        return {name: deepcopy(one.state()) for name, one in learners_of(run.engine).items()}
 
 
 class TestIdentities:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from kapelle import environments, workflows
 from kapelle.algorithm import BUILTIN_ALGORITHMS, algorithm_class
-from kapelle.engines import rollout
+from kapelle.engines import rollout, train
 from kapelle.engines.rollout.protocol import engine_class
+from kapelle.engines.train.protocol import train_engine_class
 from kapelle.environment import environment_class
 from kapelle.settings.base import Settings
 from kapelle.settings.schema import RunConfig, Timed
@@ -28,6 +29,7 @@ def roots() -> Iterator[type[Settings]]:
     yield from map(environment_class, environments.BUILTIN)
     yield from map(workflow_class, workflows.BUILTIN)
     yield from map(engine_class, rollout.BUILTIN)
+    yield from map(train_engine_class, train.BUILTIN)
 
 
 def classes_in(annotation: object) -> Iterator[type[Settings]]:

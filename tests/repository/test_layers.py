@@ -61,6 +61,11 @@ def test_the_layers_hold() -> None:
         ("rollout/play.py", "from kapelle.training import loop", "Training evaluates"),
         ("environment.py", "from kapelle.workflow import Scene", "A workflow knows"),
         ("environment.py", "from kapelle.settings import sections", "A workflow knows"),
+        (
+            "setup/model_loading.py",
+            "from kapelle.engines.train.torch.engine import TorchTrainEngine",
+            "Train engines are reached by their protocol",
+        ),
         ("functional/masking.py", "from kapelle.training import loop", "Data flows one way"),
         (
             "workflows/chain.py",

@@ -125,7 +125,7 @@ def _arm(death: Death) -> None:
     import shutil
 
     from kapelle.engines.rollout.local.engine import LocalEngine
-    from kapelle.engines.train.torch.engine import TorchTrainEngine
+    from kapelle.engines.train.torch.forward import Forward
     from kapelle.engines.train.torch.learner import Learner
     from kapelle.evaluation import evaluate as evaluation
     from kapelle.runs import checkpoint
@@ -137,7 +137,7 @@ def _arm(death: Death) -> None:
     # `before` and `after` stand for the two sides of a call.
     owner, name, side = {
         "in a rollout": (LocalEngine, "generate", "before"),
-        "in an update": (TorchTrainEngine, "_said", "before"),
+        "in an update": (Forward, "ask", "before"),
         "in an evaluation": (evaluation, "summarise", "before"),
         "between updates": (Learner, "step", "before"),
         "after a step, nothing recorded": (Loop, "step", "after"),

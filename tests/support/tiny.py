@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
+from kapelle.engines.train.protocol import TrainEngine, TrainSetup, UpdateLimits
+from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.engines.train.torch.learner import Learner
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig, OptimizerConfig
 from kapelle.team import Agent, Critic, Lora, Policy, Team
@@ -75,19 +77,32 @@ def train_engine(
 ) -> TorchTrainEngine:
     """Return a train engine on a tiny base; adapters are stirred by their names unless told otherwise."""
     engine = TorchTrainEngine(
-        models or {"base": tiny_model()},
-        policies,
-        critics,
-        OptimizerConfig(**{"lr": 1e-2, **optimizer}),
-        limits or UpdateLimits(),
-        seed,
-        references=references,
+        TrainSetup(
+            models or {"base": tiny_model()},
+            policies,
+            critics,
+            OptimizerConfig(**{"lr": 1e-2, **optimizer}),
+            limits or UpdateLimits(),
+            seed,
+            references=references,
+        )
     )
     if stirred:
         for policy in policies:
             if policy.lora is not None:
                 stir(engine.weights(policy.name), sum(policy.name.encode()))
     return engine
+
+
+def learners_of(engine: TrainEngine) -> Mapping[str, Learner]:
+    """Return what the engine `torch` trains, by name."""
+    assert isinstance(engine, TorchTrainEngine)
+    return engine.learners
+
+
+def model_of(engine: TorchTrainEngine, name: str) -> LanguageModel:
+    """Return the model that a learner stands on."""
+    return engine._held.homes[name].model
 
 
 def lora_policies(*names: str, lora: Lora = LORA) -> list[Policy]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tiny import frozen_copy, same_bits, sections, stir
+from tests.support.tiny import frozen_copy, learners_of, same_bits, sections, stir
 from torch import Tensor
 
 from kapelle.algorithm import turns_of
@@ -28,13 +28,13 @@ def run_of(first: Any = OWN, second: Any = OWN, rounds: int = 2, **over: Any) ->
     for seed, policy in enumerate(trainer.team.trained):
         stir(trainer.engine.weights(policy), seed)
         weights = trainer.engine.weights(policy)
-        trainer.play.engine.load(policy, weights, trainer.engine.learners[policy].version)
+        trainer.play.engine.load(policy, weights, learners_of(trainer.engine)[policy].version)
     return trainer
 
 
 def state_of(trainer: Trainer, learner: str) -> tuple[dict[str, Tensor], object]:
     """Return a learner's weights and its optimiser's state as they are now."""
-    held = trainer.engine.learners[learner].state()["optimizer"]
+    held = learners_of(trainer.engine)[learner].state()["optimizer"]
     moments = {key: frozen_copy(entry) for key, entry in held.items()}
     return frozen_copy(trainer.engine.weights(learner)), moments
 

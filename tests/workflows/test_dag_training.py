@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tests.support.tiny import frozen_copy, same_bits
+from tests.support.tiny import frozen_copy, learners_of, same_bits
 from tests.workflows.stage import play
 from tests.workflows.test_dag_turns import in_turn
 
@@ -81,7 +81,7 @@ def config(algorithm: str, file: Mapping[str, Any]) -> RunConfig:
 def moved(trainer: Trainer, steps: int) -> list[list[str]]:
     """Return which agents' weights changed at each step; all others' are the same bit for bit."""
     found = []
-    learners = {name: trainer.engine.learners[name] for name in trainer.team.trained}
+    learners = {name: learners_of(trainer.engine)[name] for name in trainer.team.trained}
     before = {name: frozen_copy(learner.parameters) for name, learner in learners.items()}
     for _ in trainer.steps(steps):
         after = {name: frozen_copy(learner.parameters) for name, learner in learners.items()}
@@ -158,12 +158,16 @@ def test_three_turns_are_learned_from_and_a_resumed_run_goes_on_bit_for_bit(tmp_
     settings = three_turns(tmp_path, "noise.py:Noise")
     with Trainer(settings) as whole:
         assert all(moved(whole, 3))
-        expected = {name: frozen_copy(learner.parameters) for name, learner in whole.engine.learners.items()}
+        expected = {
+            name: frozen_copy(learner.parameters) for name, learner in learners_of(whole.engine).items()
+        }
     with Trainer(settings, run_dir=tmp_path / "run") as first:
         first.train(2)
     with Trainer(settings, run_dir=tmp_path / "run", resume=True) as second:
         second.train()
-        reached = {name: frozen_copy(learner.parameters) for name, learner in second.engine.learners.items()}
+        reached = {
+            name: frozen_copy(learner.parameters) for name, learner in learners_of(second.engine).items()
+        }
     assert same_bits(reached, expected)
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3]
 

@@ -16,6 +16,7 @@ tokens is not in its paper.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -88,10 +89,8 @@ class DPO(Settings):
 
     def _loss(self) -> PolicyLoss:
         if self.kind == "ipo":
-            return lambda outputs, targets: ipo_over_pairs(outputs, targets, beta=self.beta)
-        return lambda outputs, targets: dpo_over_pairs(
-            outputs, targets, beta=self.beta, label_smoothing=self.label_smoothing
-        )
+            return partial(ipo_over_pairs, beta=self.beta)
+        return partial(dpo_over_pairs, beta=self.beta, label_smoothing=self.label_smoothing)
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return +1 for turns of a pair's chosen side, −1 for those of its rejected side; others weigh nothing."""

@@ -31,6 +31,26 @@ def weights_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def copy_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], whose: str) -> None:
+    """Copy weights into the tensors `own` of the same names, but for those that are the same memory.
+
+    Raises ModelError, which says `whose` they are, when names or shapes do not fit.
+    """
+    if own.keys() != weights.keys():
+        odd = min(own.keys() ^ weights.keys())
+        raise ModelError(f"The weights of {whose} do not fit: '{odd}' is on one side only.")
+    for key, tensor in own.items():
+        if tensor.shape != weights[key].shape:
+            raise ModelError(
+                f"The weights of {whose} do not fit: '{key}' is {tuple(weights[key].shape)}, and {tuple(tensor.shape)} "
+                "here. Set `lora.rank` and the model as they were."
+            )
+    with torch.no_grad():
+        for key, tensor in own.items():
+            if tensor.data_ptr() != weights[key].data_ptr():
+                tensor.copy_(weights[key])
+
+
 def save_adapter(
     folder: Path, tensors: Mapping[str, Tensor], lora: Lora, base: str, base_hash: str | None = None
 ) -> None:

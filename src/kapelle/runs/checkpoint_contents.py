@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.engines.train.protocol import HEAD, TrainEngine
 from kapelle.errors import CheckpointError, ConfigError, DataError, ModelError, NumericsError, did_you_mean
 from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_same, check_saved
 from kapelle.models.sealed import base_of, seal, verify_folder
-from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
+from kapelle.models.weights import copy_weights, read_adapter, save_adapter, save_model, weights_hash
 from kapelle.runs import checkpoint
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.collecting import collected_at_once
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def write_checkpoint(
     run: RunDirectory,
     step: int,
-    engine: TorchTrainEngine,
+    engine: TrainEngine,
     team: Team,
     bases: Mapping[str, str],
     policies: Callable[[Path], None],
@@ -89,7 +89,7 @@ def _adapters(team: Team) -> dict[str, dict[str, object]]:
 
 def read_checkpoint(
     folder: Path,
-    engine: TorchTrainEngine,
+    engine: TrainEngine,
     team: Team,
     bases: Mapping[str, str],
     say: Callable[[str], None],
@@ -149,7 +149,7 @@ def write_policies(
     folder: Path,
     team: Team,
     models: Mapping[str, LanguageModel],
-    engine: TorchTrainEngine,
+    engine: TrainEngine,
     bases: Mapping[str, str],
     held_out: Mapping[str, Any] | None = None,
 ) -> None:
@@ -168,7 +168,9 @@ def write_policies(
                 place, engine.weights(name), policy.lora, models[policy.base].name, bases[policy.base]
             )
         else:
-            save_model(place, models[policy.base])
+            model = models[policy.base]
+            copy_weights(model.base_parameters(), engine.weights(name), f"policy '{name}'")
+            save_model(place, model)
 
 
 def policy_folder(checkpoint: Path, policy: str) -> Path:
@@ -177,7 +179,7 @@ def policy_folder(checkpoint: Path, policy: str) -> Path:
 
 
 def load_policies(
-    folders: Mapping[str, Path], team: Team, engine: TorchTrainEngine, bases: Mapping[str, str]
+    folders: Mapping[str, Path], team: Team, engine: TrainEngine, bases: Mapping[str, str]
 ) -> None:
     """Give policies (by name) the weights of folders; `models.outline.check_saved` has looked at them before.
 
@@ -196,9 +198,7 @@ def load_policies(
         wrong = poisoned(found)
         if wrong is not None:
             raise ModelError(f"The weights in '{folder}' cannot be learned on from: {wrong}.")
-        with torch.no_grad():
-            for key, tensor in engine.weights(name).items():
-                tensor.copy_(found[key])
+        engine.load_weights(name, {key: found[key] for key in engine.weights(name)})
 
 
 def check_start(
@@ -234,16 +234,18 @@ def _write_verifier(
     folder: Path,
     critic: Critic,
     models: Mapping[str, LanguageModel],
-    engine: TorchTrainEngine,
+    engine: TrainEngine,
     held_out: Mapping[str, Any] | None,
 ) -> None:
     from safetensors.torch import save_file
 
-    model = models[critic.base]
-    save_adapter(folder, model.bank.parameters(critic.name), critic.lora, model.name)
-    head = model.value_heads[critic.name].state_dict()
+    model, weights = models[critic.base], engine.weights(critic.name)
+    adapter = {key: tensor for key, tensor in weights.items() if not key.startswith(HEAD)}
+    head = {key.removeprefix(HEAD): tensor for key, tensor in weights.items() if key not in adapter}
+    save_adapter(folder, adapter, critic.lora, model.name)
     save_file(
-        {key: tensor.cpu().contiguous() for key, tensor in head.items()}, folder / "value_head.safetensors"
+        {key: tensor.detach().cpu().contiguous() for key, tensor in head.items()},
+        folder / "value_head.safetensors",
     )
     made_of = {"base": weights_hash(model.base_parameters()), "held_out": held_out}
     (folder / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
@@ -288,7 +290,9 @@ def check_verifier(folder: Path, least_auc: float) -> None:
         )
 
 
-def load_verifier(folder: Path, critic: Critic, models: Mapping[str, LanguageModel]) -> None:
+def load_verifier(
+    folder: Path, critic: Critic, models: Mapping[str, LanguageModel], engine: TrainEngine
+) -> None:
     """Give the critic that holds a verifier the weights of its folder.
 
     Raises ModelError when the folder is no verifier or damaged, or when it stands on another base than this team's.
@@ -309,11 +313,9 @@ def load_verifier(folder: Path, critic: Critic, models: Mapping[str, LanguageMod
             f"The verifier '{folder}' stands on another base model than this team's '{model.name}'. Train it with the "
             "same `model` and `warmup`, or run both as `stages` of one recipe."
         )
-    model.bank.fill(critic.name, tensors)
     shapes = {key: tuple(tensor.shape) for key, tensor in head.items()}
     if shapes != {"weight": (1, model.hidden_size), "bias": (1,)}:
         raise ModelError(
             f"The value head in '{folder}' is {shapes}, for a hidden size of {model.hidden_size}."
         )
-    with torch.no_grad():
-        model.value_heads[critic.name].load_state_dict(head)
+    engine.load_weights(critic.name, {**tensors, **{f"{HEAD}{key}": head[key] for key in head}})

@@ -34,14 +34,15 @@ def catalogue(package: str) -> Mapping[str, str]:
 def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     """Return the class for a name: a built-in, `module:Class`, `path/file.py:Class`, or an entry point of `kapelle.<kind>s`.
 
-    Raises ConfigError for an unknown name, with the closest known one, and for a module that fails. A file is the
+    A kind of two words has an underscore there: `kapelle.train_engines`. Raises ConfigError for an unknown name, with the closest known one, and for a module that fails. A file is the
     user's own code and is run as such.
     """
     target = builtin.get(name)
     if target is None and ":" in name:
         target = name
     if target is None:
-        installed = {point.name: point for point in entry_points(group=f"kapelle.{kind}s")}
+        group = f"kapelle.{kind.replace(' ', '_')}s"
+        installed = {point.name: point for point in entry_points(group=group)}
         if name in installed:
             return _checked(kind, name, installed[name].load())
         raise ConfigError(f"Unknown {kind} '{name}'.{did_you_mean(name, [*builtin, *installed])}")

@@ -11,7 +11,15 @@ from kapelle.errors import ConfigError, did_you_mean
 
 COMMAND_LINE = "command line"
 """Origin of the settings that were typed."""
-PLUGGED = ("environment", "workflow", "algorithm", "engine", "algorithm.order", "algorithm.base.order")
+PLUGGED = (
+    "environment",
+    "workflow",
+    "algorithm",
+    "engine",
+    "train_engine",
+    "algorithm.order",
+    "algorithm.base.order",
+)
 """Sections whose keys are those of the class that their `name` finds; with another name they begin anew."""
 
 

@@ -1,7 +1,7 @@
 """The settings of a run: frozen, strict, and each said in one place.
 
-A recipe is YAML of this shape. The sections `algorithm`, `environment` and `workflow` are settings of
-whatever class their `name` finds. Reading files, overlays and error texts live in `setup/recipe.py`; what
+A recipe is YAML of this shape. The sections `algorithm`, `environment`, `workflow`, `engine` and `train_engine` are
+settings of whatever class their `name` finds. Reading files, overlays and error texts live in `setup/recipe.py`; what
 combinations mean together is checked in `setup/validation.py`.
 """
 
@@ -292,6 +292,8 @@ class RunConfig(Settings):
     algorithm: Annotated[AlgorithmSettings, Plugged()]
     engine: Annotated[Section, Plugged()]
     """Settings of the rollout engine that `engine.name` finds; `local` unless said otherwise."""
+    train_engine: Annotated[Section, Plugged(), FROM_HERE_ON]
+    """Settings of the train engine that `train_engine.name` finds; `torch` unless said otherwise."""
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None
     optimizer: Annotated[OptimizerConfig, FROM_HERE_ON] = OptimizerConfig()

@@ -12,7 +12,7 @@ from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.protocol import EngineSettings, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
+from kapelle.engines.train.protocol import TrainEngine, TrainEngineSettings, TrainSetup, UpdateLimits
 from kapelle.environment import Recorded, Scripted
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
@@ -83,11 +83,11 @@ def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: T
 
 def build_train_engine(
     config: RunConfig, algorithm: Algorithm, team: Team, models: Mapping[str, LanguageModel]
-) -> TorchTrainEngine:
-    """Return what holds the weights that a team learns, on models in memory by base name."""
+) -> TrainEngine:
+    """Return what holds the weights that a team learns, on models in memory by base name: the recipe's train engine."""
     training = config.training
     embedder = [Policy(EMBEDDER, EMBEDDER, trained=False)] if EMBEDDER in team.bases else []
-    return TorchTrainEngine(
+    setup = TrainSetup(
         models,
         [*team.policies.values(), *embedder],
         list(team.critics.values()),
@@ -102,6 +102,7 @@ def build_train_engine(
         references=algorithm.reference_every is not None,
         embedders=algorithm.embeddings == "base",
     )
+    return cast("TrainEngineSettings", config.train_engine).build(setup)
 
 
 def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) -> ScriptedEngine:

@@ -20,6 +20,7 @@ import yaml
 
 from kapelle.algorithm import algorithm_class
 from kapelle.engines.rollout.protocol import engine_class
+from kapelle.engines.train.protocol import train_engine_class
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.settings.base import Settings
@@ -38,8 +39,15 @@ SECTIONS = {
     "workflow": workflow_class,
     "algorithm": algorithm_class,
     "engine": engine_class,
+    "train_engine": train_engine_class,
 }
 """Sections whose settings are those of a class found by `name`."""
+
+DEFAULT_NAMES = {"engine": "local", "train_engine": "torch"}
+"""Sections that a recipe may leave out, and the name that they then have."""
+
+RESOLVED = RunConfig.model_fields.keys() - {"train_engine"}
+"""Sections that settings must have to be a run's resolved ones; runs of before `train_engine` have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +142,7 @@ def _own(first: tuple[str, Mapping[str, Any]], merged: Mapping[str, Any]) -> fro
     A run's resolved settings say every section, because all that stands there was decided: none of it is.
     """
     source, values = first
-    if RunConfig.model_fields.keys() <= values.keys():
+    if values.keys() >= RESOLVED:
         return frozenset()
     names = [stage.get("name") for stage in merged.get("stages") or () if isinstance(stage, Mapping)]
     return frozenset({source, *(f"stage '{name}'" for name in names)})
@@ -169,7 +177,7 @@ def load_stages(
         for setting in settings:
             if not setting.startswith("stages."):
                 merge(mine, parse_setting(setting), COMMAND_LINE, mine_origin)
-        resolved = RunConfig.model_fields.keys() <= stage.keys()
+        resolved = stage.keys() >= RESOLVED
         by = frozenset[str]() if resolved else own
         found.append((stage["name"], _resolved(mine, mine_origin, by, unused)))
     return tuple(found)
@@ -221,9 +229,10 @@ def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) 
     Null in place of a mapping that cannot be null takes back what was said of it: its defaults hold.
     """
     values = _without(values, _taken_back(RunConfig, values))
-    engine = values.get("engine", {})
-    if isinstance(engine, Mapping):
-        values = {**values, "engine": {"name": "local", **engine}}
+    for section, name in DEFAULT_NAMES.items():
+        said = values.get(section, {})
+        if isinstance(said, Mapping):
+            values = {**values, section: {"name": name, **said}}
     built = {section: _section(section, values, origin or {}) for section in SECTIONS}
     return _validated(RunConfig, {**values, **built}, origin or {})
 
@@ -234,7 +243,7 @@ def _taken_back(model: type[Settings], values: Mapping[str, Any], at: str = "") 
     for key, value in values.items():
         path = f"{at}{key}"
         if not at and key in SECTIONS:
-            if value is None and key == "engine":
+            if value is None and key in DEFAULT_NAMES:
                 found.append(path)
             elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
                 kind = SECTIONS[key](value["name"])

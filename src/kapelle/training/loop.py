@@ -24,6 +24,7 @@ from kapelle.algorithm import (
     turns_of,
 )
 from kapelle.algorithms.shared.rewards import with_scores
+from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective, TrainEngine, reference_name
 from kapelle.environment import Environment
@@ -81,16 +82,18 @@ class Loop:
         play: Play,
         engine: TrainEngine,
         source: Source | None = None,
+        player: RolloutEngine | None = None,
     ) -> None:
         """Take what acts (`play`) and what learns (`engine`); for demonstrations a teacher acts.
 
-        With a `source` nobody acts: it has what each step learns from.
+        With a `source` nobody acts: it has what each step learns from. `player` plays with what is learned; None: nobody.
         """
         self._source = source
         self._config = config
         self._algorithm = algorithm
         self._play = play
         self._engine = engine
+        self._player = player
         self._ahead = RolloutQueue(config.training.max_staleness)
         self.may_go_back = False
         """Whether whoever breaks a step off has a checkpoint to go back to."""
@@ -278,7 +281,7 @@ class Loop:
         every = self._algorithm.swap_every
         if every and number % every == 0:
             self._engine.exchange(*self._play.team.trained[:2])
-        self._publish()
+        self.publish()
         every_reference = self._algorithm.reference_every
         if every_reference and number % every_reference == 0:
             self._engine.refresh_references()
@@ -294,10 +297,11 @@ class Loop:
         if self._memory is not None:
             self._memory.load_state(cast("Mapping[str, object]", state["memory"]))
 
-    def _publish(self) -> None:
-        for policy, published in self._engine.publish().items():
-            if self._algorithm.source == "rollout":
-                self._play.engine.load(policy, published.weights, published.version)
+    def publish(self) -> None:
+        """Let the rollout engine play with what has been learned, or loaded, since the last time."""
+        if self._player is not None:
+            for policy, published in self._engine.publish().items():
+                self._player.load(policy, published.weights, published.version)
 
     def _halt_on_failures(self, groups: Sequence[Group]) -> None:
         errors = [e.error for group in groups for e in group.episodes if e.error is not None]

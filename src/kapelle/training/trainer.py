@@ -163,7 +163,7 @@ class Trainer:
         self.base_hashes = {base: weights_hash(m.base_parameters()) for base, m in self.models.items()}
         self.engine = build_train_engine(self.config, self.algorithm, team, self.models)
         if self.algorithm.verifier is not None:
-            load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models)
+            load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models, self.engine)
         past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
         load_policies(past, team, self.engine, self.base_hashes)
         speaks = engine or build_engine(self.config, self.models, self.team)
@@ -172,13 +172,14 @@ class Trainer:
         if self.algorithm.source == "demonstrations":
             acting = replace(self.play, engine=teacher(self.config, self.team, self.models))
         self._acting = acting
-        self._loop = Loop(self.config, self.algorithm, acting, self.engine)
+        self._loop = Loop(self.config, self.algorithm, acting, self.engine, player=self.play.engine)
+        self._loop.publish()
 
     def _start_from(self, folders: Mapping[str, Path]) -> None:
         load_policies(folders, self.team, self.engine, self.base_hashes)
         if self.algorithm.reference_every is not None:
             self.engine.refresh_references()
-        self._publish_all()
+        self._loop.publish()
 
     def steps(self, count: int | None = None) -> Iterator[Step]:
         """Take `count` more steps (those that are left without it), yielding each when it is recorded."""
@@ -202,8 +203,6 @@ class Trainer:
                 self._torn = not self._loop.take_back()
                 raise
             self.done = step.number
-            if self.algorithm.source == "demonstrations":
-                self._publish_all()
             self._record(step)
             self.observer.step(step, last)
             self._measure(last)
@@ -284,10 +283,6 @@ class Trainer:
         self._judged = (self.done, problems, result)
         return result
 
-    def _publish_all(self) -> None:
-        for name in self.team.trained:
-            self.play.engine.load(name, self.engine.weights(name), self.engine.learners[name].version)
-
     def _record(self, step: Step) -> None:
         if self._run is None:
             return
@@ -363,13 +358,15 @@ class Trainer:
         )
         self.done = int(loop["step"])
         self._torn = False
-        self._publish_all()
+        self._loop.publish()
         return loop
 
     def close(self) -> None:
         """Give back the run directory and what the engines hold."""
         for tracker in getattr(self, "_trackers", []):
             tracker.close()
+        if hasattr(self, "engine"):
+            self.engine.close()
         if self._run is not None:
             self._run.__exit__(None, None, None)
 

@@ -37,6 +37,7 @@ def cache_folder() -> Path:
 
 def warmup_key(config: RunConfig) -> str:
     """Return a hash of everything that the warmed-up model depends on."""
+    learner = config.train_engine.model_dump(mode="json")
     parts = {
         "format": FORMAT,
         "seed": config.seed,
@@ -47,6 +48,8 @@ def warmup_key(config: RunConfig) -> str:
         "agents": [
             [agent.name, agent.system, agent.prompt] for agent in stage_team(stage_of(config))[1].agents
         ],
+        # Models that were kept before there was a choice stay what they are.
+        **({} if learner == {"name": "torch"} else {"train_engine": learner}),
     }
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
 

@@ -15,6 +15,7 @@ from kapelle.algorithms.sft import SFT
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import TrainingHalted
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.weights import copy_weights
 from kapelle.rollout.play import Play, make_play, rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.seeds import derive_seed
@@ -80,8 +81,11 @@ def train_stage(config: RunConfig, progress: Progress | None) -> LanguageModel:
             # How fast a step was says nothing here: nobody samples.
             learned = {name: value for name, value in metrics.items() if not name.startswith("time/")}
             progress(number, stage.training.steps, learned)
-    [base] = {team.policies[name].base for name in team.trained}
-    return models[base]
+    [policy] = [team.policies[name] for name in team.trained]
+    model = models[policy.base]
+    copy_weights(model.base_parameters(), engine.weights(policy.name), f"policy '{policy.name}'")
+    engine.close()
+    return model
 
 
 def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:

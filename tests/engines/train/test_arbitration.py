@@ -12,6 +12,7 @@ from tests.support.tiny import (
     draw_samples,
     frozen_copy,
     lora_policies,
+    model_of,
     same_bits,
     stir,
     train_engine,
@@ -22,8 +23,8 @@ from torch import Tensor
 
 from kapelle.engines.train.arbitration import arbitrate
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
+from kapelle.engines.train.protocol import Objective, UpdateLimits
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ParityError
 from kapelle.models.exact import exact_logprobs, rounding_of
 
@@ -32,7 +33,7 @@ OBJECTIVE = Objective(CLIPPED, VALUES)
 
 def by_transformers(engine: TorchTrainEngine, samples: Sequence[Sample]) -> list[Sample]:
     """The samples as if another right float32 pass had sampled them, the one of `transformers`."""
-    model = engine._homes["a"].model
+    model = model_of(engine, "a")
     with torch.no_grad():
         return with_columns(samples, behaviour=[logp_alone(model, s, s.learner) for s in samples])
 
@@ -54,7 +55,7 @@ class TestFloat64:
     def test_it_is_what_transformers_computes_with_the_same_weights_in_float64(
         self, adapter: str | None, temperature: float
     ) -> None:
-        model = train_engine(lora_policies("a", "b"))._homes["a"].model
+        model = model_of(train_engine(lora_policies("a", "b")), "a")
         [sample] = draw_samples(["a"], [(9, 5)], temperature=temperature)
         exact = exact_logprobs(model, adapter, sample.tokens, sample.targets, temperature)
         wide = copy.deepcopy(model)
@@ -68,7 +69,7 @@ class TestFloat64:
 
     def test_rounding_is_of_the_size_by_which_right_passes_are_off(self) -> None:
         engine, samples = grown()
-        model = engine._homes["a"].model
+        model = model_of(engine, "a")
         off: list[Tensor] = []
         told: list[Tensor] = []
         for sample, logp in zip(samples, engine.score(samples), strict=True):
@@ -128,7 +129,7 @@ class TestFaults:
         good = with_behaviour(engine, samples)
         engine.update(good, Objective(CLIPPED, VALUES))
         good = with_behaviour(engine, samples)
-        model = engine._homes["b"].model
+        model = model_of(engine, "b")
         with torch.no_grad():
             ignored = logp_alone(model, samples[-1], None)
         columns = [s.columns["behaviour"] for s in good[:-1]] + [ignored]
@@ -138,7 +139,7 @@ class TestFaults:
     def test_a_trainer_that_computes_something_else_is_named(self) -> None:
         engine = train_engine(lora_policies("a"))
         samples = with_behaviour(engine, draw_samples(["a"], [(4, 3)]))
-        model = engine._homes["a"].model
+        model = model_of(engine, "a")
         found = arbitrate(
             samples, lambda asked: [s + 1e-3 for s in engine.score(asked)], {"a": (model, "a")}, 1e-4, 1e-3
         )
@@ -149,7 +150,7 @@ class TestFaults:
     def test_a_gap_that_is_gone_when_scored_once_more_is_refused(self) -> None:
         engine = train_engine(lora_policies("a"))
         samples = with_behaviour(engine, draw_samples(["a"], [(4, 3)]))
-        found = arbitrate(samples, engine.score, {"a": (engine._homes["a"].model, "a")}, 1e-4, 1e-3)
+        found = arbitrate(samples, engine.score, {"a": (model_of(engine, "a"), "a")}, 1e-4, 1e-3)
         assert "scored once more" in str(found.refused)
 
     def test_log_probs_that_are_no_numbers_are_refused(self) -> None:
@@ -163,6 +164,6 @@ class TestFaults:
         engine = train_engine(lora_policies("a"))
         samples = with_behaviour(engine, draw_samples(["a"], [(4, 3)]))
         wrong = with_columns(samples, behaviour=[s.columns["behaviour"] + 1e-3 for s in samples])
-        engine._homes["a"].model.flat = None
-        found = arbitrate(wrong, engine.score, {"a": (engine._homes["a"].model, "a")}, 1e-4, 1e-3)
+        model_of(engine, "a").flat = None
+        found = arbitrate(wrong, engine.score, {"a": (model_of(engine, "a"), "a")}, 1e-4, 1e-3)
         assert "no pass in float64" in str(found.refused)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
+from tests.support.tiny import SIZE, episode, frozen_copy, group, learners_of, same_bits, sections, turn
 from torch import Tensor
 
 from kapelle.algorithm import TurnKey
@@ -55,12 +55,12 @@ def run(name: str, team: Any = None, models: Any = None, **algorithm: Any) -> Tr
 
 def moved(trainer: Trainer) -> dict[str, bool]:
     """Which learners two steps have moved, the second of them credited by the mixer."""
-    before = {name: frozen_copy(each.parameters) for name, each in trainer.engine.learners.items()}
+    before = {name: frozen_copy(each.parameters) for name, each in learners_of(trainer.engine).items()}
     rows = [step.metrics for step in trainer.steps(2)]
     assert "credit_weight" in rows[1]
     return {
         name: not same_bits(before[name], frozen_copy(each.parameters))
-        for name, each in trainer.engine.learners.items()
+        for name, each in learners_of(trainer.engine).items()
     }
 
 
@@ -96,7 +96,7 @@ class TestAModelOfOnesOwn:
         with run("vdn", embedder=str(tmp_path / "reader")) as trainer:
             before = frozen_copy(trainer.models[EMBEDDER].base_parameters())
             assert all(moved(trainer).values())
-            assert EMBEDDER not in trainer.engine.learners
+            assert EMBEDDER not in learners_of(trainer.engine)
             assert same_bits(before, frozen_copy(trainer.models[EMBEDDER].base_parameters()))
             assert width(trainer) == 36
 

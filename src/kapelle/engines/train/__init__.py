@@ -1,5 +1,10 @@
-"""Train engines: whoever holds the learning weights, behind one protocol."""
+"""Train engines: whoever holds the learning weights, behind one protocol. The built-in ones are found by name."""
+
+from collections.abc import Mapping
 
 from kapelle.former_names import contents_of
+
+BUILTIN: Mapping[str, str] = {"torch": "kapelle.engines.train.torch.engine:Torch"}
+"""Name in a recipe → `module:Class`, imported when asked for."""
 
 __getattr__ = contents_of(__name__)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.train.arbitration import Finding
-from kapelle.engines.train.torch.sums import book
+from kapelle.engines.train.sums import book
 from kapelle.errors import ParityError
 
 PARITY = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}

@@ -1,26 +1,76 @@
-"""The train engine's protocol: what the loop asks of whatever holds the learning weights.
+"""The train engine's protocol: what a run asks of whatever holds the learning weights.
 
 A learner is a set of weights with its own optimiser: a policy or a critic. Losses are pure functions that
 return a sum and a weight; the engine divides by the global weight of that learner, so that accumulation,
 packing and data parallelism give the same step.
+
+An engine is chosen like a rollout engine: `train_engine: {name: torch}` in a recipe names a class of settings, built in,
+`module:Class` or an entry point of `kapelle.train_engines`, whose `build` gets a `TrainSetup` and returns the engine.
+Whatever else uses one uses it through `TrainEngine`: the loop, the warm-up, verifiers, checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from kapelle.algorithm import CriticLoss, PolicyLoss
 from kapelle.engines.rollout.protocol import WritingRenderer
+from kapelle.engines.train import BUILTIN
 from kapelle.engines.train.batch import Sample
+from kapelle.runtime.plugins import find_class
+from kapelle.settings.schema import OptimizerConfig
+from kapelle.team import Critic, Policy
+
+if TYPE_CHECKING:
+    from kapelle.models.language_model import LanguageModel
+
+HEAD = "value_head."
+"""What the names of a critic's head begin with, among its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLimits:
+    """How the engine works, none of which changes a result but by failing."""
+
+    microbatch_tokens: int = 4096
+    """Most tokens in one forward and backward pass."""
+    parity_tolerance: float | None = None
+    """Greatest |trainer − sampler| log-prob (nats); None takes the compute type's (`parity.PARITY`)."""
+    non_finite: str = "stop"
+    """What a loss or gradient that is not finite does: `stop` raises NumericsError, `skip` leaves the step out."""
+    total_steps: int = 1_000_000
+    """Optimiser steps of the whole run, for schedules that end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSetup:
+    """What a train engine is built for."""
+
+    models: Mapping[str, LanguageModel]
+    """The base models in this process's memory, by base name. The rollout engine plays on the very same ones, so that
+    every adapter of `policies` is in them (`LanguageModel.bank`) when the engine is built."""
+    policies: Sequence[Policy]
+    """All policies of the team; those of endpoints are nobody's here, and those that are not `trained` are only scored."""
+    critics: Sequence[Critic]
+    optimizer: OptimizerConfig
+    limits: UpdateLimits
+    seed: int
+    references: bool = False
+    """Whether every trained policy has a frozen reference (`reference_name`), a copy of it at the start."""
+    embedders: bool = False
+    """Whether every policy's base, as it is at the start, is asked for embeddings (`embedder_name`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What one update minimises."""
+    """What one update minimises.
+
+    Losses can be pickled, so that an engine may hand an objective to processes of its own.
+    """
 
     policy_loss: PolicyLoss
     critic_loss: CriticLoss | None = None
@@ -41,23 +91,56 @@ class Published:
 
 
 class TrainEngine(Protocol):
-    """Holds the learners; scores, updates, publishes, saves and loads them."""
+    """Holds the learners; scores, updates, publishes, saves and loads them.
+
+    Weights are mappings from name to tensor: an adapter's under PEFT's names, a whole model's under those of `transformers`,
+    and a critic's adapter with its head beside it (`value_head.weight` `[1, hidden]`, `value_head.bias` `[1]`).
+    """
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Number of changes behind the weights of each trained policy: optimiser steps, and exchanges."""
+        """Number of changes behind the weights of each trained policy: optimiser steps, and exchanges.
+
+        A step that changes nothing (`non_finite: skip`) is none. What breaks an update off half way is told by it.
+        """
         ...
 
     def renderer(self, learner: str) -> WritingRenderer:
         """Return how text becomes the tokens of the model that a policy or critic stands on."""
         ...
 
+    def weights(self, name: str) -> Mapping[str, Tensor]:
+        """Return the whole weights of a policy, critic or reference as they are now; to be read, not written to.
+
+        The tensors may be the engine's own memory: what wants to keep them copies them.
+        """
+        ...
+
+    def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of a policy, critic or reference, as `weights` names them; the optimiser stays as it is.
+
+        Raises ModelError when names or shapes do not fit.
+        """
+        ...
+
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-probs (policies, references) or values (critics) `_T` of each sample's targets."""
+        """Return log-probs (policies, references) or values (critics) `_T` of each sample's targets, float32 on the CPU."""
+        ...
+
+    def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return the mean last hidden state `_D` over the tokens before each sample's targets, by a frozen base.
+
+        The learner of such a sample is `embedder_name(policy)`.
+        """
         ...
 
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
-        """Take the optimiser steps of one update, every learner on its own samples; return metrics."""
+        """Take the optimiser steps of one update, every learner on its own samples; return metrics.
+
+        Samples of one learner and one `bundle` stay together, in a pass and in a step. A learner without samples does not
+        move. Raises ParityError before anything moves when trainer and sampler disagree, NumericsError when a loss or
+        gradient is not finite, StopRequested when the run is to stop; no gradient is left over then.
+        """
         ...
 
     def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -68,13 +151,9 @@ class TrainEngine(Protocol):
         ...
 
     def publish(self) -> Mapping[str, Published]:
-        """Return the weights of the policies that changed since the last call."""
-        ...
+        """Return the weights of the policies that changed since the last call: by steps, by exchanges or by being loaded.
 
-    def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return the mean last hidden state `_D` over the tokens before each sample's targets, by a frozen base.
-
-        The learner of such a sample is `embedder_name(policy)`.
+        The first call may return all: a rollout engine begins with what stands in `TrainSetup.models`.
         """
         ...
 
@@ -87,12 +166,32 @@ class TrainEngine(Protocol):
         ...
 
     def state(self) -> dict[str, object]:
-        """Return everything that an exact resume needs, as a tree of tensors and plain values."""
+        """Return everything that an exact resume needs, as a tree of tensors and plain values.
+
+        Checkpoints hold it. A step that is broken off is undone with a copy of it, too.
+        """
         ...
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Take what `state` returned."""
+        """Take what `state` returned, bit for bit; CheckpointError when an engine of another kind returned it."""
         ...
+
+    def close(self) -> None:
+        """Give back what the engine holds besides memory, such as processes of its own; it is not used again."""
+        ...
+
+
+class TrainEngineSettings(Protocol):
+    """Frozen settings that build a train engine."""
+
+    def build(self, setup: TrainSetup) -> TrainEngine:
+        """Return the engine that holds these learners."""
+        ...
+
+
+def train_engine_class(name: str) -> type:
+    """Return the settings class of a train engine by name, `module:Class` or entry point."""
+    return find_class("train engine", name, BUILTIN)
 
 
 def embedder_name(policy: str) -> str:

@@ -13,6 +13,7 @@ from tests.support.tiny import (
     first_gradient,
     frozen_copy,
     lora_policies,
+    model_of,
     related_samples,
     same_bits,
     tiny_model,
@@ -25,8 +26,8 @@ from torch import Tensor
 from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective, reference_name
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
+from kapelle.engines.train.protocol import Objective, UpdateLimits, reference_name
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import NumericsError, ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.team import Critic, Lora, Policy
@@ -37,8 +38,7 @@ LENGTHS = [(3, 5), (7, 2), (1, 9), (12, 4), (5, 5), (2, 1)]
 """(prompt, completion) of the sequences of one learner that have nothing in common."""
 
 ROUNDING = 6e-6
-"""How far float32 lets two gradients be apart, relative to their length, that two passes compute: about 1e-6 each from
-that of float64 on average, and a few times that where much cancels."""
+"""Most that two gradients in float32 are apart, relative to their length: each is some 1e-6 off from float64."""
 
 
 def drawn(learners: Sequence[str], seed: int = 0, temperature: float = 1.0) -> list[Sample]:
@@ -117,7 +117,7 @@ class TestGradient:
             limits=UpdateLimits(microbatch_tokens=budget),
             max_grad_norm=None,
         )
-        model = engine._homes["a"].model
+        model = model_of(engine, "a")
         samples = drawn(["a", "b"], temperature=temperature)
         expected = {
             name: plain_gradient(
@@ -135,7 +135,7 @@ class TestGradient:
 
     def test_of_a_whole_model(self) -> None:
         engine = train_engine([Policy("a")], limits=UpdateLimits(microbatch_tokens=40), max_grad_norm=None)
-        model = engine._homes["a"].model
+        model = model_of(engine, "a")
         samples = drawn(["a"])
         expected = plain_gradient(model, samples, None, model.base_parameters())
         engine.update(with_behaviour(engine, samples), objective())
@@ -143,7 +143,7 @@ class TestGradient:
 
     def test_of_the_mean_negative_log_likelihood(self) -> None:
         engine = train_engine(lora_policies("a"), max_grad_norm=None)
-        model = engine._homes["a"].model
+        model = model_of(engine, "a")
         samples = [
             Sample(s.learner, s.tokens, s.targets, {"advantage": torch.ones(len(s.targets))})
             for s in drawn(["a"])
@@ -155,7 +155,7 @@ class TestGradient:
 
     def test_tokens_that_are_masked_out_do_not_count(self) -> None:
         engine = train_engine(lora_policies("a"), max_grad_norm=None)
-        model = engine._homes["a"].model
+        model = model_of(engine, "a")
         samples = drawn(["a"])
         masks = [(torch.arange(len(s.targets)) % 2 == 0).float() for s in samples]
         cut = [
@@ -365,7 +365,7 @@ class TestParity:
     @pytest.mark.parametrize("flat", [True, False])
     def test_scores_are_those_of_a_plain_pass(self, temperature: float, *, flat: bool) -> None:
         engine = train_engine(lora_policies("a", "b"), models={"base": base(flat=flat)})
-        model = engine._homes["a"].model
+        model = model_of(engine, "a")
         samples = drawn(["b", "a"], temperature=temperature)
         for sample, logp in zip(samples, engine.score(samples), strict=True):
             with torch.no_grad():

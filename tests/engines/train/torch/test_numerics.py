@@ -20,8 +20,8 @@ from tests.support.tiny import (
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
+from kapelle.engines.train.protocol import Objective, UpdateLimits
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import NumericsError
 from kapelle.team import Critic, Policy
 

@@ -24,8 +24,8 @@ from tests.support.tiny import (
 )
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
-from kapelle.engines.train.protocol import Objective, reference_name
-from kapelle.engines.train.torch.engine import TorchTrainEngine, UpdateLimits
+from kapelle.engines.train.protocol import Objective, UpdateLimits, reference_name
+from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ModelError
 from kapelle.team import Critic, Lora, Policy
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.torch.bundles import minibatches, passes
+from kapelle.engines.train.bundles import minibatches, passes
 
 
 def drawn(shape: Sequence[tuple[str, int | None, int]]) -> list[Sample]:

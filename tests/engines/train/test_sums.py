@@ -9,7 +9,7 @@ from tests.support.tiny import draw_samples, lora_policies, train_engine, with_b
 from kapelle.algorithm import Targets
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.sums import UpdateSums, means
+from kapelle.engines.train.sums import UpdateSums, means
 from kapelle.functional.divergences import TokenStatistics
 
 
@@ -48,7 +48,7 @@ def test_every_update_says_them_whatever_its_coefficients() -> None:
 def test_they_do_not_depend_on_how_a_batch_is_split() -> None:
     rows = []
     for tokens in (4096, 8):
-        from kapelle.engines.train.torch.engine import UpdateLimits
+        from kapelle.engines.train.protocol import UpdateLimits
 
         engine = train_engine(lora_policies("a"), limits=UpdateLimits(microbatch_tokens=tokens))
         drawn = draw_samples(["a"], [(4, 3), (5, 2), (3, 4)])

@@ -1,0 +1,90 @@
+"""Forward passes: what policies, references and critics say of target tokens, and embedders of those before them.
+
+Shapes: N flat tokens, K target tokens, D hidden size, T targets of one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from kapelle.engines.train.batch import Batch, Part, Sample, pack
+from kapelle.engines.train.bundles import breakable, passes
+from kapelle.engines.train.torch.head import Entropy, token_statistics
+from kapelle.engines.train.torch.learners import Learners
+from kapelle.functional.divergences import TokenStatistics
+
+
+class Forward:
+    """All learners that share a base in one pass."""
+
+    def __init__(self, learners: Learners, microbatch_tokens: int) -> None:
+        """Ask these learners, with at most so many tokens in one pass."""
+        self._homes = learners.homes
+        self._microbatch_tokens = microbatch_tokens
+
+    @torch.no_grad()
+    def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
+        answers: dict[int, Tensor] = {}
+        for chosen, batch in self.batches(samples):
+            home = self._homes[batch.owners[0][0]]
+            with home.model.computing([(None, first, last) for _, first, last in batch.owners]):
+                hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
+            hidden_KD = hidden_ND.index_select(0, batch.source_K).float().cpu()
+            for part in batch.parts.values():
+                rows = hidden_KD[part.first : part.last].split(_counts(part))
+                for k, rows_TD in zip(part.samples, rows, strict=True):
+                    answers[chosen[k]] = rows_TD.mean(0)
+        return [answers[k] for k in range(len(samples))]
+
+    @torch.no_grad()
+    def score(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
+        answers: dict[int, Tensor] = {}
+        for chosen, batch in self.batches(samples):
+            for _learner, part, said_K in self.ask(batch, Entropy.LEFT_OUT):
+                values_K = said_K.logp_K if isinstance(said_K, TokenStatistics) else said_K
+                for k, column in zip(part.samples, values_K.split(_counts(part)), strict=True):
+                    answers[chosen[k]] = column.float().cpu()
+        return [answers[k] for k in range(len(samples))]
+
+    def ask(self, batch: Batch, entropy: Entropy) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
+        """Run one forward pass and return each learner's answer about its targets."""
+        home = self._homes[batch.owners[0][0]]
+        route = [(self._homes[name].adapter, first, last) for name, first, last in batch.owners]
+        with home.model.computing(route):
+            hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
+            hidden_KD = hidden_ND.index_select(0, batch.source_K)
+            return [
+                (
+                    name,
+                    part,
+                    home.model.values(name, hidden_KD[part.first : part.last])
+                    if self._homes[name].critic
+                    else token_statistics(home.model, hidden_KD, batch, part, entropy),
+                )
+                for name, part in batch.parts.items()
+            ]
+
+    def batches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
+        """Pack samples base by base; each batch comes with the places of its base's samples."""
+        bases: dict[int, list[int]] = {}
+        for k, sample in enumerate(samples):
+            bases.setdefault(id(self._homes[sample.learner].model), []).append(k)
+        batches: list[tuple[list[int], Batch]] = []
+        for chosen in bases.values():
+            model = self._homes[samples[chosen[0]].learner].model
+            for whole, room in passes(chosen, samples, self._microbatch_tokens):
+                own = [samples[k] for k in whole]
+                packed = pack(own, room, model.device, share=model.flat is not None)
+                batches.extend((whole, batch) for batch in packed)
+        return breakable(batches)
+
+
+def _counts(part: Part) -> list[int]:
+    """Return how many targets each of a part's samples has."""
+    counts: list[int] = part.targets.segment_K.bincount(minlength=part.targets.segments).tolist()
+    return counts

@@ -1,0 +1,193 @@
+"""Who lives where: the models that learners, references and embedders stand on, and their weights by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kapelle.engines.train.protocol import HEAD, TrainSetup, embedder_name, reference_name
+from kapelle.engines.train.torch.learner import Learner
+from kapelle.errors import CheckpointError, ModelError
+from kapelle.models.language_model import LanguageModel, copy_language_model
+from kapelle.models.weights import copy_weights
+from kapelle.runtime.seeds import derive_seed
+from kapelle.team import Critic, Lora
+
+
+@dataclass(slots=True)
+class Home:
+    """Where a learner, reference or embedder lives."""
+
+    model: LanguageModel
+    adapter: str | None
+    critic: bool = False
+
+
+class Learners:
+    """Policies and critics on models in this process's memory, with what is kept frozen beside them."""
+
+    def __init__(self, setup: TrainSetup) -> None:
+        """Add adapters and heads to the models and make one learner for each policy and critic that is trained."""
+        self._setup = setup
+        self.homes: dict[str, Home] = {}
+        self.by_name: dict[str, Learner] = {}
+        """Trained policies, then trained critics."""
+        self._policies = [policy for policy in setup.policies if policy.endpoint is None]
+        for policy in self._policies:
+            model = setup.models[policy.base]
+            if policy.lora:
+                self._adapt(model, policy.name, policy.lora)
+            self.homes[policy.name] = Home(model, policy.name if policy.lora else None)
+            if policy.trained:
+                self._learn(policy.name, setup.optimizer.lr)
+        for critic in setup.critics:
+            self._settle(critic)
+        if setup.references:
+            self.refresh_references()
+        if setup.embedders:
+            self._add_embedders()
+
+    @property
+    def policies(self) -> Mapping[str, Learner]:
+        """The policies that learn."""
+        return {policy.name: self.by_name[policy.name] for policy in self._policies if policy.trained}
+
+    @property
+    def models(self) -> list[LanguageModel]:
+        """Every model that somebody lives on, once."""
+        return list({id(home.model): home.model for home in self.homes.values()}.values())
+
+    def _settle(self, critic: Critic) -> None:
+        model = self._setup.models[critic.base]
+        self._adapt(model, critic.name, critic.lora)
+        if critic.name not in model.value_heads:
+            model.add_value_head(critic.name)
+        self.homes[critic.name] = Home(model, critic.name, critic=True)
+        if critic.trained:
+            optimizer = self._setup.optimizer
+            self._learn(critic.name, optimizer.critic_lr or optimizer.lr)
+
+    def _adapt(self, model: LanguageModel, name: str, lora: Lora) -> None:
+        """Add an adapter, or go on with the one that an earlier engine left on a model in memory."""
+        held = model.bank.adapters.get(name)
+        if held is None:
+            model.bank.add(name, lora, derive_seed(self._setup.seed, "adapter", name))
+        elif held != lora:
+            raise ModelError(
+                f"Model '{model.name}' carries an adapter '{name}' from before, made with other `lora` settings. "
+                "Take a fresh model, or the settings of then."
+            )
+
+    def _learn(self, name: str, lr: float) -> None:
+        setup, scaled = self._setup, self.homes[name].model.dtype == torch.float16
+        parameters = cast("Mapping[str, torch.nn.Parameter]", self._tensors(name))
+        self.by_name[name] = Learner(name, parameters, setup.optimizer, lr, setup.limits.total_steps, scaled)
+
+    def _tensors(self, name: str) -> dict[str, Tensor]:
+        home = self.homes[name]
+        found = home.model.bank.parameters(home.adapter) if home.adapter else home.model.base_parameters()
+        if not home.critic:
+            return dict(found)
+        head = home.model.value_heads[name].named_parameters()
+        return {**found, **{f"{HEAD}{key}": tensor for key, tensor in head}}
+
+    def weights(self, name: str) -> Mapping[str, Tensor]:
+        """Return the weights of a policy, critic or reference by name; the very tensors, not copies."""
+        return self.by_name[name].parameters if name in self.by_name else self._tensors(name)
+
+    def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """Take weights; see the protocol."""
+        copy_weights(self.weights(name), weights, f"'{name}'")
+        if name in self.by_name:
+            self.by_name[name].changed = True
+
+    def _add_embedders(self) -> None:
+        """Keep, for each policy, its base as it is now: that of an adapter, or a copy of one that is trained."""
+        copies: dict[int, LanguageModel] = {}
+        for policy in self._policies:
+            model = self.homes[policy.name].model
+            if policy.trained and policy.lora is None:
+                model = copies.setdefault(id(model), copy_language_model(model, embedder_name(policy.name)))
+            self.homes[embedder_name(policy.name)] = Home(model, None)
+
+    def refresh_references(self) -> None:
+        """Make every reference policy a frozen copy of its trained policy as it is now."""
+        for policy in self._policies:
+            if not policy.trained:
+                continue
+            model, name = self.homes[policy.name].model, reference_name(policy.name)
+            if policy.lora:
+                model.bank.copy(policy.name, name)
+                self.homes[name] = Home(model, name)
+            else:
+                self.homes[name] = Home(copy_language_model(model, name), None)
+
+    def exchange(self, one: str, other: str) -> None:
+        """Let two policies change places: weights, optimiser state and references, bit for bit."""
+        self.by_name[one].exchange(self.by_name[other])
+        ours, theirs = reference_name(one), reference_name(other)
+        if ours not in self.homes:
+            return
+        with torch.no_grad():
+            for mine, yours in zip(self.weights(ours).values(), self.weights(theirs).values(), strict=True):
+                held = mine.clone()
+                mine.copy_(yours)
+                yours.copy_(held)
+
+    def drop_out(self) -> bool:
+        """Return whether any adapter has dropout."""
+        return any(lora.dropout for model in self.models for lora in model.bank.adapters.values())
+
+    @contextmanager
+    def dropping_out(self) -> Iterator[None]:
+        """Drop out in adapters, by the run's seed and steps and not by what else the process has drawn.
+
+        The base never does: that would train another distribution than the one that was sampled.
+        """
+        if not self.drop_out():
+            yield
+            return
+        models = self.models
+        devices = {model.device.index or 0 for model in models if model.device.type == "cuda"}
+        with torch.random.fork_rng(sorted(devices)):
+            steps = [learner.steps for learner in self.by_name.values()]
+            torch.manual_seed(derive_seed(self._setup.seed, "dropout", *steps))
+            for model in models:
+                model.bank.train(on=True)
+            try:
+                yield
+            finally:
+                for model in models:
+                    model.bank.train(on=False)
+
+    def state(self) -> dict[str, object]:
+        """Return everything that an exact resume needs, as a tree of tensors and plain values."""
+        references = {
+            name: {key: tensor.detach() for key, tensor in self.weights(name).items()}
+            for name in self.homes
+            if name.startswith(reference_name(""))
+        }
+        return {
+            "learners": {name: learner.state() for name, learner in self.by_name.items()},
+            "references": references,
+        }
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        """Take what `state` returned, bit for bit."""
+        if not {"learners", "references"} <= state.keys():
+            raise CheckpointError(
+                f"The state holds {sorted(state)}, not what the train engine `torch` keeps. Set `train_engine.name` as it "
+                "was when the checkpoint was written."
+            )
+        for name, entry in cast("Mapping[str, Any]", state["learners"]).items():
+            self.by_name[name].load_state(entry)
+            self.by_name[name].changed = True
+        with torch.no_grad():
+            for name, tensors in cast("Mapping[str, Any]", state["references"]).items():
+                for key, tensor in self.weights(name).items():
+                    tensor.copy_(tensors[key])

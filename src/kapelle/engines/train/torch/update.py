@@ -1,0 +1,159 @@
+"""The optimiser steps of an update: sums are accumulated, compared with the sampler, divided and taken.
+
+Shapes: K target tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kapelle.algorithm import Loss, Outputs
+from kapelle.engines.train.arbitration import arbitrate
+from kapelle.engines.train.batch import Part, Sample
+from kapelle.engines.train.bundles import minibatches
+from kapelle.engines.train.parity import PARITY, check_parity
+from kapelle.engines.train.protocol import Objective, UpdateLimits
+from kapelle.engines.train.sums import UpdateSums, book, means
+from kapelle.engines.train.torch.forward import Forward
+from kapelle.engines.train.torch.head import Entropy
+from kapelle.engines.train.torch.learners import Learners
+from kapelle.engines.train.torch.sharing import Sharing
+from kapelle.errors import NumericsError
+from kapelle.functional.divergences import TokenStatistics
+from kapelle.runtime.seeds import derive_seed
+
+
+class Updater:
+    """Moves learners by what their samples say."""
+
+    def __init__(
+        self, learners: Learners, forward: Forward, limits: UpdateLimits, seed: int, sharing: Sharing
+    ) -> None:
+        """Move these learners; `seed` draws minibatches, `sharing` says who else takes part in a step."""
+        self._learners = learners
+        self._forward = forward
+        self._limits = limits
+        self._seed = seed
+        self._sharing = sharing
+
+    def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
+        """Take the optimiser steps of one update; every learner on its own samples.
+
+        Raises ParityError before anything moves when trainer and sampler disagree, NumericsError when a loss
+        or gradient is not finite.
+        """
+        assert samples, "an update needs samples"
+        totals: dict[str, list[float]] = {}
+        dropout = self._learners.drop_out()
+        if objective.parity and dropout:
+            self._compare(self.parity(samples), samples, totals)
+        for epoch in range(objective.epochs):
+            seed_of = partial(self._shuffle_seed, epoch=epoch)
+            for number, chosen in enumerate(minibatches(samples, objective.minibatches, seed_of)):
+                fresh = objective.parity and not dropout and epoch == number == 0
+                self._step([samples[k] for k in chosen], objective, totals, fresh)
+        return means(totals)
+
+    def parity(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return |trainer − sampler| log-prob of every target of every policy sample."""
+        policy = [sample for sample in samples if "behaviour" in sample.columns]
+        scored = self._forward.score(policy)
+        return [(s - sample.columns["behaviour"]).abs() for s, sample in zip(scored, policy, strict=True)]
+
+    def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Compare the samples' `behaviour` with what the weights of this moment say; see the protocol."""
+        totals: dict[str, list[float]] = {}
+        self._compare(self.parity(samples), samples, totals)
+        return means(totals)
+
+    def _compare(
+        self, gaps: Sequence[Tensor], samples: Sequence[Sample], totals: dict[str, list[float]]
+    ) -> None:
+        homes = {name: (home.model, home.adapter) for name, home in self._learners.homes.items()}
+        bound = self._limits.parity_tolerance or max(PARITY[model.dtype] for model in self._learners.models)
+        check_parity(gaps, bound, totals, partial(arbitrate, samples, self._forward.score, homes))
+
+    def _step(
+        self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], fresh: bool
+    ) -> None:
+        learners = self._learners.by_name
+        try:
+            sums = self._summed(self._sharing.share(samples), objective)
+            self._sharing.join(sums, learners)
+            if fresh:
+                self._compare(sums.gaps, samples, totals)
+            for name in learners:
+                if name in sums.weight or name in sums.bad:
+                    self._move(name, sums, totals)
+        except BaseException:
+            for learner in learners.values():
+                learner.forget_gradient()  # or it would be part of whatever comes next
+            raise
+
+    def _summed(self, samples: Sequence[Sample], objective: Objective) -> UpdateSums:
+        sums = UpdateSums()
+        try:
+            self._accumulate(samples, objective, sums)
+        except BaseException:
+            self._sharing.give_up()
+            raise
+        return sums
+
+    def _accumulate(self, samples: Sequence[Sample], objective: Objective, sums: UpdateSums) -> None:
+        entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
+        with self._learners.dropping_out():
+            for _, batch in self._forward.batches(samples):
+                losses = []
+                for name, part, said in self._forward.ask(batch, entropy):
+                    loss, gap_K = self._loss(objective, part, said)
+                    learner = self._learners.by_name[name]
+                    if not bool(torch.isfinite(loss.total)):
+                        self._bad_loss(name)
+                        sums.bad.add(name)
+                        continue
+                    sums.add(name, loss)
+                    if isinstance(said, TokenStatistics):
+                        sums.watch(name, said, part.targets)
+                    sums.gaps.extend([] if gap_K is None else [gap_K])
+                    factor = objective.critic_coefficient if isinstance(said, Tensor) else 1.0
+                    losses.append(learner.scaled(loss.total * factor))
+                if losses:
+                    torch.autograd.backward(losses)
+
+    def _move(self, name: str, sums: UpdateSums, totals: dict[str, list[float]]) -> None:
+        learner, weight = self._learners.by_name[name], sums.weight.get(name, 0.0)
+        if name in sums.bad or weight == 0:
+            learner.forget_gradient()
+            book(totals, f"skipped/{name}", 1.0, 1.0)
+            return
+        for metric, value in learner.step(weight, self._limits.non_finite).items():
+            book(totals, f"{metric}/{name}", value, 1.0)
+        for metric, (total, share) in sums.sums[name].items():
+            book(totals, metric, total, share)
+
+    def _loss(
+        self, objective: Objective, part: Part, said: TokenStatistics | Tensor
+    ) -> tuple[Loss, Tensor | None]:
+        if isinstance(said, Tensor):
+            assert objective.critic_loss is not None, "critic samples need a critic loss"
+            return objective.critic_loss(said, part.targets), None
+        outputs = Outputs(said.logp_K, said.entropy_K if objective.entropy else None)
+        gap_K = None
+        if "behaviour" in part.targets.columns:
+            gap_K = (said.logp_K.detach() - part.targets["behaviour"]).abs()[part.targets.mask_K.bool()]
+        return objective.policy_loss(outputs, part.targets), gap_K
+
+    def _bad_loss(self, learner: str) -> None:
+        if self._limits.non_finite == "stop":
+            steps = self._learners.by_name[learner].steps
+            raise NumericsError(
+                f"The loss of '{learner}' is not finite at its update {steps}. Look at "
+                "this step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
+            )
+
+    def _shuffle_seed(self, learner: str, epoch: int) -> int:
+        return derive_seed(self._seed, learner, self._learners.by_name[learner].steps, epoch)

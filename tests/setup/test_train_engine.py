@@ -1,0 +1,133 @@
+"""`train_engine` in a recipe: found like a rollout engine, and nothing in a run knows which one it is."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tests.support.plain_engine import Plain, PlainEngine
+from tests.support.tiny import frozen_copy, sections
+
+from kapelle import Trainer
+from kapelle.engines.train.torch.engine import Torch, TorchTrainEngine
+from kapelle.errors import ConfigError
+from kapelle.runtime import plugins
+from kapelle.setup.recipe import load_recipe, resolve, to_yaml
+from kapelle.training.resuming import changed_settings
+
+PLAIN = {"name": "tests.support.plain_engine:Plain"}
+
+
+def without(text: str) -> str:
+    """Return a run's resolved settings as a version without train engines wrote them."""
+    values = yaml.safe_load(text)
+    del values["train_engine"]
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+class TestName:
+    def test_it_is_torch_unless_said_otherwise(self) -> None:
+        assert resolve(sections()).train_engine == Torch()
+        assert resolve(sections(train_engine=None)).train_engine == Torch()
+
+    def test_a_module_and_a_class_find_one(self) -> None:
+        assert resolve(sections(train_engine=PLAIN)).train_engine == Plain()
+
+    def test_an_entry_point_finds_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        point = EntryPoint("plain", PLAIN["name"], "kapelle.train_engines")
+        monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
+        assert resolve(sections(train_engine={"name": "plain"})).train_engine == Plain(name="plain")
+
+    @pytest.mark.parametrize(
+        ("said", "match"),
+        [
+            ({"name": "troch"}, "Unknown train engine 'troch'. Did you mean 'torch'"),
+            ({"name": "torch", "ranks": 2}, "train_engine.ranks"),
+            ({"name": "tests.support.plain_engine:Plane"}, "Did you mean 'Plain'"),
+            ({"name": "tests.support.plain_engine:PlainEngine"}, "subclass of kapelle.Settings"),
+        ],
+    )
+    def test_another_is_refused_by_name(self, said: dict[str, Any], match: str) -> None:
+        with pytest.raises(ConfigError, match=match):
+            resolve(sections(train_engine=said))
+
+
+class TestRunsOfBefore:
+    def test_settings_without_it_are_those_of_the_same_run(self, tmp_path: Path) -> None:
+        now = to_yaml(resolve(sections()))
+        assert changed_settings(without(now), now) == []
+        other = to_yaml(resolve(sections(train_engine=PLAIN)))
+        assert changed_settings(without(now), other) != []
+
+    def test_they_are_still_resolved_ones_so_that_a_warm_up_stays(self, tmp_path: Path) -> None:
+        asked = load_recipe("demo", (), ("model.path=Qwen/Qwen3-0.6B", "warmup.steps=7"))
+        (tmp_path / "config.yaml").write_text(without(asked.yaml()))
+        assert load_recipe(str(tmp_path / "config.yaml")).config == asked.config
+
+    def test_a_run_directory_without_it_goes_on(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        with Trainer(run_dir=run, **sections()) as whole:
+            whole.train(2)
+        config = run / "config.yaml"
+        config.write_text(without(config.read_text()))
+        with Trainer(run_dir=run, resume=True, **sections()) as again:
+            assert again.done == 2
+            again.train(1)
+
+
+class TestAnotherEngine:
+    """A run that learns by an engine of its own, which keeps its weights where nobody else looks."""
+
+    @pytest.mark.parametrize(
+        "algorithm",
+        [
+            {"name": "grpo", "reference_every": 1, "loss": {"kl_coefficient": 0.1}},
+            {"name": "mappo"},
+            {"name": "happo"},
+            {"name": "sft"},
+        ],
+        ids=lambda each: each["name"],
+    )
+    def test_it_trains_saves_and_goes_on(self, algorithm: dict[str, Any], tmp_path: Path) -> None:
+        environment = (
+            {"environment": {"name": "arithmetic", "digits": 1}} if algorithm["name"] == "sft" else {}
+        )
+        values = sections(algorithm=algorithm, train_engine=PLAIN, checkpoint={"every": 1}, **environment)
+        with Trainer(run_dir=tmp_path / "run", **values) as whole:
+            assert isinstance(whole.engine, PlainEngine)
+            whole.train(2)
+            kept = {name: frozen_copy(whole.engine.weights(name)) for name in whole.team.trained}
+            assert min(whole.engine.versions.values()) >= 2
+        with Trainer(run_dir=tmp_path / "run", resume=True, **values) as again:
+            assert again.done == 2
+            for name, weights in kept.items():
+                now = again.engine.weights(name)
+                assert all(torch.equal(tensor, now[key]) for key, tensor in weights.items())
+            again.train(1)
+
+    def test_whole_models_are_saved_as_it_learned_them(self, tmp_path: Path) -> None:
+        from safetensors.torch import load_file
+
+        team = {"agents": 1, "sharing": "shared", "sampling": {"max_tokens": 4}}
+        values = sections(team=team, train_engine=PLAIN, workflow={"name": "solo"})
+        with Trainer(run_dir=tmp_path / "run", **values) as trainer:
+            trainer.train(2)
+            folder = trainer.save() / "policies" / "shared"
+            (file,) = folder.glob("*.safetensors")
+            saved, now = load_file(file), trainer.engine.weights("shared")
+        assert all(torch.equal(tensor, now[key]) for key, tensor in saved.items())
+
+    def test_the_state_of_another_engine_is_refused_with_the_way_out(self, tmp_path: Path) -> None:
+        with Trainer(run_dir=tmp_path / "run", **sections()) as trainer:
+            assert isinstance(trainer.engine, TorchTrainEngine)
+            state = trainer.engine.state()
+        with Trainer(**sections(train_engine=PLAIN)) as other:
+            with pytest.raises(Exception, match="train_engine"):
+                other.engine.load_state(state)
+            mine = other.engine.state()
+        with Trainer(**sections()) as trainer, pytest.raises(Exception, match=r"train_engine\.name"):
+            trainer.engine.load_state(mine)

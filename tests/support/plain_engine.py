@@ -1,0 +1,228 @@
+"""A second train engine, as small as the protocol allows: plain autograd, a pass for each sample, plain gradient descent.
+
+It learns in memory of its own, unlike `torch`: whatever reads weights elsewhere than through the protocol reads old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from kapelle.algorithm import Loss, Outputs, Targets
+from kapelle.engines.rollout.protocol import WritingRenderer
+from kapelle.engines.train.batch import Sample
+from kapelle.engines.train.bundles import bundles_of, minibatches
+from kapelle.engines.train.protocol import (
+    HEAD,
+    Objective,
+    Published,
+    TrainSetup,
+    embedder_name,
+    reference_name,
+)
+from kapelle.errors import CheckpointError, NumericsError, ParityError
+from kapelle.models.fast.plan import plan_sequences
+from kapelle.models.language_model import LanguageModel, copy_language_model
+from kapelle.models.weights import copy_weights
+from kapelle.runtime.seeds import derive_seed
+from kapelle.settings.base import Settings
+
+BOUND = 1e-4
+
+
+class Plain(Settings):
+    """Settings of the plain engine."""
+
+    name: Literal["tests.support.plain_engine:Plain", "plain"] = "tests.support.plain_engine:Plain"
+
+    def build(self, setup: TrainSetup) -> PlainEngine:
+        return PlainEngine(setup)
+
+
+class PlainEngine:
+    """Policies and critics on copies of the models."""
+
+    def __init__(self, setup: TrainSetup) -> None:
+        self._setup = setup
+        own = {base: copy_language_model(model, base) for base, model in setup.models.items()}
+        self._homes: dict[str, tuple[LanguageModel, str | None]] = {}
+        self._versions = {p.name: 0 for p in setup.policies if p.trained and p.endpoint is None}
+        self._changed = set(self._versions)
+        for policy in setup.policies:
+            if policy.endpoint is None:
+                for model in (own[policy.base], setup.models[policy.base]):
+                    if policy.lora:
+                        model.bank.add(
+                            policy.name, policy.lora, derive_seed(setup.seed, "adapter", policy.name)
+                        )
+                self._homes[policy.name] = own[policy.base], policy.name if policy.lora else None
+                base = (
+                    copy_language_model(setup.models[policy.base], "e")
+                    if not policy.lora
+                    else own[policy.base]
+                )
+                self._homes[embedder_name(policy.name)] = base, None
+        self._critics = {critic.name for critic in setup.critics}
+        for critic in setup.critics:
+            model = own[critic.base]
+            model.bank.add(critic.name, critic.lora, derive_seed(setup.seed, "adapter", critic.name))
+            model.add_value_head(critic.name)
+            self._homes[critic.name] = model, critic.name
+        self._learners = [*self._versions, *(c.name for c in setup.critics if c.trained)]
+        if setup.references:
+            self.refresh_references()
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        return dict(self._versions)
+
+    def renderer(self, learner: str) -> WritingRenderer:
+        return self._homes[learner][0].renderer
+
+    def _tensors(self, name: str) -> dict[str, Tensor]:
+        model, adapter = self._homes[name]
+        found = dict[str, Tensor](model.bank.parameters(adapter) if adapter else model.base_parameters())
+        if name in self._critics:
+            found |= {f"{HEAD}{key}": tensor for key, tensor in model.value_heads[name].named_parameters()}
+        return found
+
+    def weights(self, name: str) -> Mapping[str, Tensor]:
+        return {key: tensor.detach() for key, tensor in self._tensors(name).items()}
+
+    def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        copy_weights(self._tensors(name), weights, name)
+        self._changed |= {name} & self._versions.keys()
+
+    def _answer(self, sample: Sample) -> tuple[Tensor, Tensor | None]:
+        """Return log-probs or values `_T`, and of policies the entropy."""
+        model, adapter = self._homes[sample.learner]
+        hidden_TD = self._hidden(sample, model, adapter)
+        if sample.learner in self._critics:
+            return model.values(sample.learner, hidden_TD), None
+        logp_TV = (model.logits(hidden_TD) / sample.temperature).log_softmax(-1)
+        token_T = torch.tensor([sample.tokens[t] for t in sample.targets])
+        return logp_TV.gather(1, token_T[:, None])[:, 0], -(logp_TV.exp() * logp_TV).sum(-1)
+
+    def _hidden(self, sample: Sample, model: LanguageModel, adapter: str | None) -> Tensor:
+        tokens_N = torch.tensor(sample.tokens[: sample.targets[-1]])
+        count = len(tokens_N)
+        with model.computing([(adapter, 0, count)]):
+            hidden_ND = model.hidden(tokens_N, torch.arange(count), plan_sequences([count], model.device))
+        return hidden_ND[[t - 1 for t in sample.targets]]
+
+    @torch.no_grad()
+    def score(self, samples: Sequence[Sample]) -> list[Tensor]:
+        return [self._answer(sample)[0] for sample in samples]
+
+    @torch.no_grad()
+    def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
+        return [self._hidden(sample, self._homes[sample.learner][0], None).mean(0) for sample in samples]
+
+    def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
+        own = [sample for sample in samples if "behaviour" in sample.columns]
+        gaps = [s - sample.columns["behaviour"] for s, sample in zip(self.score(own), own, strict=True)]
+        worst = float(torch.cat(gaps).abs().max())
+        if not worst <= BOUND:
+            raise ParityError(f"Trainer and sampler log-probs differ by {worst:.3g} nats (bound {BOUND}).")
+        return {"parity/max": worst}
+
+    def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
+        row: dict[str, float] = {}
+        if objective.parity and any("behaviour" in sample.columns for sample in samples):
+            row = self.check_parity(samples)
+        for epoch in range(objective.epochs):
+            for chosen in minibatches(
+                samples,
+                objective.minibatches,
+                lambda name, epoch=epoch: derive_seed(0, name, epoch),  # type: ignore[misc]
+            ):
+                for name in self._learners:
+                    own = [k for k in chosen if samples[k].learner == name]
+                    if own:
+                        row[f"loss/{name}"] = self._step(name, bundles_of(own, samples), samples, objective)
+        return row
+
+    def _step(
+        self, name: str, bundles: Sequence[Sequence[int]], samples: Sequence[Sample], objective: Objective
+    ) -> float:
+        total, weight = torch.zeros(()), 0.0
+        tensors = self._tensors(name)
+        for tensor in tensors.values():
+            tensor.requires_grad_(True)
+        for bundle in bundles:
+            loss = self._loss([samples[k] for k in bundle], objective, critic=name in self._critics)
+            total, weight = total + loss.total, weight + float(loss.weight)
+        if not torch.isfinite(total):
+            raise NumericsError(f"The loss of '{name}' is not finite.")
+        grads = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
+        with torch.no_grad():
+            for tensor, grad in zip(tensors.values(), grads, strict=True):
+                if grad is not None:
+                    tensor.sub_(self._setup.optimizer.lr * grad / weight)
+        if name in self._versions:
+            self._versions[name] += 1
+            self._changed.add(name)
+        return float(total.detach()) / weight
+
+    def _loss(self, bundle: Sequence[Sample], objective: Objective, *, critic: bool) -> Loss:
+        answers = [self._answer(sample) for sample in bundle]
+        counts = torch.tensor([len(sample.targets) for sample in bundle])
+        targets = Targets(
+            torch.arange(len(bundle)).repeat_interleave(counts),
+            len(bundle),
+            torch.cat([torch.ones(len(s.targets)) if s.mask is None else s.mask for s in bundle]),
+            {name: torch.cat([s.columns[name] for s in bundle]) for name in bundle[0].columns},
+        )
+        said_K = torch.cat([said for said, _ in answers])
+        if critic:
+            assert objective.critic_loss is not None
+            return objective.critic_loss(said_K, targets)
+        entropy_K = torch.cat([entropy for _, entropy in answers if entropy is not None])
+        return objective.policy_loss(Outputs(said_K, entropy_K if objective.entropy else None), targets)
+
+    def publish(self) -> Mapping[str, Published]:
+        changed, self._changed = self._changed, set()
+        return {
+            name: Published(deepcopy(dict(self.weights(name))), version)
+            for name, version in self._versions.items()
+            if name in changed
+        }
+
+    def exchange(self, one: str, other: str) -> None:
+        for ours, theirs in ((one, other), (reference_name(one), reference_name(other))):
+            if ours in self._homes:
+                held = deepcopy(dict(self.weights(ours)))
+                copy_weights(self._tensors(ours), self.weights(theirs), ours)
+                copy_weights(self._tensors(theirs), held, theirs)
+        version = max(self._versions[one], self._versions[other]) + 1
+        self._versions[one] = self._versions[other] = version
+        self._changed |= {one, other}
+
+    def refresh_references(self) -> None:
+        for policy in self._versions:
+            model, adapter = self._homes[policy]
+            name = reference_name(policy)
+            if adapter is None:
+                self._homes[name] = copy_language_model(model, name), None
+            else:
+                model.bank.copy(policy, name)
+                self._homes[name] = model, name
+
+    def state(self) -> dict[str, object]:
+        named = [*self._learners, *(n for n in self._homes if n.startswith(reference_name("")))]
+        return {"plain": {name: dict(self.weights(name)) for name in named}, "versions": dict(self._versions)}
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        if "plain" not in state:
+            raise CheckpointError("This state is of another train engine. Set `train_engine.name` as it was.")
+        for name, weights in cast("Mapping[str, Any]", state["plain"]).items():
+            copy_weights(self._tensors(name), weights, name)
+        self._versions = dict(cast("Mapping[str, int]", state["versions"]))
+        self._changed = set(self._versions)
+
+    def close(self) -> None:
+        pass
