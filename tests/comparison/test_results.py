@@ -85,6 +85,9 @@ def test_the_files_hold_every_run(contenders: tuple[Contender, ...], tmp_path: P
     assert (rows[3]["success"], rows[3]["error"]) == ("", "EngineError: no room")
 
 
+ROW = {"problems": 4, "interval": None}
+
+
 def recorded(run: Run, evaluations: list[object], metrics: list[object], state: str, step: int) -> None:
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").write_text("{}")
@@ -99,19 +102,19 @@ def test_a_run_is_measured_by_its_last_evaluation(contenders: tuple[Contender, .
     done, unsolvable, stopped, never = plan(contenders, 2, tmp_path / "all")
     recorded(
         done,
-        [{"step": s, "success": s / 4, "reward": {"ada": s, "ben": 0.0}} for s in (0, 3)],
+        [{**ROW, "step": s, "success": s / 4, "reward": {"ada": s, "ben": 0.0}} for s in (0, 3)],
         [{"step": s, "success": 0.5, "tokens/ada": 10, "tokens/ben": 2, "time/step": 0.5} for s in (1, 2, 3)],
         "finished",
         3,
     )
     recorded(
         unsolvable,
-        [{"step": s, "success": None, "reward": {"ada": 1.0 + s, "ben": 0.0}} for s in (0, 3)],
+        [{**ROW, "step": s, "success": None, "reward": {"ada": 1.0 + s, "ben": 0.0}} for s in (0, 3)],
         [{"step": s, "return/ada": 1.0, "return/ben": 2.0, "time/step": 1.0} for s in (1, 2, 3)],
         "finished",
         3,
     )
-    recorded(stopped, [{"step": 0, "success": 0.25, "reward": {}}], [], "interrupted", 1)
+    recorded(stopped, [{**ROW, "step": 0, "success": 0.25, "reward": {}}], [], "interrupted", 1)
     first = measure(done, tmp_path / "all")
     assert (first.success, first.reward, first.tokens, first.seconds) == (
         0.75,
@@ -134,7 +137,15 @@ def test_a_curve_over_few_of_its_problems_says_so_in_the_legend(
     contenders: tuple[Contender, ...], tmp_path: Path
 ) -> None:
     grpo, rloo = plan(contenders, 1, tmp_path / "all")
-    whole = {"step": 0, "success": 1.0, "reward": {}, "problems": 16, "scored": 16, "failed": 0}
+    whole: dict[str, object] = {
+        **ROW,
+        "step": 0,
+        "success": 1.0,
+        "reward": {},
+        "problems": 16,
+        "scored": 16,
+        "failed": 0,
+    }
     recorded(grpo, [whole, {**whole, "step": 3, "scored": 1, "failed": 12}], [], "finished", 3)
     recorded(rloo, [whole], [], "finished", 3)
     notes = unscored([grpo, rloo])

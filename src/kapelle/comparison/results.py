@@ -67,8 +67,10 @@ def measure(run: Run, folder: Path) -> Measured:
         failed = run.error_file.is_file()
         error = run.error_file.read_text("utf-8").partition("\n")[0] if failed else UNFINISHED
         return Measured(run.label, run.seed, place, error)
-    rows = read_metrics(run.path)
-    last = read_evaluations(run.path)[-1]
+    rows, evaluations = read_metrics(run.path), read_evaluations(run.path)
+    if not evaluations:
+        return Measured(run.label, run.seed, place, "its evaluations.jsonl holds no row")
+    last = evaluations[-1]
     return Measured(
         run.label,
         run.seed,
@@ -77,7 +79,7 @@ def measure(run: Run, folder: Path) -> Measured:
         last["success"],
         last["reward"],
         sum(value for row in rows for key, value in row.items() if key.startswith("tokens/")),
-        sum(row["time/step"] for row in rows),
+        sum(row.get("time/step", 0.0) for row in rows),
         last.get("scored"),
         last.get("problems"),
         last.get("failed"),

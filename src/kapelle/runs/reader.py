@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
 from kapelle.runs.episode_json import load_episode, load_groups
 from kapelle.runs.lock import is_another_process
+from kapelle.runs.row_forms import evaluation_fault, metrics_fault
 from kapelle.runtime.manifest import step_of
 from kapelle.types import Episode, Group, Json, Split
 
@@ -108,13 +109,13 @@ def read_status(run: Path) -> Status:
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """Return the rows of all steps, each with its `step`, in the order of training."""
-    return list(_rows(run / "metrics.jsonl"))
+    """Return the rows of all steps, each with its `step`, in the order of training; DataError names a damaged one."""
+    return list(_rows(run / "metrics.jsonl", metrics_fault))
 
 
 def read_evaluations(run: Path) -> list[dict[str, Json]]:
-    """Return the rows of all evaluations, each with its `step`."""
-    return list(_rows(run / "evaluations.jsonl"))
+    """Return the rows of all evaluations, each with its `step`; DataError names a damaged one."""
+    return list(_rows(run / "evaluations.jsonl", evaluation_fault))
 
 
 def episode_steps(run: Path, split: Split = "train") -> list[int]:
@@ -168,15 +169,20 @@ def _named(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is damaged: {said} Put it back from a copy.") from error
 
 
-def _rows(path: Path) -> Iterator[dict[str, Json]]:
+def _rows(
+    path: Path, fault_of: Callable[[Mapping[str, Json]], str | None] = lambda _: None
+) -> Iterator[dict[str, Any]]:
     lines = _bytes(path).split(b"\n")
     # What follows the last newline is empty, or half a row that is being written.
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            row, fault = json.loads(line), "it is no mapping"
+            row = json.loads(line)
+            fault = "it is no mapping"
         except (ValueError, RecursionError) as error:
             row, fault = None, str(error)
-        if not isinstance(row, dict):
+        if isinstance(row, dict):
+            fault = fault_of(row) or ""
+        if fault or not isinstance(row, dict):
             raise DataError(
                 f"{path}, line {number} is damaged: {fault}. Remove that line to read the others."
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import selectors
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
@@ -61,7 +63,7 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Do what `asyncio.run` does, but wait for nothing that does not end."""
     stop_if_asked()
-    loop = asyncio.new_event_loop()
+    loop = _new_loop()
     threads = LooseThreads(THREADS)
     loop.set_default_executor(threads)
     loop.set_task_factory(_contained)
@@ -76,6 +78,18 @@ def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         asyncio.set_event_loop(None)
         threads.shutdown()
         loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop; raises OSError where descriptors have run out.
+
+    asyncio would leave one that is half made, of which Python shows a traceback when it goes. So ask for as many first.
+    """
+    with selectors.DefaultSelector():
+        one, other = socket.socketpair()
+        one.close()
+        other.close()
+    return asyncio.new_event_loop()
 
 
 def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:

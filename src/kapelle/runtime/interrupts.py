@@ -171,11 +171,18 @@ class Arrivals:
     @classmethod
     @contextmanager
     def counted(cls) -> Iterator[None]:
-        """Count inside the block; one that is inside another, or where somebody else counts, does nothing."""
-        if cls._reads is not None:
+        """Count inside the block; one that is inside another, or where somebody else counts, does nothing.
+
+        Nor does one where no descriptor is left: what arrives is still handled, but nobody sees when it is not.
+        """
+        try:
+            ends = os.pipe() if cls._reads is None else None
+        except OSError:
+            ends = None
+        if ends is None:
             yield
             return
-        reads, writes = os.pipe()
+        reads, writes = ends
         os.set_blocking(reads, False)
         os.set_blocking(writes, False)
         before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)

@@ -1,0 +1,48 @@
+"""A process whose descriptors have run out gets one error that says so, and no traceback beside it."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+
+import pytest
+
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_if_asked
+from kapelle.runtime.machine import refusal
+
+
+def no_more(*_args: object, **_more: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+async def nothing() -> None:
+    return None
+
+
+def test_an_event_loop_that_cannot_be_made_leaves_no_half_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    with monkeypatch.context() as without:
+        without.setattr(socket, "socketpair", no_more)
+        with pytest.raises(OSError) as raised:
+            run_async(nothing)
+    assert raised.value.errno == errno.EMFILE
+    assert "may open no more files" in (refusal(raised.value) or "")
+    del raised
+    gc.collect()
+    assert not seen
+    run_async(nothing)
+
+
+def test_signals_are_handled_without_a_pipe_to_count_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pipe", no_more)
+    with catch_interrupts(lambda _: None) as stopped:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StopRequested):
+            stop_if_asked()
+    assert stopped.exit_code == 143
