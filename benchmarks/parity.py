@@ -10,9 +10,9 @@ from benchmarks.measure import single_thread
 from benchmarks.subjects import prompt_ids, subject
 from kapelle.engines.rollout.local.decode import decode
 from kapelle.engines.rollout.local.rows import Job
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import TrainSetup, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.rows import Sample
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Lora, Policy
 from kapelle.types import Sampling

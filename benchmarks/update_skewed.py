@@ -16,9 +16,9 @@ from torch import Tensor
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective, TrainSetup, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.rows import Sample
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Policy
 

@@ -10,17 +10,18 @@ Shapes: K tokens that are trained on in one batch, S sequences, T tokens of one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from kapelle.former_names import renamed_in
+from kapelle.former_names import former_fields, renamed_in
 from kapelle.runtime.plugins import find_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kapelle.rows import Learners, Sample, Signal, Signals, TurnKey
     from kapelle.team import Team
-    from kapelle.types import Episode, Group, Turn
+    from kapelle.types import Episode, Group
 
 BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "sft": "kapelle.algorithms.sft:SFT",
@@ -47,48 +48,6 @@ BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "vdn_token": "kapelle.algorithms.vdn_token:VDNToken",
     "qmix": "kapelle.algorithms.qmix:QMIX",
 }
-
-SENTENCES = "sentence-transformers:"
-"""How `Algorithm.embeddings` names a model of that library."""
-
-
-class TurnKey(NamedTuple):
-    """Where a turn stands in a step's groups."""
-
-    group: int
-    episode: int
-    turn: int
-
-
-class Embedding(NamedTuple):
-    """One turn as a frozen model reads it."""
-
-    observation_D: Tensor
-    """Mean last hidden state over the prompt's tokens."""
-    action_D: Tensor
-    """Mean last hidden state over the completion's tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """What the train engine knows of the sampled turns before the update."""
-
-    values: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """`values_T` of each turn's critic at each completion token; empty without critics."""
-    bootstrap: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """Value (scalar) after the last token of a turn at which an episode was cut short."""
-    reference: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """`reference_logp_T`; empty where the algorithm asks for no reference."""
-    proximal: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """`logp_T` by the trainer's own weights before the update; empty unless `Algorithm.proximal`."""
-    greedy: Mapping[int, Episode] = field(default_factory=dict)
-    """Group → the greedy episode of its task; empty unless `Algorithm.greedy`."""
-    embedding: Mapping[TurnKey, Embedding] = field(default_factory=dict)
-    """What the agent saw and said, as vectors; empty unless `Algorithm.embeddings`."""
-    score: Mapping[TurnKey, float] = field(default_factory=dict)
-    """A verifier's probability that the turn's answer is right; empty without one."""
-    step: int = 1
-    """Number of the step, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +155,56 @@ def everybody(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
     return tuple(policies)
 
 
+class Mover(NamedTuple):
+    """The two things that an order does with a train engine."""
+
+    update: Callable[[Sequence[Sample]], dict[str, float]]
+    """Takes the optimiser steps of all learners of the samples; returns metrics."""
+    score: Callable[[Sequence[Sample]], list[Tensor]]
+    """Log-probs `_T` of each sample's targets by the weights of this moment."""
+
+
+class Move(Protocol):
+    """Takes an update's optimiser steps."""
+
+    def __call__(
+        self,
+        mover: Mover,
+        chosen: Sequence[str],
+        policies: Mapping[TurnKey, Sample],
+        critics: Sequence[Sample],
+        groups: Sequence[Group],
+    ) -> dict[str, float]:
+        """Move the policies in `chosen` and all critics; return metrics.
+
+        `policies` holds each credited turn's sample, `critics` what critics learn from.
+        """
+        ...
+
+
+def at_once(
+    mover: Mover,
+    chosen: Sequence[str],
+    policies: Mapping[TurnKey, Sample],
+    critics: Sequence[Sample],
+    groups: Sequence[Group],
+) -> dict[str, float]:
+    """Move the chosen policies and all critics in one pass."""
+    everything = [*(sample for sample in policies.values() if sample.learner in chosen), *critics]
+    return mover.update(everything) if everything else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """Which policies an update moves, and whether at once or one after another."""
 
     choose: Choose = everybody
-    sequential: bool = False
-    """True: each policy's advantages carry the ratios of those that moved before it (HAPPO's M)."""
-    old: Literal["behaviour", "proximal"] = "behaviour"
-    """Column of the log-probs that those ratios are against: the one of the loss's own ratio."""
+    move: Move = at_once
+
+    @property
+    def sequential(self) -> bool:
+        """Whether policies move one after another, in optimiser steps of their own."""
+        return self.move is not at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,53 +253,85 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
+class Data:
+    """Where the episodes of a step come from, and what they have to hold."""
+
+    source: Literal["rollout", "demonstrations"] = "rollout"
+    group_size: int = 1
+    """Episodes per task."""
+    tree: Tree | None = None
+    """How episodes branch at every turn of a trained agent; None plays whole episodes."""
+    redraw: int = 0
+    """How often a task whose group has no variance may be replaced by another in the same step."""
+    scores: bool = False
+    """True when credit reads `Turn.score`, which the workflow then has to ask for."""
+    observations: float = 0.0
+    """Weight of what agents hear next, for algorithms without credit; 0 leaves it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """How the optimiser goes through a step's data."""
+
+    epochs: int = 1
+    """Passes over a step's data."""
+    minibatches: int = 1
+    """Optimiser steps per pass."""
+    order: Order = Order()
+    entropy: bool = False
+    """True when the loss reads `Outputs.entropy_K`."""
+
+
+class AfterUpdate(Protocol):
+    """Something done to the weights after the update of every step, before they act again."""
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether policies then act with other weights than their own update gave them; no rollout may run ahead of that."""
+        ...
+
+    def __call__(self, step: int, team: Team, engine: Learners) -> None:
+        """Do it after step `step` (from 1), or leave it until it is time."""
+        ...
+
+
+@runtime_checkable
+class _AsksCritics(Protocol):
+    critic: CriticSpec
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
 class Algorithm:
     """One row: where data come from, how credit is given, what is minimised, in which order."""
 
     name: str
     policy_loss: PolicyLoss
     credit: CreditFunction | None = None
-    """None for algorithms that learn from demonstrations."""
-    source: Literal["rollout", "demonstrations"] = "rollout"
-    critic: CriticSpec | None = None
-    group_size: int = 1
-    """Episodes per task."""
-    reference_every: int | None = None
-    """None: no reference policy. 0: the base as it was at the start. k: refreshed every k steps."""
-    observations: float = 0.0
-    """Weight of what agents hear next, for algorithms without credit; 0 leaves it out."""
-    entropy: bool = False
-    """True when the loss reads `Outputs.entropy_K`."""
-    epochs: int = 1
-    """Passes over a step's data."""
-    minibatches: int = 1
-    """Optimiser steps per pass."""
+    """None for algorithms that learn from demonstrations, and for those with a `memory`."""
+    data: Data = Data()
+    needs: tuple[Signal, ...] = ()
+    """What credit and losses want to know of the sampled turns (`kapelle.signals`)."""
+    update: Update = Update()
     memory: Callable[[Team, int], CreditMemory] | None = None
     """Makes, of a team and a seed, what gives credit in place of `credit`."""
-    order: Order = Order()
-    proximal: bool = False
-    """True when the loss or the credit reads the trainer's own log-probs before the update."""
-    greedy: bool = False
-    """True when every task is played once more, greedily, as a baseline."""
-    embeddings: str | None = None
-    """What reads turns as vectors for the credit: `base`, a model's path, or `sentence-transformers:NAME`; None where it
-    reads none."""
-    swap_every: int = 0
-    """Steps after which the team's first two policies exchange their weights; 0 never."""
-    tree: Tree | None = None
-    """How episodes branch at every turn of a trained agent; None plays whole episodes."""
-    redraw: int = 0
-    """How often a task whose group has no variance may be replaced by another in the same step."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
     """Each agent's undiscounted return as it is trained on, the team's reward shared; None shares nothing."""
-    verifier: str | None = None
-    """Folder of a trained verifier that gives `Signals.score`."""
-    least_auc: float | None = None
-    """Least AUC that the verifier must have reached on held-out questions; None asks for nothing."""
-    scores: bool = False
-    """True when credit reads `Turn.score`, which the workflow then has to ask for."""
+    after_update: tuple[AfterUpdate, ...] = ()
+    """Done in this order after every update."""
     checks: tuple[Callable[[Team], None], ...] = ()
     """Each raises ConfigError when a team cannot be trained by it."""
+
+    def need(self, kind: type[S]) -> S | None:
+        """Return the signal of a kind that it asks for; None where it asks for no such."""
+        return next((signal for signal in self.needs if isinstance(signal, kind)), None)
+
+    @property
+    def critic(self) -> CriticSpec | None:
+        """What it wants from critics; None without any."""
+        return next((signal.critic for signal in self.needs if isinstance(signal, _AsksCritics)), None)
 
     @property
     def judges(self) -> bool:
@@ -307,9 +339,14 @@ class Algorithm:
         return self.critic is not None and self.critic.everyone
 
     @property
+    def plays(self) -> bool:
+        """Whether the team's own episodes are what it learns from."""
+        return self.data.source == "rollout"
+
+    @property
     def attempts(self) -> int:
         """How many attempts are compared with one another: the episodes of a task, or a tree's candidates."""
-        return self.group_size if self.tree is None else self.tree.candidates
+        return self.data.group_size if self.data.tree is None else self.data.tree.candidates
 
 
 def algorithm_class(name: str) -> type:
@@ -317,28 +354,5 @@ def algorithm_class(name: str) -> type:
     return find_class("algorithm", name, BUILTIN_ALGORITHMS)
 
 
-def turns_of(groups: Sequence[Group], trained_only: bool = True) -> list[tuple[TurnKey, Turn]]:
-    """Return every turn of every valid episode with its key, in order, branches after the turns that went on."""
-    return [
-        (TurnKey(g, e, turn.index), turn)
-        for g, group in enumerate(groups)
-        for e, episode in enumerate(group.episodes)
-        if episode.error is None
-        for turn in (*episode.turns, *episode.branches)
-        if turn.trained or not trained_only
-    ]
-
-
-def label_of(episode: Episode, turn: Turn) -> float | None:
-    """Return how right a turn's answer is, in [0, 1]: its score, else what its agent was paid at the end.
-
-    The latter is for the agent's last turn; None where nothing graded the turn.
-    """
-    if turn.score is not None:
-        return turn.score
-    if turn.agent in episode.rewards and turn is episode.by(turn.agent)[-1]:
-        return episode.rewards[turn.agent]
-    return None
-
-
+former_fields(Algorithm)
 __getattr__ = renamed_in(__name__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -137,7 +138,15 @@ PACKAGES: Mapping[str, str] = {
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "": {"Configured": "Settings"},
-    "algorithm": {"CriticNeed": "CriticSpec", "Estimates": "Signals"},
+    "algorithm": {
+        "CriticNeed": "CriticSpec",
+        "Embedding": "rows:Embedding",
+        "Estimates": "rows:Signals",
+        "Signals": "rows:Signals",
+        "TurnKey": "rows:TurnKey",
+        "label_of": "rows:label_of",
+        "turns_of": "rows:turns_of",
+    },
     "engines.rollout.protocol": {"BUILTIN_ENGINES": "engines.rollout:BUILTIN"},
     "environment": {"BUILTIN_ENVIRONMENTS": "environments:BUILTIN"},
     "settings.base": {
@@ -234,7 +243,87 @@ def observer_of(sections: dict[str, Any], observer: Any) -> Any:
     return sections.pop("listener")
 
 
-def _warn(old: str, new: str) -> None:
+FIELDS: Mapping[str, str] = {
+    "source": "data.source",
+    "group_size": "data.group_size",
+    "tree": "data.tree",
+    "redraw": "data.redraw",
+    "scores": "data.scores",
+    "observations": "data.observations",
+    "epochs": "update.epochs",
+    "minibatches": "update.minibatches",
+    "order": "update.order",
+    "entropy": "update.entropy",
+}
+"""Former field of `Algorithm` → where it is now."""
+
+SIGNALS: Mapping[str, tuple[str, str]] = {
+    "critic": ("signals.critic_values:CriticValues", "critic"),
+    "reference_every": ("signals.reference:ReferenceLogProbs", ""),
+    "proximal": ("signals.proximal:ProximalLogProbs", ""),
+    "greedy": ("signals.greedy:GreedyBaseline", ""),
+    "embeddings": ("signals.embeddings:Embeddings", "reader"),
+    "verifier": ("signals.verifier:VerifierScores", "folder"),
+}
+"""Former field of `Algorithm` → the signal that it asked for, and which field of that has its value."""
+
+HOOKS: Mapping[str, str] = {
+    "reference_every": "signals.reference:RefreshReferences",
+    "swap_every": "algorithms.cory:Exchange",
+}
+"""Former field of `Algorithm` → what is done after the update, every so many steps."""
+
+
+def former_fields(algorithm: type) -> None:
+    """Let an `Algorithm` be made with the fields of before, and be asked for those that are in `data` and `update`."""
+    whole: Any = algorithm
+    make = whole.__init__
+
+    def init(self: Any, *args: Any, **given: Any) -> None:
+        former = [name for name in (*FIELDS, *SIGNALS, *HOOKS, "least_auc") if name in given]
+        make(self, *args, **(_of_today(whole, given) if former else given))
+
+    def read(self: Any, name: str) -> Any:
+        if name not in FIELDS:
+            raise AttributeError(f"'Algorithm' object has no attribute {name!r}")
+        section, field = FIELDS[name].split(".")
+        _warn(f"Algorithm.{name}", f"Algorithm.{FIELDS[name]}")
+        return getattr(getattr(self, section), field)
+
+    whole.__init__, whole.__getattr__ = init, read
+
+
+def _of_today(algorithm: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an `Algorithm` with those of before where they belong now."""
+    defaults = {field.name: field.default for field in fields(algorithm)}
+    row = {name: value for name, value in given.items() if name in defaults}
+    for name, place in FIELDS.items():
+        if name in given:
+            _warn(f"Algorithm({name}=…)", f"Algorithm.{place}", 5)
+            section, field = place.split(".")
+            row[section] = replace(row.get(section, defaults[section]), **{field: given[name]})
+    for name, (signal, holds) in SIGNALS.items():
+        # `reference_every: 0` asks for a reference that stays as it is.
+        if given.get(name) is not None and given[name] is not False:
+            _warn(f"Algorithm({name}=…)", f"Algorithm(needs=({signal.split(':')[1]}(…),))", 5)
+            values = {holds: given[name]} if holds else {}
+            values |= {"least_auc": given.get("least_auc")} if name == "verifier" else {}
+            row["needs"] = (*row.get("needs", ()), _class(signal)(**values))
+    for name, hook in HOOKS.items():
+        if given.get(name):
+            _warn(f"Algorithm({name}=…)", f"Algorithm(after_update=({hook.split(':')[1]}(…),))", 5)
+            row["after_update"] = (*row.get("after_update", ()), _class(hook)(given[name]))
+    return row
+
+
+def _class(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(f"kapelle.{module}"), name)
+
+
+def _warn(old: str, new: str, level: int = 3) -> None:
     warnings.warn(
-        f"`{old}` is now `{new}`; the old name goes with the next release.", DeprecationWarning, stacklevel=3
+        f"`{old}` is now `{new}`; the old name goes with the next release.",
+        DeprecationWarning,
+        stacklevel=level,
     )

@@ -8,7 +8,7 @@ else in the library asks how weights are shared.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Sampling
@@ -18,6 +18,16 @@ VERIFIER = "judge:verifier"
 
 EMBEDDER = "judge:embedder"
 """Name of a model that reads turns as vectors and acts for nobody: of its base, and of the learner that is asked."""
+
+
+def embedder_name(policy: str) -> str:
+    """Return the name under which the frozen base of a policy is asked for embeddings."""
+    return f"embedder:{policy}"
+
+
+def reference_name(policy: str) -> str:
+    """Return the name under which a policy's frozen reference is kept and scored."""
+    return f"reference:{policy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,8 @@ class Team:
     """Agent name → critic name; empty without critics."""
     turns_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Agent name → the policy of each of its own turns in an episode, for agents whose turns differ in weights."""
+    beside: Mapping[str, Policy] = field(default_factory=dict)
+    """Frozen policies that act for nobody and are asked about turns: a teacher, a model that reads turns as vectors."""
 
     def __post_init__(self) -> None:
         names = [agent.name for agent in self.agents]
@@ -123,7 +135,7 @@ class Team:
         moving = {
             p.base: p.name for p in self.policies.values() if p.trained and p.lora is None and not p.endpoint
         }
-        for policy in self.policies.values():
+        for policy in (*self.policies.values(), *self.beside.values()):
             if policy.name != moving.get(policy.base, policy.name):
                 raise ConfigError(
                     f"Policies '{moving[policy.base]}' and '{policy.name}' stand on the same base weights, which "
@@ -146,6 +158,18 @@ class Team:
     def trained(self) -> tuple[str, ...]:
         """Names of the policies that learn, in the order of the team map."""
         return tuple(name for name, policy in self.policies.items() if policy.trained)
+
+    @property
+    def every(self) -> Mapping[str, Policy]:
+        """All policies by name, those beside the team too."""
+        return {**self.policies, **self.beside}
+
+    def with_beside(self, policy: Policy, path: str) -> Team:
+        """Return the team with a frozen policy beside it, on a base that is loaded from `path`."""
+        assert not policy.trained, "what acts for nobody learns nothing"
+        return replace(
+            self, bases={**self.bases, policy.base: path}, beside={**self.beside, policy.name: policy}
+        )
 
     def policy(self, agent: str, turn: int = 0) -> Policy:
         """Return the policy that acts for an agent in its own turn of this number, from 0.

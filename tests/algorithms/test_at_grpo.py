@@ -13,13 +13,14 @@ from pydantic import ValidationError
 from tests.support.tiny import episode, frozen_copy, group, same_bits, turn
 
 from kapelle import Trainer
-from kapelle.algorithm import Credit, Signals, TurnKey
+from kapelle.algorithm import Credit
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play, rollout
+from kapelle.rows import Signals, TurnKey
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group
@@ -64,7 +65,7 @@ def played(candidates: int) -> Group:
 
     names = ("a", "b")
     team = Team(tuple(Agent(n) for n in names), {"p": Policy("p")}, dict.fromkeys(names, "p"))
-    tree = ATGRPO(tree=True, group_size=candidates).build().tree if candidates > 1 else None
+    tree = ATGRPO(tree=True, group_size=candidates).build().data.tree if candidates > 1 else None
     play = Play(team, environment, Debate(rounds=2), ScriptedEngine({"p": speak}), tree=tree)
     return asyncio.run(rollout(play, [task], 1, 0))[0]
 

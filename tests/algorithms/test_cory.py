@@ -23,14 +23,14 @@ from tests.support.tiny import (
 )
 
 from kapelle import Trainer
-from kapelle.algorithm import Signals
 from kapelle.algorithms.cory import CORY, check_pair
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
-from kapelle.engines.train.protocol import Objective, reference_name
+from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ConfigError
-from kapelle.team import Lora, Policy, Team
+from kapelle.rows import Signals
+from kapelle.team import Lora, Policy, Team, reference_name
 
 LOSS = SurrogateConfig().build()
 SMALL: dict[str, Any] = {
@@ -129,7 +129,7 @@ class TestRow:
         ]
         base = GRPO(group_size=2, scale="none", team_reward="sum").build()
         row = cory(swap_every=0).build()
-        assert row.swap_every == 0
+        assert row.after_update == base.after_update == ()
         assert row.credit is not None
         assert base.credit is not None
         one, other = row.credit(groups, Signals()), base.credit(groups, Signals())

@@ -27,18 +27,19 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
-from kapelle.algorithm import Outputs, Signals, Targets, TurnKey
+from kapelle.algorithm import Outputs, Targets
 from kapelle.algorithms.dpo import DPO, dpo_over_pairs, ipo_over_pairs, pairs_of
-from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective, UpdateLimits, reference_name
+from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.environments.recorded.preferences import Preferences
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import rollout
+from kapelle.rows import Sample, Signals, TurnKey
 from kapelle.runtime.event_loop import run_async
 from kapelle.setup.model_loading import teacher
 from kapelle.setup.recipe import resolve
-from kapelle.training.collate import reference_samples
+from kapelle.signals.reference import reference_samples
+from kapelle.team import reference_name
 from kapelle.training.trainer import Trainer
 from kapelle.types import Split
 

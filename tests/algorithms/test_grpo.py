@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.support.tiny import TASK, episode, group, turn
 
-from kapelle.algorithm import Credit, Signals, TurnKey
+from kapelle.algorithm import Credit
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.rloo import RLOO
 from kapelle.algorithms.shared.rewards import TeamReward
+from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group, Task
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiny import episode, group, turn
 
-from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
+from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.dr_mas import DrMAS
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.magrpo import MAGRPO
@@ -20,6 +20,7 @@ from kapelle.algorithms.ppo import IPPO
 from kapelle.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from kapelle.algorithms.remax import ReMax
 from kapelle.algorithms.rloo import RLOO
+from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group
 
 FEW = settings(max_examples=25, deadline=None)

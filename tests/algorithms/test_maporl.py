@@ -13,16 +13,17 @@ from tests.support.tiny import SIZE, episode, frozen_copy, group, learners_of, s
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from kapelle.algorithm import Signals, TurnKey
 from kapelle.algorithms.maporl import MAPoRL
 from kapelle.errors import ConfigError, ModelError
 from kapelle.evaluation.evaluate import verifier_metrics
 from kapelle.models.embedded import build_model, build_tokenizer
 from kapelle.models.language_model import LanguageModel
+from kapelle.rows import Signals, TurnKey
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.setup.recipe import resolve
+from kapelle.signals.verifier import scores as verifier_scores
+from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
-from kapelle.training.collate import verifier_samples
 from kapelle.training.trainer import Trainer
 from kapelle.types import Episode, Group, Message, Turn
 
@@ -258,12 +259,12 @@ class TestRuns:
         assert same_bits(before, frozen_copy(judge.models["base"].bank.parameters(VERIFIER)))
         step = next(run.steps(1))
         assert {"verifier_score/agent_0", "verifier_score/agent_1"} < step.metrics.keys()
-        scored = run._loop._verified(step.groups)
+        scored = verifier_scores(step.groups, run.engine)
         assert len(scored) == 2 * 2 * 2
         assert all(0.0 < value < 1.0 for value in scored.values())
         next(run.steps(1))
         assert same_bits(before, frozen_copy(run.models[critic.base].bank.parameters(VERIFIER)))
-        assert scored == run._loop._verified(step.groups), "the base under it is not trained either"
+        assert scored == verifier_scores(step.groups, run.engine), "the base under it is not trained either"
         assert VERIFIER not in learners_of(run.engine)
 
 

@@ -10,9 +10,10 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, turn
 
-from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
+from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.marft import MARFT
 from kapelle.algorithms.shared.rewards import TeamReward, chain_rewards
+from kapelle.rows import Signals, TurnKey
 
 PLAIN = {"gamma_turn": 0.5, "lam": 0.5, "normalise": "none"}
 A0, B1, A2 = (TurnKey(0, 0, k) for k in range(3))

@@ -10,9 +10,11 @@ import pytest
 import torch
 from tests.support.tiny import episode, group, turn
 
-from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey, algorithm_class
+from kapelle.algorithm import Algorithm, Credit, algorithm_class
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.ppo import IPPO, PPO, actor_critic_row
+from kapelle.rows import Signals, TurnKey
+from kapelle.signals.reference import ReferenceLogProbs, RefreshReferences
 from kapelle.types import Group
 
 PLAIN = {"gamma_turn": 0.5, "lam": 0.5, "normalise": "none"}
@@ -217,13 +219,9 @@ class TestIdentities:
             for key in reference:
                 assert torch.equal(other[key].advantage_T, reference[key].advantage_T)
         for row in rows[1:]:
-            assert (row.group_size, row.epochs, row.minibatches, row.entropy, row.reference_every) == (
-                1,
-                3,
-                2,
-                True,
-                None,
-            )
+            assert row.data.group_size == 1
+            assert (row.update.epochs, row.update.minibatches, row.update.entropy) == (3, 2, True)
+            assert row.need(ReferenceLogProbs) is None
             assert row.critic is not None
             assert row.critic.view == "local"
 
@@ -236,8 +234,10 @@ class TestIdentities:
         assert MAPPO().model_dump(exclude={"name"}) == IPPO().model_dump(exclude={"name"})
 
     def test_a_reference_is_asked_for_only_where_it_is_read(self) -> None:
-        assert IPPO().build().reference_every is None
+        assert IPPO().build().need(ReferenceLogProbs) is None
         penalty = IPPO.model_validate({"gae": {"kl_in_reward": 0.1}, "reference_every": 7})
-        assert penalty.build().reference_every == 7
+        assert penalty.build().need(ReferenceLogProbs)
+        assert penalty.build().after_update == (RefreshReferences(7),)
         loss = MAPPO.model_validate({"loss": {"kl_coefficient": 0.1}})
-        assert loss.build().reference_every == 0
+        assert loss.build().need(ReferenceLogProbs)
+        assert loss.build().after_update == ()

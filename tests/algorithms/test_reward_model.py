@@ -12,13 +12,14 @@ from tests.algorithms.test_every_algorithm import learned, run_of
 from tests.support.tiny import episode, group, learners_of, same_bits, turn
 
 from kapelle import Trainer
-from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction, Signals, TurnKey
+from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction
 from kapelle.algorithms.shared.rewards import turn_rewards, with_scores
 from kapelle.errors import ConfigError
+from kapelle.rows import Signals, TurnKey
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import REWARD_BASE
+from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
-from kapelle.training.collate import verifier_samples
 from kapelle.training.stages import checkable, read_stages
 from kapelle.types import Group
 

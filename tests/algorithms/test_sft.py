@@ -70,5 +70,5 @@ def test_a_partner_can_be_foreseen() -> None:
 
 
 def test_settings_become_the_row() -> None:
-    assert SFT(world_model=0.25).build().observations == 0.25
-    assert SFT().build().observations == 0.0
+    assert SFT(world_model=0.25).build().data.observations == 0.25
+    assert SFT().build().data.observations == 0.0

@@ -15,9 +15,10 @@ import torch
 from tests.support.expected import Game, Tables
 from tests.support.tiny import group, team_of
 
-from kapelle.algorithm import Signals, algorithm_class
+from kapelle.algorithm import algorithm_class
 from kapelle.algorithms.sft import SFT
 from kapelle.engines.train.protocol import Objective, TrainEngine
+from kapelle.rows import Signals
 from kapelle.training.collate import demonstrated_samples, policy_samples
 from kapelle.training.updates import update_in_order
 from kapelle.types import Episode, Task

@@ -10,9 +10,10 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, sections, turn
 
-from kapelle.algorithm import Credit, Signals, TurnKey
+from kapelle.algorithm import Credit
 from kapelle.algorithms.ppo import IPPO
 from kapelle.algorithms.vdn_token import VDNToken
+from kapelle.rows import Signals, TurnKey
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 

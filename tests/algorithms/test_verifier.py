@@ -11,7 +11,7 @@ import torch
 from tests.support.copies import Copies
 from tests.support.tiny import SIZE, episode, frozen_copy, group, learners_of, same_bits, sections, turn
 
-from kapelle.algorithm import Signals, Targets, TurnKey, label_of
+from kapelle.algorithm import Targets
 from kapelle.algorithms.verifier import (
     Verifier,
     VerifierTargets,
@@ -22,10 +22,12 @@ from kapelle.algorithms.verifier import (
 from kapelle.errors import ConfigError, ContextError, ModelError
 from kapelle.metrics.statistics import area_under_curve
 from kapelle.models.sealed import seal
+from kapelle.rows import Signals, TurnKey, label_of
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.writer import read_evaluations
+from kapelle.signals.questions import answer_sample
+from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
-from kapelle.training.collate import answer_sample, verifier_samples
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from tests.cli.conftest import Kapelle
 from tests.support.tiny import SIZE, frozen_copy, same_bits, sections
 
-from kapelle.engines.train.protocol import reference_name
 from kapelle.errors import ConfigError, ModelError, RunDirectoryError
 from kapelle.models.weights import weights_hash
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics, read_status
 from kapelle.setup.recipe import load_recipe, load_stages
+from kapelle.team import reference_name
 from kapelle.training.stages import checkable, open_stages, read_stages, start_of
 from kapelle.training.trainer import Trainer
 

@@ -28,7 +28,7 @@ def rows(found: tuple[Contender, ...]) -> dict[str, dict[str, Any]]:
 class TestContenders:
     def test_everybody_plays_a_task_as_often_as_the_recipe_says(self, tmp_path: Path) -> None:
         found = read_contenders(recipe(tmp_path), ["grpo", "ippo", "remax", "happo", "qmix"])
-        assert {c.build().group_size for c in found} == {3}
+        assert {c.build().data.group_size for c in found} == {3}
         assert [c.algorithm for c in found] == ["grpo", "ippo", "remax", "happo", "qmix"]
 
     def test_what_the_recipe_says_of_its_algorithm_holds_where_another_knows_it(self, tmp_path: Path) -> None:

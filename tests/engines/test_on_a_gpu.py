@@ -13,11 +13,11 @@ from torch import Tensor
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.rows import Job, Said
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
-from kapelle.engines.train.batch import Sample
 from kapelle.models.fast import fused, grouped
 from kapelle.models.fast.attention import attention
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import linear
+from kapelle.rows import Sample
 from kapelle.types import Sampling
 
 DEVICE = "cuda"

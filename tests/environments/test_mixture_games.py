@@ -17,7 +17,7 @@ from tests.cli.conftest import call
 from tests.support.tiny import team_of as trained_team
 from tests.workflows.stage import Say, team_of
 
-from kapelle.algorithm import Credit, CreditMemory, Signals, TurnKey
+from kapelle.algorithm import Credit, CreditMemory
 from kapelle.algorithms.mars import MARS
 from kapelle.algorithms.rae import RAE
 from kapelle.conformance import conform
@@ -31,6 +31,7 @@ from kapelle.errors import ConfigError
 from kapelle.evaluation.evaluate import summarise
 from kapelle.metrics.definitions import describe, rollout_metrics
 from kapelle.rollout.play import Play, rollout
+from kapelle.rows import Signals, TurnKey
 from kapelle.runs.reader import read_metrics
 from kapelle.setup.recipe import load_recipe
 from kapelle.setup.validation import check_run

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kapelle.engines.train.batch import Sample
+from kapelle.rows import Sample
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
 

@@ -13,13 +13,13 @@ from tests.learning.local_view import LocalMAPPO
 from tests.support.tiny import episode, group, learners_of, same_bits, sections, team_of, turn
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Outputs, Signals, Targets, TurnKey
+from kapelle.algorithm import Algorithm, Outputs, Targets
 from kapelle.algorithms.happo import HAPPO
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.ppo import IPPO, PPO
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective, TrainEngine
-from kapelle.training.collate import value_samples
+from kapelle.rows import Sample, Signals, TurnKey
+from kapelle.signals.critic_values import value_samples
 from kapelle.training.trainer import Trainer
 from kapelle.training.updates import update_in_order
 from kapelle.types import Episode, Group
@@ -98,9 +98,11 @@ def returns(algorithm: Algorithm, seed: int, steps: int = 5, rate: float = 1.0) 
     seen = [exact_return(engine)]
     for step in range(1, steps + 1):
         groups, samples = expected_step(engine)
-        chosen = algorithm.order.choose(("a", "b"), step, seed)
-        objective = Objective(algorithm.policy_loss, epochs=algorithm.epochs)
-        update_in_order(cast("TrainEngine", engine), objective, algorithm.order, chosen, samples, [], groups)
+        chosen = algorithm.update.order.choose(("a", "b"), step, seed)
+        objective = Objective(algorithm.policy_loss, epochs=algorithm.update.epochs)
+        update_in_order(
+            cast("TrainEngine", engine), objective, algorithm.update.order, chosen, samples, [], groups
+        )
         seen.append(exact_return(engine))
     return seen
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import pytest
 
+from kapelle.algorithm import Algorithm, CriticSpec, Data, Loss, Order, Update
+from kapelle.algorithms.cory import Exchange
 from kapelle.former_names import MODULES, NAMES, PACKAGES, install, observer_of, release_caches
+from kapelle.signals.critic_values import CriticValues
+from kapelle.signals.embeddings import Embeddings
+from kapelle.signals.greedy import GreedyBaseline
+from kapelle.signals.proximal import ProximalLogProbs
+from kapelle.signals.reference import ReferenceLogProbs, RefreshReferences
+from kapelle.signals.verifier import VerifierScores
 
 
 @pytest.mark.parametrize("old", MODULES)
@@ -64,6 +74,50 @@ def test_who_listened_before_observes() -> None:
         assert observer_of(sections, None) == 5
     assert sections == {"seed": 1}
     assert observer_of(sections, 7) == 7
+
+
+def test_an_algorithm_made_with_the_fields_of_before_is_the_one_of_today() -> None:
+    critic = CriticSpec("local", lambda values_K, targets: Loss(values_K.sum(), values_K.sum()), "own")
+    order = Order(lambda policies, step, seed: tuple(policies))
+    made: Any = Algorithm
+    former = {
+        "source": "demonstrations",
+        "group_size": 3,
+        "redraw": 2,
+        "epochs": 4,
+        "minibatches": 5,
+        "order": order,
+        "entropy": True,
+        "critic": critic,
+        "reference_every": 7,
+        "proximal": True,
+        "greedy": True,
+        "embeddings": "base",
+        "verifier": "folder",
+        "least_auc": 0.8,
+        "swap_every": 6,
+    }
+    with pytest.warns(
+        DeprecationWarning, match=r"`Algorithm\(group_size=…\)` is now `Algorithm.data.group_size`"
+    ):
+        row = made("mine", lambda outputs, targets: None, None, **former)
+    assert row.data == Data("demonstrations", 3, redraw=2)
+    assert row.update == Update(4, 5, order, entropy=True)
+    assert row.needs == (
+        CriticValues(critic),
+        ReferenceLogProbs(),
+        ProximalLogProbs(),
+        GreedyBaseline(),
+        Embeddings("base"),
+        VerifierScores("folder", 0.8),
+    )
+    assert row.after_update == (RefreshReferences(7), Exchange(6))
+    with pytest.warns(DeprecationWarning, match=r"`Algorithm\.epochs` is now `Algorithm\.update\.epochs`"):
+        assert row.epochs == 4
+    with pytest.warns(DeprecationWarning, match="group_size"):
+        assert replace(row, group_size=9).data == Data("demonstrations", 9, redraw=2)
+    with pytest.raises(AttributeError, match="no attribute 'epoch'"):
+        row.epoch  # noqa: B018
 
 
 def test_what_never_was_is_not_found() -> None:

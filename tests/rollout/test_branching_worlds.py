@@ -11,12 +11,13 @@ import pytest
 from tests.support.plugins import Digest
 from tests.support.trees import at_grpo, candidates, many, moments, stage
 
-from kapelle.algorithm import Algorithm, Signals, TurnKey
+from kapelle.algorithm import Algorithm
 from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.matrix import Matrix
 from kapelle.rollout.play import Play, play_episode, rollout
+from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode
 from kapelle.workflow import workflow_class
 from kapelle.workflows import BUILTIN

@@ -81,7 +81,7 @@ class TestWorldsThatBlock:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(bounded_worlds, "WORKERS", 12)
-        blocks, tree = Stuck(blocking=True), at_grpo(2).tree
+        blocks, tree = Stuck(blocking=True), at_grpo(2).data.tree
         assert at_once(Stuck(), 2, tree, 4096) == 4096
         assert at_once(blocks, 2, None, 4096) == 12
         assert at_once(blocks, 2, None, 3) == 3

@@ -18,9 +18,10 @@ import torch
 from tests.support.tiny import group, team_of, turn
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Outputs, Signals, Targets, TurnKey, turns_of
-from kapelle.engines.train.batch import Sample
+from kapelle.algorithm import Algorithm, Outputs, Targets
 from kapelle.engines.train.protocol import Objective, TrainEngine
+from kapelle.rows import Sample, Signals, TurnKey, turns_of
+from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.training.collate import policy_samples
 from kapelle.training.updates import update_in_order
 from kapelle.types import Episode, Group, Payment, Task, Turn
@@ -180,13 +181,13 @@ def expected_update(algorithm: Algorithm, game: Game, seed: int | None = None) -
     depends on what was said before the step alone.
     """
     tables = Tables(game, seed)
-    groups = game.population(algorithm.group_size)
+    groups = game.population(algorithm.data.group_size)
     team = team_of(*game.agents)
     keyed = turns_of(groups)
     per_turn = algorithm.critic is not None and algorithm.critic.unit == "turn"
     values = {key: _values(t)[: 1 if per_turn else None] for key, t in keyed}
     proximal: dict[TurnKey, Tensor] = {}
-    if algorithm.proximal:
+    if algorithm.need(ProximalLogProbs):
         for key, t in keyed:
             places = range(len(t.prompt_ids), len(t.prompt_ids) + len(t.completion_ids))
             proximal[key] = tables.log_probs(t.agent, t.prompt_ids + t.completion_ids, places).detach()
@@ -199,7 +200,7 @@ def expected_update(algorithm: Algorithm, game: Game, seed: int | None = None) -
     samples = policy_samples(groups, team, algorithm.credit(groups, signals), signals)
     objective = Objective(algorithm.policy_loss)
     engine = cast("TrainEngine", tables)
-    update_in_order(engine, objective, algorithm.order, game.agents, samples, [], groups)
+    update_in_order(engine, objective, algorithm.update.order, game.agents, samples, [], groups)
     return tables, groups
 
 

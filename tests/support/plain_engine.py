@@ -14,22 +14,16 @@ from torch import Tensor
 
 from kapelle.algorithm import Loss, Outputs, Targets
 from kapelle.engines.rollout.protocol import WritingRenderer
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.bundles import bundles_of, minibatches
-from kapelle.engines.train.protocol import (
-    HEAD,
-    Objective,
-    Published,
-    TrainSetup,
-    embedder_name,
-    reference_name,
-)
+from kapelle.engines.train.protocol import HEAD, Objective, Published, TrainSetup
 from kapelle.errors import CheckpointError, NumericsError, ParityError
 from kapelle.models.fast.plan import plan_sequences
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.weights import copy_weights
+from kapelle.rows import Sample
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.base import Settings
+from kapelle.team import embedder_name, reference_name
 
 BOUND = 1e-4
 

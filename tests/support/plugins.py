@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from kapelle.algorithm import Algorithm, Loss, Outputs, Targets
+from kapelle.algorithm import Algorithm, Data, Loss, Outputs, Targets
 from kapelle.algorithms.grpo import GRPO
 from kapelle.environment import Environment, Outcome
 from kapelle.functional.masking import token_mean
@@ -112,7 +112,9 @@ class Reinforce(Settings):
     group_size: int = 4
 
     def build(self) -> Algorithm:
-        return Algorithm(self.name, _reinforce, GRPO(scale="none").build().credit, group_size=self.group_size)
+        return Algorithm(
+            self.name, _reinforce, GRPO(scale="none").build().credit, data=Data(group_size=self.group_size)
+        )
 
 
 def _reinforce(outputs: Outputs, targets: Targets) -> Loss:

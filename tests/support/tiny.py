@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import TrainEngine, TrainSetup, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.models.language_model import LanguageModel, load_language_model
+from kapelle.rows import Sample
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig, OptimizerConfig
 from kapelle.team import Agent, Critic, Lora, Policy, Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn

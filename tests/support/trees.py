@@ -138,7 +138,7 @@ def stage(algorithm: Algorithm, engine: ScriptedEngine | None = None, **over: An
         cast("Environment", over.pop("environment", Wins())),
         cast("Workflow", over.pop("workflow", Chain())),
         engine or Counting(reasoner, actor),
-        tree=algorithm.tree,
+        tree=algorithm.data.tree,
         **over,
     )
 

@@ -6,19 +6,15 @@ import pytest
 import torch
 from tests.support.tiny import episode, group, team_of, turn
 
-from kapelle.algorithm import Credit, CriticLoss, CriticSpec, Signals, TurnKey
+from kapelle.algorithm import Credit, CriticLoss, CriticSpec
 from kapelle.algorithms.shared.surrogate import ValueLossConfig
+from kapelle.rows import Signals, TurnKey
+from kapelle.signals.critic_values import value_samples
+from kapelle.signals.embeddings import embedding_samples
+from kapelle.signals.questions import central_prompt, critic_sample, policy_sample
+from kapelle.signals.reference import reference_samples
 from kapelle.team import Agent, Team
-from kapelle.training.collate import (
-    central_prompt,
-    critic_sample,
-    critic_samples,
-    embedding_samples,
-    policy_sample,
-    policy_samples,
-    reference_samples,
-    value_samples,
-)
+from kapelle.training.collate import critic_samples, policy_samples
 from kapelle.types import Sampling
 
 CRITICS = {"a": "critic:a", "b": "critic:a"}

@@ -22,7 +22,7 @@ from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve
-from kapelle.training.loop import training_tasks
+from kapelle.training.tasks import training_tasks
 from kapelle.training.trainer import Trainer
 from kapelle.types import Task
 
@@ -214,7 +214,7 @@ class TestWhatActedIsWhatLearns:
 
 
 def _as_samples(made: Trainer, step: Any) -> list[Any]:
-    from kapelle.training.collate import policy_sample
+    from kapelle.signals.questions import policy_sample
 
     return [
         policy_sample(t, made.team, t.policy, {}) for g in step.groups for e in g.episodes for t in e.turns

@@ -10,8 +10,9 @@ import pytest
 from tests.support.tiny import frozen_copy, same_bits, sections
 from torch import Tensor
 
-from kapelle.algorithm import Credit, Signals, TurnKey
+from kapelle.algorithm import Credit
 from kapelle.metrics.definitions import is_dead, own_returns
+from kapelle.rows import Signals, TurnKey
 from kapelle.training.loop import Step
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group

@@ -9,10 +9,10 @@ import pytest
 from tests.support.tiny import frozen_copy, learners_of, same_bits, sections, stir
 from torch import Tensor
 
-from kapelle.algorithm import turns_of
 from kapelle.cli.weights_map import describe, weights_map
 from kapelle.errors import ConfigError, TrainingHalted
 from kapelle.models.weights import weights_hash
+from kapelle.rows import turns_of
 from kapelle.runs.reader import read_episodes, read_metrics
 from kapelle.training.trainer import Trainer
 

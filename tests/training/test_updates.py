@@ -22,19 +22,28 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
-from kapelle.algorithm import TurnKey, everybody
+from kapelle.algorithm import everybody
 from kapelle.algorithms.happo import HAPPO
 from kapelle.algorithms.mappo import MAPPO
-from kapelle.algorithms.shared.orders import SEQUENTIAL, Alternate, Joint, Probability, check_separate_weights
+from kapelle.algorithms.shared.orders import (
+    Alternate,
+    Joint,
+    Probability,
+    Sequential,
+    check_separate_weights,
+    rounds_of,
+)
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.errors import ConfigError
+from kapelle.rows import Sample, TurnKey
+from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.team import Agent, Policy, Team
-from kapelle.training.updates import rounds_of, update_in_order
+from kapelle.training.updates import update_in_order
 from kapelle.types import Group
 
 LOSS = SurrogateConfig().build()
+SEQUENTIAL = Sequential(name="sequential").build()
 
 
 class TestOrders:
@@ -170,7 +179,7 @@ class TestManyEpisodes:
     def test_the_old_policy_is_that_of_the_loss(self, loss: dict[str, Any], expected: float) -> None:
         # V-trace asks for the trainer's own log-probs too: they are there in both cases.
         algorithm = HAPPO.model_validate({"loss": loss, "gae": {"vtrace": True}}).build()
-        assert algorithm.proximal
+        assert algorithm.need(ProximalLogProbs)
         columns = {
             "behaviour": torch.tensor([-1.0]),
             "proximal": torch.tensor([-0.8]),
@@ -180,7 +189,13 @@ class TestManyEpisodes:
         groups = [group(episode(turn("a", 0, 1), turn("b", 1, 1)))]
         diary = Diary({"a": [-0.5]})
         update_in_order(
-            cast("TrainEngine", diary), Objective(LOSS), algorithm.order, ("a", "b"), samples, [], groups
+            cast("TrainEngine", diary),
+            Objective(LOSS),
+            algorithm.update.order,
+            ("a", "b"),
+            samples,
+            [],
+            groups,
         )
         assert diary.given[1]["b"] == pytest.approx([math.exp(expected)])
 
@@ -205,7 +220,7 @@ class TestOnTheEngine:
 
     def test_one_agents_happo_is_its_mappo(self) -> None:
         rows: list[Any] = []
-        for order in (SEQUENTIAL, HAPPO().build().order, MAPPO().build().order):
+        for order in (SEQUENTIAL, HAPPO().build().update.order, MAPPO().build().update.order):
             engine = train_engine(lora_policies("a"))
             drawn = with_behaviour(engine, draw_samples(["a"], [(4, 3), (5, 2)]))
             samples = {TurnKey(0, e, 0): sample for e, sample in enumerate(drawn)}

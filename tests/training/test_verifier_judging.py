@@ -11,13 +11,13 @@ import pytest
 from tests.support.copies import Copies
 from tests.support.tiny import sections
 
-from kapelle.algorithm import turns_of
 from kapelle.errors import ConfigError
 from kapelle.metrics.statistics import area_interval, area_under_curve
+from kapelle.rows import turns_of
 from kapelle.runs.checkpoint_contents import check_verifier
 from kapelle.runs.reader import read_episodes, read_evaluations
 from kapelle.setup.recipe import resolve
-from kapelle.training.loop import training_tasks
+from kapelle.training.tasks import training_tasks
 from kapelle.training.trainer import Trainer
 from kapelle.training.verifier_judging import Judged, held_out_tasks, judgement_of
 

@@ -17,8 +17,9 @@ from tests.workflows.stage import play
 from tests.workflows.test_dag_turns import in_turn
 
 from kapelle import Trainer
-from kapelle.algorithm import BUILTIN_ALGORITHMS, Signals, TurnKey
+from kapelle.algorithm import BUILTIN_ALGORITHMS
 from kapelle.algorithms.marft import MARFT
+from kapelle.rows import Signals, TurnKey
 from kapelle.runs.reader import read_metrics
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import lay_over, load_recipe

@@ -15,13 +15,14 @@ here it may be anything. Exchange is every `swap_every` optimiser updates in the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError
+from kapelle.rows import Learners
 from kapelle.settings.base import Settings
 from kapelle.settings.sections import AlgorithmSettings, Plugged
 from kapelle.team import Team
@@ -53,7 +54,21 @@ class CORY(Settings):
     def build(self) -> Algorithm:
         """Return the base's row with the exchange."""
         row = self.base.build()
-        return replace(row, name=self.name, swap_every=self.swap_every, checks=(*row.checks, check_pair))
+        hooks = (Exchange(self.swap_every), *row.after_update) if self.swap_every else row.after_update
+        return replace(row, name=self.name, after_update=hooks, checks=(*row.checks, check_pair))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Lets the team's first two policies change places, every so many steps."""
+
+    every: int
+    moves_weights: ClassVar[bool] = True
+
+    def __call__(self, step: int, team: Team, engine: Learners) -> None:
+        """Exchange them where it is time."""
+        if step % self.every == 0:
+            engine.exchange(*team.trained[:2])
 
 
 def check_pair(team: Team) -> None:

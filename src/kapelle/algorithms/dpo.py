@@ -23,22 +23,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from kapelle.algorithm import (
-    Algorithm,
-    Credit,
-    Loss,
-    Outputs,
-    PolicyLoss,
-    Signals,
-    Targets,
-    TurnKey,
-    turns_of,
-)
+from kapelle.algorithm import Algorithm, Credit, Data, Loss, Outputs, PolicyLoss, Targets, Update
 from kapelle.algorithms.shared.rewards import TeamReward, agent_returns, shared_by
 from kapelle.algorithms.shared.surrogate import ones_like_turn
 from kapelle.functional import preferences
 from kapelle.functional.masking import segment_mean, segment_sum
+from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.settings.base import Settings
+from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.types import Group
 
 
@@ -79,12 +71,11 @@ class DPO(Settings):
             name=self.name,
             policy_loss=self._loss(),
             credit=self.credit,
-            source="rollout" if self.data == "rollout" else "demonstrations",
-            group_size=self.group_size,
-            reference_every=self.reference_every,
-            epochs=self.epochs,
-            minibatches=self.minibatches,
+            data=Data("rollout" if self.data == "rollout" else "demonstrations", self.group_size),
+            needs=(ReferenceLogProbs(),),
+            update=Update(self.epochs, self.minibatches),
             returns=shared_by(self.team_reward),
+            after_update=refreshed(self.reference_every),
         )
 
     def _loss(self) -> PolicyLoss:

@@ -36,11 +36,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Signals, TurnKey
+from kapelle.algorithm import Algorithm
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
 from kapelle.errors import ConfigError
 from kapelle.functional import shaping
+from kapelle.rows import Signals, TurnKey
+from kapelle.signals.verifier import VerifierScores
 from kapelle.types import Episode, Turn
 
 NO_INFLUENCE = (0.0, 0.0, 0.0, 0.0)
@@ -85,13 +87,9 @@ class MAPoRL(ActorCritic):
             self, self.name, "local", credit=GAECredit(self.gae, self.umad.paid(self.rewards))
         )
         labels = self.correctness == "label" and self.influence != NO_INFLUENCE
-        return replace(
-            row,
-            verifier=self.verifier,
-            least_auc=self.least_auc,
-            scores=self.verifier is None or labels,
-            returns=None,
-        )
+        judge = () if self.verifier is None else (VerifierScores(self.verifier, self.least_auc),)
+        data = replace(row.data, scores=self.verifier is None or labels)
+        return replace(row, data=data, needs=(*row.needs, *judge), returns=None)
 
     def rewards(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
         """Return what every turn is paid, by its index."""

@@ -18,11 +18,12 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey, turns_of
+from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import Place, place_of
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.functional.advantages import normalise_then_sum, sum_then_normalise
+from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.types import Group
 
 

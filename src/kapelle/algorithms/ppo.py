@@ -8,20 +8,23 @@ HAPPO differ in the critic's view, the path of GAE and the order of updates: a f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, CreditFunction, CriticSpec
+from kapelle.algorithm import Algorithm, CreditFunction, CriticSpec, Data, Update
 from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
 from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
 from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward, own_path, shared_by
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.algorithms.shared.umad import UMADConfig
 from kapelle.errors import ConfigError
+from kapelle.rows import Signal
 from kapelle.settings.base import Settings
+from kapelle.signals.critic_values import CriticValues
+from kapelle.signals.proximal import ProximalLogProbs
+from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.team import Team
 
 
@@ -87,28 +90,26 @@ def actor_critic_row(
     """Return the row of clipped actors with critics of the given view; `credit` in place of own-path GAE."""
     s = settings
     credit = credit or GAECredit(s.gae, s.umad.paid(own_path(s.team_reward, s.penalties)))
-    order = replace(s.order.build(), old=s.loss.old)
+    order = s.order.build(s.loss.old)
     if order.sequential:
         checks = (*checks, partial(check_separate_weights, algorithm=name))
+    sharing: Literal["own", "shared"] = "own" if view == "local" else "shared"
+    critic = CriticSpec(view, s.value_loss.build(), sharing, s.value_loss.coefficient, s.gae.unit)
+    needs: tuple[Signal, ...] = (CriticValues(critic),)
+    held = s.loss.kl_coefficient > 0 or s.gae.kl_in_reward > 0
+    if held:
+        needs = (*needs, ReferenceLogProbs())
+    if s.loss.proximal or s.gae.vtrace:
+        needs = (*needs, ProximalLogProbs())
     return Algorithm(
         name=name,
         policy_loss=s.loss.build(),
         credit=s.umad.gained(credit),
-        group_size=s.group_size,
-        critic=CriticSpec(
-            view,
-            s.value_loss.build(),
-            "own" if view == "local" else "shared",
-            s.value_loss.coefficient,
-            s.gae.unit,
-        ),
-        reference_every=s.reference_every if s.loss.kl_coefficient > 0 or s.gae.kl_in_reward > 0 else None,
-        entropy=s.loss.entropy_coefficient > 0,
-        epochs=s.epochs,
-        minibatches=s.minibatches,
+        data=Data(group_size=s.group_size),
+        needs=needs,
+        update=Update(s.epochs, s.minibatches, order, s.loss.entropy_coefficient > 0),
         returns=shared_by(s.team_reward, s.penalties),
-        order=order,
-        proximal=s.loss.proximal or s.gae.vtrace,
+        after_update=refreshed(s.reference_every) if held else (),
         checks=(s.umad.check, *checks),
     )
 

@@ -17,11 +17,12 @@ from typing import Literal, cast
 import torch
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
+from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import Member, Place, by_agent, place_of
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.functional.advantages import running_baseline
+from kapelle.rows import Signals, TurnKey
 from kapelle.team import Team
 from kapelle.types import Group
 

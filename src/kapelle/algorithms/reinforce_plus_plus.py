@@ -18,12 +18,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey, turns_of
+from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import Member, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import group_centred, whitened_group_centred, whitened_return_to_go
 from kapelle.functional.masking import masked_whiten
 from kapelle.functional.shaping import kl_in_reward
+from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.types import Group, Turn
 
 

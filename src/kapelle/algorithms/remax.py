@@ -12,11 +12,13 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
+from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import agent_returns
 from kapelle.functional.advantages import greedy_baseline
+from kapelle.rows import Signals, TurnKey
+from kapelle.signals.greedy import GreedyBaseline
 from kapelle.types import Group
 
 
@@ -29,7 +31,7 @@ class ReMax(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.row(self.name, self.credit, greedy=True)
+        return self.row(self.name, self.credit, needs=(GreedyBaseline(),))
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage over its agent's greedy return; an agent silent there earned 0."""

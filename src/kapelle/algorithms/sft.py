@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Loss, Outputs, Targets
+from kapelle.algorithm import Algorithm, Data, Loss, Outputs, Targets, Update
 from kapelle.functional.masking import token_mean
 from kapelle.settings.base import Settings
 
@@ -34,10 +34,8 @@ class SFT(Settings):
         return Algorithm(
             name=self.name,
             policy_loss=negative_log_likelihood,
-            source="demonstrations",
-            epochs=self.epochs,
-            minibatches=self.minibatches,
-            observations=self.world_model,
+            data=Data("demonstrations", observations=self.world_model),
+            update=Update(self.epochs, self.minibatches),
         )
 
 

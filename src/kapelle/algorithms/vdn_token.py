@@ -24,12 +24,13 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Credit, Signals, TurnKey
+from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.value_decomposition.replay import round_rewards, round_turns
 from kapelle.functional.advantages import gae
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.mixing import vdn_mix
+from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group, Turn
 
 

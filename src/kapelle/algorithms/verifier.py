@@ -26,22 +26,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kapelle.algorithm import (
-    Algorithm,
-    Credit,
-    CriticSpec,
-    Loss,
-    Outputs,
-    Signals,
-    Targets,
-    TurnKey,
-    label_of,
-    turns_of,
-)
+from kapelle.algorithm import Algorithm, Credit, CriticSpec, Data, Loss, Outputs, Targets, Update
 from kapelle.functional.masking import segment_sum
 from kapelle.functional.preferences import bradley_terry_loss, verifier_loss
 from kapelle.metrics.statistics import area_under_curve
+from kapelle.rows import Signals, TurnKey, label_of, turns_of
 from kapelle.settings.base import Settings
+from kapelle.signals.critic_values import CriticValues
 from kapelle.types import Group
 
 
@@ -65,11 +56,9 @@ class Verifier(Settings):
         return Algorithm(
             name=self.name,
             policy_loss=_no_policy,
-            source="rollout" if self.data == "rollout" else "demonstrations",
-            critic=CriticSpec("answer", loss, "shared", everyone=True),
-            group_size=self.group_size,
-            epochs=self.epochs,
-            minibatches=self.minibatches,
+            data=Data("rollout" if self.data == "rollout" else "demonstrations", self.group_size),
+            needs=(CriticValues(CriticSpec("answer", loss, "shared", everyone=True)),),
+            update=Update(self.epochs, self.minibatches),
             memory=lambda team, seed: VerifierTargets(self),
         )
 

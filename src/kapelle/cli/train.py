@@ -59,13 +59,14 @@ def _dry_run(source: Source, *, as_json: bool) -> int:
     from kapelle.cli.annotated import annotated_yaml
     from kapelle.cli.weights_map import describe, weights_map
     from kapelle.setup.preparation import prepare
+    from kapelle.signals.reference import ReferenceLogProbs
 
     config = source.config
     prepared = prepare(config)
     found = weights_map(
         prepared.team,
         prepared.outlines,
-        references=prepared.algorithm.reference_every is not None,
+        references=prepared.algorithm.need(ReferenceLogProbs) is not None,
         half=config.model.dtype != "float32",
     )
     values = config.model_dump(mode="json")

@@ -230,7 +230,7 @@ def _row(config: RunConfig) -> Algorithm:
 
 def _check(contender: Contender) -> None:
     algorithm = contender.build()
-    if algorithm.source != "rollout":
+    if not algorithm.plays:
         raise ConfigError(
             f"it learns from what is recorded or scripted and samples nothing, so there are no tokens to make equal. "
             f"Train it by itself, with `kapelle train` and `algorithm.name={algorithm.name}`."

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kapelle.algorithm import TurnKey, label_of, turns_of
 from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.former_names import release_caches
 from kapelle.metrics.definitions import by_part, own_returns, rollout_metrics
 from kapelle.metrics.statistics import Rate, area_under_curve, rate_of
 from kapelle.rollout.play import Play, rollout
+from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runtime.seeds import derive_seed
 from kapelle.types import Episode, Group, Sampling, Split, Task
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median, quantiles, stdev
 
@@ -248,3 +248,12 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def merge_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return one row of several updates' metrics: the worst parity, the mean of everything else."""
+    merged: dict[str, float] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if name in row]
+        merged[name] = max(values) if name == "parity/max" else sum(values) / len(values)
+    return merged

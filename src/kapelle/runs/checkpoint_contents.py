@@ -187,7 +187,7 @@ def load_policies(
     those under it here (`bases`: base → hash).
     """
     for name, folder in folders.items():
-        policy = team.policies[name]
+        policy = team.every[name]
         made_on = None if policy.lora is None else base_of(folder)
         if made_on not in (None, bases[policy.base]):
             raise ModelError(

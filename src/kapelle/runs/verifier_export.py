@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kapelle.algorithm import label_of
 from kapelle.environments.data.source import held_out, read_rows
 from kapelle.errors import DataError
+from kapelle.rows import label_of
 from kapelle.runtime.seeds import derive_seed
 from kapelle.types import Group
 

@@ -18,7 +18,9 @@ from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
 from kapelle.runtime.deadlines import call
 from kapelle.settings.schema import ModelConfig, RunConfig
-from kapelle.team import EMBEDDER, Policy, Team
+from kapelle.signals.embeddings import Embeddings
+from kapelle.signals.reference import ReferenceLogProbs
+from kapelle.team import Team
 
 ENDPOINT_SECONDS = 120.0
 """Most seconds for one attempt to get an endpoint's answer; `engine.timeout` bounds all of them together."""
@@ -86,21 +88,21 @@ def build_train_engine(
 ) -> TrainEngine:
     """Return what holds the weights that a team learns, on models in memory by base name: the recipe's train engine."""
     training = config.training
-    embedder = [Policy(EMBEDDER, EMBEDDER, trained=False)] if EMBEDDER in team.bases else []
+    embeddings = algorithm.need(Embeddings)
     setup = TrainSetup(
         models,
-        [*team.policies.values(), *embedder],
+        [*team.policies.values(), *team.beside.values()],
         list(team.critics.values()),
         config.optimizer,
         UpdateLimits(
             training.microbatch_tokens,
             training.parity_tolerance,
             training.non_finite,
-            max(1, training.steps * algorithm.epochs * algorithm.minibatches),
+            max(1, training.steps * algorithm.update.epochs * algorithm.update.minibatches),
         ),
         config.seed,
-        references=algorithm.reference_every is not None,
-        embedders=algorithm.embeddings == "base",
+        references=algorithm.need(ReferenceLogProbs) is not None,
+        embedders=embeddings is not None and embeddings.reader == "base",
     )
     return cast("TrainEngineSettings", config.train_engine).build(setup)
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from kapelle.algorithm import SENTENCES, Algorithm
+from kapelle.algorithm import Algorithm
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.models.devices import check_device
+from kapelle.rows import Beside
 from kapelle.settings.schema import (
     AgentConfig,
     EndpointConfig,
@@ -25,7 +26,8 @@ from kapelle.settings.schema import (
     SamplingConfig,
     TeamConfig,
 )
-from kapelle.team import EMBEDDER, VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Team
+from kapelle.signals.verifier import VerifierScores
+from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Team
 from kapelle.types import Sampling
 
 BASE = "base"
@@ -42,24 +44,24 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     model = config.reward_model
     if model is None:
         return row
-    if row.verifier is not None or (row.scores and row.returns is None):
+    if row.need(VerifierScores) or (row.data.scores and row.returns is None):
         raise ConfigError(
             f"`reward_model` is a term of what the environment pays, and `{row.name}` pays by a verifier's scores alone. "
             f"Remove it, and set `algorithm.verifier: {model.path}`."
         )
-    if row.returns is None or row.source != "rollout":
+    if row.returns is None or not row.plays:
         raise ConfigError(
             f"`reward_model` is a term of the reward of a turn, and `{row.name}` learns from no such rewards. Remove it, or "
             "set an algorithm that does, for example `algorithm.name: grpo`."
         )
-    if row.tree is not None:
+    if row.data.tree is not None:
         raise ConfigError(
             f"`reward_model` scores the turns of an episode, and `{row.name}` with a tree is paid by what its candidates "
             "earn. Remove it, or set `algorithm.tree: false`."
         )
     if model.device is not None:
         check_device(model.device, "reward_model.device")
-    return replace(row, verifier=model.path)
+    return replace(row, needs=(*row.needs, VerifierScores(model.path)))
 
 
 def reward_device(config: RunConfig) -> dict[str, str]:
@@ -92,21 +94,22 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
         if isinstance(seat.weights, PerTurn):
             turns_of[seat.name] = tuple(policy.name for policy in own)
     critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
-    if algorithm.verifier is not None:
+    verifier = algorithm.need(VerifierScores)
+    if verifier is not None:
         model = config.reward_model
         if model is not None and model.device is not None:
             bases[REWARD_BASE] = bases[BASE]
-            critics[VERIFIER] = _held(algorithm.verifier, REWARD_BASE)
+            critics[VERIFIER] = _held(verifier.folder, REWARD_BASE)
         else:
-            critics[VERIFIER] = _verifier(algorithm.verifier, policies, bases)
-    embedder = algorithm.embeddings
-    if embedder is not None and embedder != "base" and not embedder.startswith(SENTENCES):
-        bases[EMBEDDER] = embedder
+            critics[VERIFIER] = _verifier(verifier.folder, policies, bases)
     agents = tuple(
         Agent(seat.name, seat.system, seat.prompt, _sampling(seat.sampling or config.team.sampling))
         for seat in seats
     )
-    return Team(agents, policies, policy_of, bases, critics, critic_of, turns_of)
+    team = Team(agents, policies, policy_of, bases, critics, critic_of, turns_of)
+    for signal in algorithm.needs:
+        team = signal.beside(team) if isinstance(signal, Beside) else team
+    return team
 
 
 def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:

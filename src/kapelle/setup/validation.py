@@ -87,7 +87,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
     scripted = isinstance(environment, Scripted | Recorded)
     if isinstance(environment, Recorded):
         _check_recorded(algorithm, environment.name, environment.answers_per_task())
-    if algorithm.source == "demonstrations" and not scripted:
+    if not algorithm.plays and not scripted:
         raise ConfigError(
             f"`{algorithm.name}` learns from demonstrations, and environment '{environment.name}' has no script "
             "that gives any. Use an environment with one (arithmetic, gsm8k_steps, math)."
@@ -98,18 +98,20 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         )
     if algorithm.critic is not None and algorithm.critic.view == "central":
         _check_one_tokeniser(algorithm, team)
-    if algorithm.source == "rollout":
+    if algorithm.plays:
         _check_sampling(team)
 
 
 def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
     """Refuse worlds and workflows that cannot do what credit asks of them."""
     environment = config.environment
-    if algorithm.tree is not None:
+    if algorithm.data.tree is not None:
         _check_repeats(algorithm, environment)
-    if algorithm.scores:
+    if algorithm.data.scores:
         _check_scorable(algorithm, environment, team)
-    if algorithm.scores and not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
+    if algorithm.data.scores and not (
+        isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds
+    ):
         raise ConfigError(
             f"`{algorithm.name}` reads a score of every turn, and the workflow asks for none. Set "
             "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
@@ -118,12 +120,12 @@ def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
 
 def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> None:
     """Refuse to learn from what records do not hold: words of the team's own, or more answers than there are."""
-    if algorithm.source == "rollout":
+    if algorithm.plays:
         raise ConfigError(
             f"`{algorithm.name}` plays, and environment '{environment}' pays recorded words alone. Set "
             "`algorithm.data: recorded` (dpo, verifier), `algorithm.name: sft`, or another environment."
         )
-    if algorithm.group_size > 1 and answers < 2:
+    if algorithm.data.group_size > 1 and answers < 2:
         raise ConfigError(
             f"`{algorithm.name}` compares answers to one question, and environment '{environment}' has one of each. Set "
             "`environment.name: preferences` or `labelled`."
@@ -132,8 +134,9 @@ def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> Non
 
 def _check_staleness(config: RunConfig, algorithm: Algorithm) -> None:
     """Refuse old samples where a ratio to the weights that spoke means nothing."""
-    if config.training.max_staleness and (algorithm.swap_every or algorithm.source != "rollout"):
-        reason = "exchanges weights" if algorithm.swap_every else "does not learn from rollouts"
+    exchanges = any(hook.moves_weights for hook in algorithm.after_update)
+    if config.training.max_staleness and (exchanges or not algorithm.plays):
+        reason = "exchanges weights" if exchanges else "does not learn from rollouts"
         raise ConfigError(
             f"`training.max_staleness` lets rollouts run ahead, and `{algorithm.name}` {reason}. Set it to 0."
         )

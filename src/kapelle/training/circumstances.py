@@ -32,6 +32,7 @@ from kapelle.models.sealed import listed_files
 from kapelle.runs.lock import now
 from kapelle.runtime.file_contents import content_or_fault, folder_content
 from kapelle.setup.team_builder import build_algorithm
+from kapelle.signals.verifier import VerifierScores
 from kapelle.training.observer import Silent
 from kapelle.types import Json
 
@@ -81,12 +82,12 @@ def circumstances(config: RunConfig, team: Team, began_from: Mapping[str, Path])
     """Return what a run of these settings would start with here and now, by kind and name."""
     weights = {
         f"past adapter '{policy.name}' ({policy.past})": _weights(Path(policy.past))
-        for policy in team.policies.values()
+        for policy in team.every.values()
         if policy.past is not None
     }
-    verifier = build_algorithm(config).verifier
+    verifier = build_algorithm(config).need(VerifierScores)
     if verifier is not None:
-        weights[f"verifier ({verifier})"] = _weights(Path(verifier))
+        weights[f"verifier ({verifier.folder})"] = _weights(Path(verifier.folder))
     sections = (config.environment, config.workflow)
     return {
         "data": {name: content for section in sections for name, content in _contents(section)},

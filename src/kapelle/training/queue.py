@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from kapelle.algorithm import turns_of
 from kapelle.errors import ParityError
+from kapelle.rows import turns_of
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.types import Group
 

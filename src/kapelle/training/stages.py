@@ -33,6 +33,7 @@ from kapelle.runtime.manifest import step_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import Recipe, load_stages
 from kapelle.setup.team_builder import build_team
+from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Policy
 
 FILE = "stages.yaml"
@@ -238,7 +239,8 @@ def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str,
     """Return a stage's settings with `stage:NAME` replaced by that stage's verifier."""
     config = stage.recipe.config
     model = config.reward_model
-    named = _algorithm(config).verifier if model is None else model.path
+    judge = _algorithm(config).need(VerifierScores)
+    named = model.path if model is not None else judge.folder if judge else None
     key = "algorithm.verifier" if model is None else "reward_model.path"
     if named is None or not named.startswith(FROM_STAGE):
         return config

@@ -43,6 +43,8 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, build_train_engine, name_model, teacher
 from kapelle.setup.preparation import Prepared, prepare, rows_left_out
 from kapelle.setup.recipe import Recipe, load_recipe, resolve
+from kapelle.signals.reference import ReferenceLogProbs
+from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Team
 from kapelle.training.circumstances import note_start
 from kapelle.training.loop import Loop, Step, greedy_play
@@ -85,9 +87,10 @@ class Trainer:
         self.team: Team = prepared.team
         for said in rows_left_out(self.config):
             self.observer.phase("data", said)
-        check_start(start_from or {}, self.team, prepared.outlines, self.algorithm.verifier)
-        if self.algorithm.verifier is not None and self.algorithm.least_auc is not None:
-            check_verifier(Path(self.algorithm.verifier), self.algorithm.least_auc)
+        verifier = self.algorithm.need(VerifierScores)
+        check_start(start_from or {}, self.team, prepared.outlines, verifier.folder if verifier else None)
+        if verifier is not None and verifier.least_auc is not None:
+            check_verifier(Path(verifier.folder), verifier.least_auc)
         self.done = 0
         """Steps behind the weights."""
         self._judged: tuple[int, int, Evaluation] | None = None
@@ -162,14 +165,15 @@ class Trainer:
         self.models = warmed.load()
         self.base_hashes = {base: weights_hash(m.base_parameters()) for base, m in self.models.items()}
         self.engine = build_train_engine(self.config, self.algorithm, team, self.models)
-        if self.algorithm.verifier is not None:
-            load_verifier(Path(self.algorithm.verifier), team.critics[VERIFIER], self.models, self.engine)
-        past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
+        verifier = self.algorithm.need(VerifierScores)
+        if verifier is not None:
+            load_verifier(Path(verifier.folder), team.critics[VERIFIER], self.models, self.engine)
+        past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
         load_policies(past, team, self.engine, self.base_hashes)
         speaks = engine or build_engine(self.config, self.models, self.team)
         self.play = make_play(self.config, self.team, speaks)
         acting = self.play
-        if self.algorithm.source == "demonstrations":
+        if not self.algorithm.plays:
             acting = replace(self.play, engine=teacher(self.config, self.team, self.models))
         self._acting = acting
         self._loop = Loop(self.config, self.algorithm, acting, self.engine, player=self.play.engine)
@@ -177,7 +181,7 @@ class Trainer:
 
     def _start_from(self, folders: Mapping[str, Path]) -> None:
         load_policies(folders, self.team, self.engine, self.base_hashes)
-        if self.algorithm.reference_every is not None:
+        if self.algorithm.need(ReferenceLogProbs) is not None:
             self.engine.refresh_references()
         self._loop.publish()
 
@@ -278,7 +282,7 @@ class Trainer:
         )
 
     def _judge(self, problems: int) -> Evaluation:
-        samples = self.algorithm.group_size
+        samples = self.algorithm.data.group_size
         result = judge_held_out(self.config, self._acting, self.engine, samples, self.done, problems)
         self._judged = (self.done, problems, result)
         return result

@@ -17,18 +17,18 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from kapelle.algorithm import label_of, turns_of
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Environment
 from kapelle.evaluation.evaluate import Evaluation, choose_tasks
 from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
 from kapelle.rollout.play import Play, rollout
+from kapelle.rows import label_of, turns_of
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig
+from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
-from kapelle.training.collate import verifier_samples
-from kapelle.training.loop import training_tasks
+from kapelle.training.tasks import training_tasks
 from kapelle.types import Group, Task
 
 BINS = 10

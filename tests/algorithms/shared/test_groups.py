@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiny import turn
 
-from kapelle.algorithm import Signals, TurnKey
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.algorithms.shared.groups import (
     Member,
@@ -26,6 +25,7 @@ from kapelle.algorithms.shared.groups import (
 )
 from kapelle.algorithms.shared.rewards import own_path
 from kapelle.functional.advantages import group_centred, group_scaled, leave_one_out
+from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group, Task
 
 SETS: tuple[Sets, ...] = (by_agent, by_episode, by_round, by_agent_turn, by_turns_of_agent)

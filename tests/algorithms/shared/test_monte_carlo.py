@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, team_of, turn
 
-from kapelle.algorithm import Algorithm, Credit, Outputs, Signals, Targets, TurnKey
+from kapelle.algorithm import Algorithm, Credit, Outputs, Targets
 from kapelle.algorithms.dr_mas import DrMAS
 from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.algorithms.mars import MARS
@@ -20,6 +20,9 @@ from kapelle.algorithms.rae import RAE
 from kapelle.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from kapelle.algorithms.remax import ReMax
 from kapelle.algorithms.shared.rewards import PenaltyConfig
+from kapelle.rows import Signals, TurnKey
+from kapelle.signals.greedy import GreedyBaseline
+from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.types import Episode, Group
 
 
@@ -65,7 +68,7 @@ class TestReMax:
         likeliest = episode(turn("a", 0), turn("b", 1), rewards={"a": 0.0, "b": 7.0})
         given = credit_of(settings.build(), [group(one)], Signals(greedy={0: likeliest}))
         assert firsts(given) == pytest.approx([1.0, -2.0])
-        assert settings.build().greedy
+        assert settings.build().need(GreedyBaseline)
 
 
 class TestReinforcePlusPlus:
@@ -86,7 +89,8 @@ class TestReinforcePlusPlus:
         assert given[TurnKey(0, 0, 0)].advantage_T.tolist() == pytest.approx(
             [-math.sqrt(0.5), math.sqrt(0.5)]
         )
-        assert algorithm.reference_every == 0
+        assert algorithm.need(ReferenceLogProbs)
+        assert algorithm.after_update == ()
 
     def test_policies_are_whitened_apart(self) -> None:
         one = [

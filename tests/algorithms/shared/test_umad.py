@@ -11,11 +11,12 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, team_of, turn
 
-from kapelle.algorithm import Credit, Signals, TurnKey
+from kapelle.algorithm import Credit
 from kapelle.algorithms.marft import MARFT
 from kapelle.algorithms.ppo import IPPO
 from kapelle.algorithms.shared.umad import UMADConfig, influence, nll
 from kapelle.errors import ConfigError
+from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Turn
 
 PLACE = (0, 0)

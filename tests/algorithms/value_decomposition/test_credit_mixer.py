@@ -12,13 +12,14 @@ import torch
 from pydantic import ValidationError
 from tests.support.tiny import episode, group, same_bits, sections, team_of, turn
 
-from kapelle.algorithm import Credit, CreditMemory, Embedding, Signals, TurnKey, turns_of
+from kapelle.algorithm import Credit, CreditMemory
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.qmix import QMIX
 from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
 from kapelle.algorithms.value_decomposition.replay import Rounds
 from kapelle.algorithms.vdn import VDN
 from kapelle.errors import ConfigError
+from kapelle.rows import Embedding, Signals, TurnKey, turns_of
 from kapelle.runs import checkpoint
 from kapelle.team import Agent, Policy, Team
 from kapelle.training.trainer import Trainer

@@ -20,13 +20,14 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
-from kapelle.algorithm import Credit, Embedding, Signals, TurnKey
+from kapelle.algorithm import Credit
 from kapelle.algorithms.qmix import QMIX
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
 from kapelle.algorithms.value_decomposition.utilities import OwnUtilities
 from kapelle.algorithms.vdn import VDN
 from kapelle.engines.train.protocol import Objective
+from kapelle.rows import Embedding, Signals, TurnKey
 from kapelle.training.collate import policy_samples
 from kapelle.types import Group, Task
 

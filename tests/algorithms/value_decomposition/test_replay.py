@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.support.tiny import episode, group, same_bits, turn
 
-from kapelle.algorithm import Embedding, Signals, TurnKey, turns_of
 from kapelle.algorithms.value_decomposition.replay import (
     Played,
     Replay,
@@ -15,6 +14,7 @@ from kapelle.algorithms.value_decomposition.replay import (
     read_episode,
     read_groups,
 )
+from kapelle.rows import Embedding, Signals, TurnKey, turns_of
 from kapelle.types import Episode
 
 PLACE = (0, 0)

@@ -22,11 +22,11 @@ from tests.support.tiny import (
 from torch import Tensor
 
 from kapelle.engines.train.arbitration import arbitrate
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ParityError
 from kapelle.models.exact import exact_logprobs, rounding_of
+from kapelle.rows import Sample
 
 OBJECTIVE = Objective(CLIPPED, VALUES)
 

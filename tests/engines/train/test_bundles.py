@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.bundles import minibatches, passes
+from kapelle.rows import Sample
 
 
 def drawn(shape: Sequence[tuple[str, int | None, int]]) -> list[Sample]:

@@ -13,11 +13,11 @@ pytest.importorskip("pyspiel")
 
 from tests.workflows.stage import play
 
-from kapelle.algorithm import Signals, TurnKey
 from kapelle.algorithms.mars import MARS
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
+from kapelle.rows import Signals, TurnKey
 from kapelle.setup.recipe import load_recipe
 from kapelle.types import Episode, Group
 from kapelle.workflows.play import PlayWorkflow

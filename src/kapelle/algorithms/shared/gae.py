@@ -18,11 +18,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kapelle.algorithm import Credit, Signals, TurnKey, turns_of
+from kapelle.algorithm import Credit
 from kapelle.algorithms.shared.rewards import RewardSource
 from kapelle.functional.advantages import CriticAdvantage, gae, vtrace
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.shaping import kl_in_reward
+from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.settings.base import Settings
 from kapelle.types import Group, Turn
 

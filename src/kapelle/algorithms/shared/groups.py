@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from kapelle.algorithm import TurnKey
+from kapelle.rows import TurnKey
 from kapelle.types import Episode, Group, Turn
 
 TurnRewards = Callable[[tuple[int, int], Episode], Mapping[int, float]]

@@ -7,13 +7,11 @@ order of updates are the same everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, Credit, CreditFunction, Signals, TurnKey, turns_of
+from kapelle.algorithm import Algorithm, Credit, CreditFunction, CreditMemory, Data, Update
 from kapelle.algorithms.shared.groups import Estimator, Sets, TurnRewards, compare
 from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
 from kapelle.algorithms.shared.rewards import (
@@ -27,7 +25,10 @@ from kapelle.algorithms.shared.rewards import (
 )
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ones_like_turn
 from kapelle.algorithms.shared.umad import UMADConfig
+from kapelle.rows import Signal, Signals, TurnKey, turns_of
 from kapelle.settings.base import Settings
+from kapelle.signals.proximal import ProximalLogProbs
+from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.team import Team
 from kapelle.types import Group, Turn
 
@@ -85,27 +86,31 @@ class MonteCarlo(Settings):
         name: str,
         credit: CreditFunction | None,
         checks: tuple[Callable[[Team], None], ...] = (),
+        *,
         reference: bool = False,
-        **needs: Any,
+        needs: tuple[Signal, ...] = (),
+        memory: Callable[[Team, int], CreditMemory] | None = None,
+        redraw: int = 0,
     ) -> Algorithm:
-        """Return the row; `reference` asks for one beside what the loss does, `needs` are further fields."""
-        order = replace(self.order.build(), old=self.loss.old)
+        """Return the row; `reference` asks for one beside what the loss does, `needs` for further signals."""
+        order = self.order.build(self.loss.old)
         if order.sequential:
             checks = (*checks, partial(check_separate_weights, algorithm=name))
+        held = reference or self.loss.kl_coefficient > 0
+        asked: tuple[Signal, ...] = (ReferenceLogProbs(),) if held else ()
+        if self.loss.proximal:
+            asked = (*asked, ProximalLogProbs())
         return Algorithm(
             name=name,
             policy_loss=self.loss.build(),
             credit=None if credit is None else self.umad.gained(credit),
-            group_size=self.group_size,
-            reference_every=self.reference_every if reference or self.loss.kl_coefficient > 0 else None,
-            entropy=self.loss.entropy_coefficient > 0,
-            epochs=self.epochs,
-            minibatches=self.minibatches,
+            data=Data(group_size=self.group_size, redraw=redraw),
+            needs=(*asked, *needs),
+            update=Update(self.epochs, self.minibatches, order, self.loss.entropy_coefficient > 0),
+            memory=memory,
             returns=shared_by(self.team_reward, self.forms),
-            order=order,
-            proximal=self.loss.proximal,
+            after_update=refreshed(self.reference_every) if held else (),
             checks=(*checks, self.umad.check),
-            **needs,
         )
 
 

@@ -1,19 +1,26 @@
-"""Order of updates: which policies an update moves, and whether together or one after another."""
+"""Order of updates: which policies an update moves, and whether together or one after another with HAPPO's factor."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from kapelle.algorithm import Order
+from kapelle.algorithm import Mover, Order
 from kapelle.errors import ConfigError
+from kapelle.functional.policy_losses import happo_factor
+from kapelle.metrics.statistics import merge_rows
+from kapelle.rows import Sample, TurnKey
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.base import Settings
 from kapelle.team import Team
+from kapelle.types import Group
 
 
 class Joint(Settings):
@@ -21,7 +28,7 @@ class Joint(Settings):
 
     name: Literal["joint"] = "joint"
 
-    def build(self) -> Order:
+    def build(self, old: str = "behaviour") -> Order:
         """Return the order."""
         return Order()
 
@@ -32,7 +39,7 @@ class Alternate(Settings):
     name: Literal["alternate"]
     interval: int = Field(1, ge=1)
 
-    def build(self) -> Order:
+    def build(self, old: str = "behaviour") -> Order:
         """Return the order."""
         return Order(partial(_alternating, interval=self.interval))
 
@@ -43,7 +50,7 @@ class Probability(Settings):
     name: Literal["probability"]
     probability: float = Field(0.5, gt=0.0, le=1.0)
 
-    def build(self) -> Order:
+    def build(self, old: str = "behaviour") -> Order:
         """Return the order."""
         return Order(partial(_tossed, probability=self.probability))
 
@@ -53,9 +60,9 @@ class Sequential(Settings):
 
     name: Literal["sequential"]
 
-    def build(self) -> Order:
-        """Return the order."""
-        return SEQUENTIAL
+    def build(self, old: str = "behaviour") -> Order:
+        """Return the order; `old` is the column of the log-probs that the loss's own ratio is against."""
+        return Order(_shuffled, partial(one_after_another, old=old))
 
 
 OrderConfig = Annotated[Joint | Alternate | Probability | Sequential, Field(discriminator="name")]
@@ -77,9 +84,6 @@ def _shuffled(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
     return tuple(order)
 
 
-SEQUENTIAL = Order(_shuffled, sequential=True)
-
-
 def check_separate_weights(team: Team, algorithm: str) -> None:
     """Raise ConfigError unless every trained agent has weights of its own."""
     for policy in team.trained:
@@ -89,3 +93,66 @@ def check_separate_weights(team: Team, algorithm: str) -> None:
                 f"`{algorithm}` updates policies one after another, so each agent needs its own; '{agents[0]}' and "
                 f"'{agents[1]}' both use '{policy}'. Set `team.sharing: lora`, or `algorithm.name: mappo`."
             )
+
+
+def one_after_another(
+    mover: Mover,
+    chosen: Sequence[str],
+    policies: Mapping[TurnKey, Sample],
+    critics: Sequence[Sample],
+    groups: Sequence[Group],
+    *,
+    old: str,
+) -> dict[str, float]:
+    """HAPPO (2109.11251 §4.2): M multiplies the advantages of whoever moves later, in the same round.
+
+    `old` is the column of the log-probs that its ratios are against.
+    """
+    rounds = rounds_of(groups)
+    number = {place: k for k, place in enumerate(dict.fromkeys(rounds.values()))}
+    factor_S = torch.ones(len(number), dtype=torch.float64)
+    rows: list[dict[str, float]] = []
+    waiting = list(critics)
+    for policy in chosen:
+        own = {key: sample for key, sample in policies.items() if sample.learner == policy}
+        weighted = [_times(sample, factor_S[number[rounds[key]]]) for key, sample in own.items()]
+        if weighted or waiting:
+            rows.append(mover.update([*weighted, *waiting]))
+        waiting = []
+        if policy != chosen[-1]:
+            places = [number[rounds[key]] for key in own]
+            factor_S = _after(mover, list(own.values()), places, factor_S, old)
+    if waiting:
+        rows.append(mover.update(waiting))
+    merged = merge_rows(rows)
+    if len(chosen) > 1 and len(factor_S):
+        merged["happo_factor"] = float(factor_S.mean())
+        merged["happo_factor_spread"] = float(factor_S.std(correction=0))
+    return merged
+
+
+def _times(sample: Sample, factor: Tensor) -> Sample:
+    advantage_T = sample.columns["advantage"] * factor.float()
+    return replace(sample, columns={**sample.columns, "advantage": advantage_T})
+
+
+def _after(mover: Mover, own: Sequence[Sample], places: Sequence[int], factor_S: Tensor, old: str) -> Tensor:
+    """Return M after a policy's update: times its turns' ratios against the log-probs in column `old`."""
+    log_ratio_S, acted_S = torch.zeros_like(factor_S), torch.zeros_like(factor_S)
+    for place, sample, logp_T in zip(places, own, mover.score(own), strict=True):
+        log_ratio_S[place] = (logp_T.double() - sample.columns[old].double()).sum()
+        acted_S[place] = 1.0
+    return happo_factor(factor_S, log_ratio_S, acted_S)
+
+
+def rounds_of(groups: Sequence[Group]) -> dict[TurnKey, tuple[int, int, int]]:
+    """Return each turn's (group, episode, round); the k-th turns of all agents are one round."""
+    rounds: dict[TurnKey, tuple[int, int, int]] = {}
+    for g, group in enumerate(groups):
+        for e, episode in enumerate(group.episodes):
+            taken: dict[str, int] = {}
+            for turn in episode.turns:
+                k = taken.get(turn.agent, 0)
+                taken[turn.agent] = k + 1
+                rounds[TurnKey(g, e, turn.index)] = (g, e, k)
+    return rounds

@@ -27,19 +27,10 @@ from itertools import product
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import (
-    Algorithm,
-    Credit,
-    CreditFunction,
-    JointAction,
-    JudgedBy,
-    Signals,
-    Tree,
-    TurnKey,
-    turns_of,
-)
+from kapelle.algorithm import Algorithm, Credit, CreditFunction, JointAction, JudgedBy, Tree
 from kapelle.algorithms.shared.groups import Estimator, Member, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.types import Episode, Group
 
 
@@ -108,7 +99,7 @@ class TreeSampling(MonteCarlo):
         paid = returns or row.returns
         assert paid is not None, "Monte Carlo algorithms share the team's reward"
         tree = Tree(self.group_size, self.continuations, paid, judged_by, chosen)
-        return replace(row, group_size=1, tree=tree)
+        return replace(row, data=replace(row.data, group_size=1, tree=tree))
 
 
 def among_siblings(settings: MonteCarlo, estimate: Estimator) -> CreditFunction:

@@ -24,10 +24,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kapelle.algorithm import Credit, CreditFunction, Signals, TurnKey, turns_of
+from kapelle.algorithm import Credit, CreditFunction
 from kapelle.algorithms.shared.rewards import RewardSource
 from kapelle.errors import ConfigError
 from kapelle.functional.shaping import confidence_gain, relative_confidence_gain, umad_influence
+from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.settings.base import Settings
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Turn

@@ -37,7 +37,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from kapelle.algorithm import MIXER_UNDONE, SENTENCES, Algorithm, Credit, Signals, TurnKey
+from kapelle.algorithm import MIXER_UNDONE, Algorithm, Credit
 from kapelle.algorithms.shared.groups import Member, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.value_decomposition.mixer_fit import FitConfig, Foresight, MixerFit, check_device
@@ -60,8 +60,10 @@ from kapelle.functional.advantages import group_centred
 from kapelle.functional.masking import keep_masked, pack
 from kapelle.functional.mixing import difference_credit, explained_by_others, group_mean_utility
 from kapelle.functional.returns import return_to_go
+from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.base import Settings
+from kapelle.signals.embeddings import SENTENCES, Embeddings
 from kapelle.team import Team
 from kapelle.types import Episode, Group
 
@@ -120,7 +122,7 @@ def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.M
         partial(check_embedder, embedder=settings.embedder),
         partial(check_device, device=settings.fit.device),
     )
-    return settings.row(name, None, checks, memory=memory, embeddings=settings.embedder)
+    return settings.row(name, None, checks, memory=memory, needs=(Embeddings(settings.embedder),))
 
 
 def check_embedder(team: Team, embedder: str) -> None:

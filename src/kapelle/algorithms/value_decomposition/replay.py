@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kapelle.algorithm import Signals, TurnKey
 from kapelle.algorithms.shared import rewards
 from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward
+from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group, Turn
 
 

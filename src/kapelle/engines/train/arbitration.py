@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kapelle.engines.train.batch import Sample
 from kapelle.models.exact import exact_logprobs, rounding_of
 from kapelle.models.language_model import LanguageModel
+from kapelle.rows import Sample
 
 SHARE = 0.01
 """Greatest share of a step's tokens above the bound; one token always may be."""

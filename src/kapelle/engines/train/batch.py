@@ -11,38 +11,14 @@ Shapes: N flat tokens, K target tokens, S sequences (samples) of one learner.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kapelle.algorithm import Targets
 from kapelle.models.fast.plan import Plan, Span, plan_spans
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One sequence and the tokens in it that a learner is asked about."""
-
-    learner: str
-    tokens: tuple[int, ...]
-    targets: tuple[int, ...]
-    """Ascending places of the target tokens, each asked for from the token before it; a critic may
-    also be asked for the place after the last token."""
-    columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """Name → one float per target."""
-    mask: Tensor | None = None
-    """1.0 where a target counts; None counts all."""
-    temperature: float = 1.0
-    bundle: int | None = None
-    """Samples of one learner and one bundle are compared by the loss: they share a forward pass and a step."""
-
-    def __post_init__(self) -> None:
-        assert self.targets, "a sample asks for something"
-        assert self.targets[0] > 0, "the first token has nothing before it"
-        assert self.targets[-1] <= len(self.tokens), "targets lie in the sequence, or right after it"
-        wrong = [name for name, column in self.columns.items() if column.shape != (len(self.targets),)]
-        assert not wrong, f"columns {wrong} need one value per target"
+from kapelle.rows import Sample
 
 
 @dataclass(frozen=True, slots=True)

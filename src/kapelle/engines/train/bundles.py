@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from kapelle.engines.train.batch import Sample
+from kapelle.rows import Sample
 from kapelle.runtime.interrupts import stop_if_asked
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from torch import Tensor
 from kapelle.algorithm import CriticLoss, PolicyLoss
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train import BUILTIN
-from kapelle.engines.train.batch import Sample
+from kapelle.rows import Sample
 from kapelle.runtime.plugins import find_class
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Critic, Policy
@@ -192,13 +192,3 @@ class TrainEngineSettings(Protocol):
 def train_engine_class(name: str) -> type:
     """Return the settings class of a train engine by name, `module:Class` or entry point."""
     return find_class("train engine", name, BUILTIN)
-
-
-def embedder_name(policy: str) -> str:
-    """Return the name under which the frozen base of a policy is asked for embeddings."""
-    return f"embedder:{policy}"
-
-
-def reference_name(policy: str) -> str:
-    """Return the name under which a policy's frozen reference is kept and scored."""
-    return f"reference:{policy}"

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
-from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import Objective, UpdateLimits, reference_name
+from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import NumericsError, ParityError
 from kapelle.models.language_model import LanguageModel
-from kapelle.team import Critic, Lora, Policy
+from kapelle.rows import Sample
+from kapelle.team import Critic, Lora, Policy, reference_name
 
 CLIPPED = SurrogateConfig().build()
 VALUES = ValueLossConfig().build()

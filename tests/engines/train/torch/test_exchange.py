@@ -10,8 +10,9 @@ import torch
 from tests.support.tiny import draw_samples, lora_policies, same_bits, train_engine, with_behaviour
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
-from kapelle.engines.train.protocol import Objective, reference_name
+from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.team import reference_name
 
 OBJECTIVE = Objective(SurrogateConfig().build())
 Places = tuple[TorchTrainEngine, dict[str, dict[str, Any]]]

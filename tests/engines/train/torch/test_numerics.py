@@ -19,10 +19,10 @@ from tests.support.tiny import (
 )
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import NumericsError
+from kapelle.rows import Sample
 from kapelle.team import Critic, Policy
 
 OBJECTIVE = Objective(SurrogateConfig().build(), ValueLossConfig().build(), 0.5)

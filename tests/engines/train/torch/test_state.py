@@ -24,10 +24,10 @@ from tests.support.tiny import (
 )
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
-from kapelle.engines.train.protocol import Objective, UpdateLimits, reference_name
+from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ModelError
-from kapelle.team import Critic, Lora, Policy
+from kapelle.team import Critic, Lora, Policy, reference_name
 
 
 class TestReferences:

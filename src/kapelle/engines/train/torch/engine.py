@@ -11,13 +11,13 @@ from typing import Literal
 from torch import Tensor
 
 from kapelle.engines.rollout.protocol import WritingRenderer
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.protocol import Objective, Published, TrainSetup
 from kapelle.engines.train.torch.forward import Forward
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.engines.train.torch.learners import Learners
 from kapelle.engines.train.torch.sharing import Alone, Sharing
 from kapelle.engines.train.torch.update import Updater
+from kapelle.rows import Sample
 from kapelle.settings.base import Settings
 
 

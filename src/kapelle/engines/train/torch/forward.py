@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kapelle.engines.train.batch import Batch, Part, Sample, pack
+from kapelle.engines.train.batch import Batch, Part, pack
 from kapelle.engines.train.bundles import breakable, passes
 from kapelle.engines.train.torch.head import Entropy, token_statistics
 from kapelle.engines.train.torch.learners import Learners
 from kapelle.functional.divergences import TokenStatistics
+from kapelle.rows import Sample
 
 
 class Forward:

@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kapelle.engines.train.protocol import HEAD, TrainSetup, embedder_name, reference_name
+from kapelle.engines.train.protocol import HEAD, TrainSetup
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.errors import CheckpointError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.weights import copy_weights
 from kapelle.runtime.seeds import derive_seed
-from kapelle.team import Critic, Lora
+from kapelle.team import Critic, Lora, embedder_name, reference_name
 
 
 @dataclass(slots=True)

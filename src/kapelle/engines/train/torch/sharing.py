@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from kapelle.engines.train.batch import Sample
 from kapelle.engines.train.sums import UpdateSums
 from kapelle.engines.train.torch.learner import Learner
+from kapelle.rows import Sample
 
 
 class Sharing(Protocol):

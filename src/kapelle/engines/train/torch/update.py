@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kapelle.algorithm import Loss, Outputs
 from kapelle.engines.train.arbitration import arbitrate
-from kapelle.engines.train.batch import Part, Sample
+from kapelle.engines.train.batch import Part
 from kapelle.engines.train.bundles import minibatches
 from kapelle.engines.train.parity import PARITY, check_parity
 from kapelle.engines.train.protocol import Objective, UpdateLimits
@@ -24,6 +24,7 @@ from kapelle.engines.train.torch.learners import Learners
 from kapelle.engines.train.torch.sharing import Sharing
 from kapelle.errors import NumericsError
 from kapelle.functional.divergences import TokenStatistics
+from kapelle.rows import Sample
 from kapelle.runtime.seeds import derive_seed
 
 

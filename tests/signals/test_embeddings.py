@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -14,15 +14,15 @@ import torch
 from tests.support.tiny import SIZE, episode, frozen_copy, group, learners_of, same_bits, sections, turn
 from torch import Tensor
 
-from kapelle.algorithm import TurnKey
 from kapelle.errors import ConfigError, ModelError
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import save_model
+from kapelle.rows import Embedding, TurnKey
 from kapelle.settings.schema import ModelConfig
+from kapelle.signals.embeddings import Embeddings, by_sentences, turn_reader, turn_texts
 from kapelle.team import EMBEDDER
-from kapelle.training.signals.embeddings import by_sentences, turn_texts
 from kapelle.training.trainer import Trainer
-from kapelle.types import Message
+from kapelle.types import Group, Message
 
 BOTH = pytest.mark.parametrize("name", ["vdn", "qmix"])
 TWO_MODELS = {
@@ -64,6 +64,13 @@ def moved(trainer: Trainer) -> dict[str, bool]:
     }
 
 
+def read(trainer: Trainer, groups: Sequence[Group]) -> Mapping[TurnKey, Embedding]:
+    """Return what the trainer's algorithm reads of the groups."""
+    asked = trainer.algorithm.need(Embeddings)
+    assert asked is not None
+    return turn_reader(asked.reader, trainer.team, trainer.engine)(groups)
+
+
 def width(trainer: Trainer) -> int:
     memory = trainer._loop._memory
     assert memory is not None
@@ -83,10 +90,9 @@ class TestDifferentModels:
         whole = {"agents": [{"name": "a", "weights": "shared"}, *TWO_MODELS["agents"][1:]]}  # type: ignore[index]
         with run(name, {**TWO_MODELS, **whole}, {"wide": wide()}) as trainer:
             played = next(trainer.steps(1)).groups
-            assert trainer._loop._read is not None
-            before = trainer._loop._read(played)
+            before = read(trainer, played)
             next(trainer.steps(1))
-            after = trainer._loop._read(played)
+            after = read(trainer, played)
             assert all(torch.equal(before[key].action_D, after[key].action_D) for key in before)
 
 
@@ -105,8 +111,7 @@ class TestAModelOfOnesOwn:
         reader = wide(hidden=36)
         with run("vdn", models={"reader": reader}, embedder="reader") as trainer:
             step = next(trainer.steps(1))
-            assert trainer._loop._read is not None
-            found = trainer._loop._read(step.groups)
+            found = read(trainer, step.groups)
             (before, words) = turn_texts(step.groups)[TurnKey(0, 0, 2)]
             assert step.groups[0].episodes[0].turns[0].text in before
             prompt = reader.renderer.start([Message("user", before)])
@@ -123,8 +128,7 @@ class TestAModelOfOnesOwn:
         config = ModelConfig.model_validate({"embedded": {**SIZE, "context": 24}})
         with run("vdn", models={"reader": load_language_model(config)}, embedder="reader") as trainer:
             played = [group(episode(turn("agent_0", 0, heard=(Message("user", "x" * 99),), text="y" * 60)))]
-            assert trainer._loop._read is not None
-            [seen] = trainer._loop._read(played).values()
+            [seen] = read(trainer, played).values()
             assert torch.isfinite(seen.observation_D).all()
             assert torch.isfinite(seen.action_D).all()
 

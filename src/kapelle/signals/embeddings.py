@@ -15,26 +15,51 @@ Shapes: D width of a vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from kapelle.algorithm import SENTENCES, Embedding, TurnKey, turns_of
-from kapelle.engines.train.batch import Sample
-from kapelle.engines.train.protocol import TrainEngine, embedder_name
 from kapelle.errors import ModelError
-from kapelle.team import EMBEDDER, Team
-from kapelle.training.collate import embedding_samples
+from kapelle.rows import Embedding, Learners, Sample, Sampled, TurnKey, turns_of
+from kapelle.team import EMBEDDER, Policy, Team, embedder_name
 from kapelle.types import Episode, Group, Message
+
+SENTENCES = "sentence-transformers:"
+"""How a model of that library is named."""
 
 TurnReader = Callable[[Sequence[Group]], dict[TurnKey, Embedding]]
 """Reads every trained turn of a step."""
 
 
-def turn_reader(embedder: str, team: Team, engine: TrainEngine) -> TurnReader:
-    """Return what reads turns as `Algorithm.embeddings` says; ModelError when it cannot be loaded."""
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Gives `Signals.embedding`."""
+
+    reader: str = "base"
+    """`base`, a model's path, or `sentence-transformers:NAME`."""
+
+    def load(self) -> None:
+        """Load a model of sentence-transformers; ModelError says why it cannot be."""
+        if self.reader.startswith(SENTENCES):
+            load_sentences(self.reader.removeprefix(SENTENCES))
+
+    def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Embedding]]:
+        """Return every trained turn as vectors; ModelError when what reads it cannot be loaded."""
+        return {"embedding": turn_reader(self.reader, step.team, engine)(step.groups)}
+
+    def beside(self, team: Team) -> Team:
+        """Return the team with the model that reads turns, where it is one of its own."""
+        if self.reader == "base" or self.reader.startswith(SENTENCES):
+            return team
+        return team.with_beside(Policy(EMBEDDER, EMBEDDER, trained=False), self.reader)
+
+
+def turn_reader(embedder: str, team: Team, engine: Learners) -> TurnReader:
+    """Return what reads turns as `Embeddings.reader` says; ModelError when it cannot be loaded."""
     if embedder.startswith(SENTENCES):
         return by_sentences(load_sentences(embedder.removeprefix(SENTENCES)))
     if embedder != "base":
@@ -45,12 +70,12 @@ def turn_reader(embedder: str, team: Team, engine: TrainEngine) -> TurnReader:
     return lambda groups: _by_tokens(groups, engine, team)
 
 
-def _by_tokens(groups: Sequence[Group], engine: TrainEngine, team: Team) -> dict[TurnKey, Embedding]:
+def _by_tokens(groups: Sequence[Group], engine: Learners, team: Team) -> dict[TurnKey, Embedding]:
     saw, said = embedding_samples(groups, {name: embedder_name(name) for name in team.trained})
     return _joined(list(saw), engine.embed([*saw.values(), *said.values()]))
 
 
-def _by_model(groups: Sequence[Group], engine: TrainEngine, name: str) -> dict[TurnKey, Embedding]:
+def _by_model(groups: Sequence[Group], engine: Learners, name: str) -> dict[TurnKey, Embedding]:
     reader = engine.renderer(name)
     texts = turn_texts(groups)
     saw: list[Sample] = []
@@ -78,6 +103,7 @@ def by_sentences(encode: Callable[[Sequence[str]], Tensor]) -> TurnReader:
     return read
 
 
+@lru_cache(maxsize=1)
 def load_sentences(name: str) -> Callable[[Sequence[str]], Tensor]:
     """Return what encodes texts by a model of sentence-transformers; ModelError says why it cannot be loaded."""
     library = cast("Any", import_module("sentence_transformers"))
@@ -125,3 +151,21 @@ def _read_before(episode: Episode) -> dict[int, str]:
 def _joined(keys: Sequence[TurnKey], vectors: Sequence[Tensor]) -> dict[TurnKey, Embedding]:
     half = len(keys)
     return {key: Embedding(a, b) for key, a, b in zip(keys, vectors[:half], vectors[half:], strict=True)}
+
+
+def embedding_samples(
+    groups: Sequence[Group], name: Mapping[str, str]
+) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
+    """Return what to ask the embedders (`name`: policy → embedder) about every trained turn: saw, and said.
+
+    The prompt is read alone and the completion after its prompt.
+    """
+    saw: dict[TurnKey, Sample] = {}
+    said: dict[TurnKey, Sample] = {}
+    for key, turn in turns_of(groups):
+        embedder, start = name[turn.policy], len(turn.prompt_ids)
+        tokens = turn.prompt_ids + turn.completion_ids
+        # A hidden state is asked for by the place after its token.
+        saw[key] = Sample(embedder, turn.prompt_ids, tuple(range(1, start + 1)))
+        said[key] = Sample(embedder, tokens, tuple(range(start + 1, len(tokens) + 1)))
+    return saw, said

@@ -1,0 +1,20 @@
+"""Log-probs by the trainer's own weights before the update: what ratios are against where sampler and trainer differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kapelle.rows import Learners, Sampled, TurnKey
+from kapelle.signals.reference import log_probs
+
+
+@dataclass(frozen=True, slots=True)
+class ProximalLogProbs:
+    """Gives `Signals.proximal`."""
+
+    def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
+        """Return each policy's own log-probs `_T` of every trained turn."""
+        return {"proximal": log_probs(step, engine, {name: name for name in step.team.trained})}

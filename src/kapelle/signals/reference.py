@@ -1,0 +1,53 @@
+"""Log-probs by a frozen copy of each policy, which a penalty holds it to, and when that copy is made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from kapelle.rows import Learners, Sample, Sampled, TurnKey, turns_of
+from kapelle.signals.questions import policy_sample
+from kapelle.team import Team, reference_name
+from kapelle.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLogProbs:
+    """Gives `Signals.reference`: by the base as it was at the start, or as `RefreshReferences` left it."""
+
+    def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
+        """Return the reference's log-probs `_T` of every trained turn."""
+        names = {name: reference_name(name) for name in step.team.trained}
+        return {"reference": log_probs(step, engine, names)}
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshReferences:
+    """Makes every reference a copy of its policy, every so many steps."""
+
+    every: int
+    moves_weights: ClassVar[bool] = False
+
+    def __call__(self, step: int, team: Team, engine: Learners) -> None:
+        """Refresh where it is time."""
+        if step % self.every == 0:
+            engine.refresh_references()
+
+
+def refreshed(every: int) -> tuple[RefreshReferences, ...]:
+    """Return the hook that refreshes references; none for 0, which keeps those of the start."""
+    return (RefreshReferences(every),) if every else ()
+
+
+def log_probs(step: Sampled, engine: Learners, learner: Mapping[str, str]) -> dict[TurnKey, Tensor]:
+    """Return the log-probs `_T` of every trained turn by whatever `learner` names for its policy."""
+    asked = reference_samples(step.groups, step.team, learner)
+    return dict(zip(asked, engine.score(list(asked.values())), strict=True))
+
+
+def reference_samples(groups: Sequence[Group], team: Team, name: Mapping[str, str]) -> dict[TurnKey, Sample]:
+    """Return what to ask each policy's reference (`name`: policy → reference) about every trained turn."""
+    return {key: policy_sample(turn, team, name[turn.policy], {}) for key, turn in turns_of(groups)}
