@@ -22,7 +22,7 @@ exits with code 2; anything else that escapes is a defect of kapelle and shows i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class KapelleError(Exception):
@@ -79,6 +79,12 @@ class TrainingHalted(KapelleError):
 
 class OutputError(KapelleError):
     """A file or stream that a command writes, and that cannot be written."""
+
+
+def need_known(setting: str, kind: str, name: str, known: Collection[str]) -> None:
+    """Raise ConfigError when a setting names something (an agent, a node) that is not there."""
+    if name not in known:
+        raise ConfigError(f"{setting} names the unknown {kind} '{name}'.{did_you_mean(name, known)}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

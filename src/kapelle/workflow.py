@@ -184,6 +184,14 @@ def need_answers(workflow: str, does: str, environment: Environment) -> None:
         )
 
 
+def need_two(what: str, agents: Sequence[Agent], remedy: str = "Add agents") -> None:
+    """Raise ConfigError for an agent alone: `what` says what the workflow needs more agents for."""
+    if len(agents) < 2:
+        raise ConfigError(
+            f"{what}, and the team has only '{agents[0].name}'. {remedy}, or set `workflow.name: solo`."
+        )
+
+
 def check_names(agents: Sequence[Agent], taken: Sequence[str]) -> None:
     """Raise ConfigError when an agent has the name of a field that templates know otherwise."""
     for agent in agents:

@@ -98,18 +98,13 @@ def split_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="key.path=value", help=SETTINGS_HELP)
+    _add_words(parser, "key.path=value", SETTINGS_HELP)
     _add_run_dir(parser)
     _add_output(parser)
 
 
 def _train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="RECIPE …",
-        help=f"{RECIPE_HELP}; YAML files laid over it; then settings, {SETTINGS_HELP}",
-    )
+    _add_words(parser, "RECIPE …", f"{RECIPE_HELP}; YAML files laid over it; then settings, {SETTINGS_HELP}")
     _add_real(parser)
     _add_run_dir(parser)
     parser.add_argument(
@@ -136,9 +131,7 @@ def _eval(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words", nargs="*", metavar="RECIPE …", help=f"{RECIPE_HELP}; overlays; settings, {SETTINGS_HELP}"
-    )
+    _add_words(parser, "RECIPE …", f"{RECIPE_HELP}; overlays; settings, {SETTINGS_HELP}")
     _add_real(parser)
     parser.add_argument(
         "--algorithms",
@@ -189,13 +182,8 @@ def _collect(parser: argparse.ArgumentParser) -> None:
 
 
 def _play(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="ENV|RUN …",
-        help="an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory; "
-        f"{SETTINGS_HELP}",
-    )
+    what = "an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory"
+    _add_words(parser, "ENV|RUN …", f"{what}; {SETTINGS_HELP}")
     parser.add_argument("--seat", type=_count, default=1, metavar="N", help="the seat that is yours (1)")
     parser.add_argument(
         "--against",
@@ -221,12 +209,7 @@ def _recipes(parser: argparse.ArgumentParser) -> None:
 
 
 def _validate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="RECIPE …",
-        help=f"{RECIPE_HELP}; overlays; settings, {SETTINGS_HELP}",
-    )
+    _add_words(parser, "RECIPE …", f"{RECIPE_HELP}; overlays; settings, {SETTINGS_HELP}")
     parser.add_argument(
         "--environment",
         metavar="NAME",
@@ -242,6 +225,10 @@ def _validate(parser: argparse.ArgumentParser) -> None:
 
 def _info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_words(parser: argparse.ArgumentParser, metavar: str, what: str) -> None:
+    parser.add_argument("words", nargs="*", metavar=metavar, help=what)
 
 
 def _add_real(parser: argparse.ArgumentParser) -> None:
@@ -300,11 +287,10 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_player(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="RUN …",
-        help=f"a run directory; {SETTINGS_HELP} (of `environment` and `evaluation`, for a run)",
+    _add_words(
+        parser,
+        "RUN …",
+        f"a run directory; {SETTINGS_HELP} (of `environment` and `evaluation`, for a run)",
     )
     parser.add_argument(
         "--model", metavar="PATH", help="instead of a run: a model folder, hub name or `embedded`"

@@ -32,7 +32,9 @@ class Base:
 
     name: str
     path: str
+    """`embedded`, a model's folder, or its name on the hub."""
     parameters: int
+    """Its own, adapters and heads aside."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
 from kapelle.runs.reader import is_run, read_config, read_status
-from kapelle.settings.overlays import parse_yaml
+from kapelle.settings.overlays import nested, parse_yaml
 from kapelle.settings.schema import NAME, RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import Recipe, lay_over, to_yaml
@@ -53,10 +53,13 @@ class Run:
     """One contender with one seed."""
 
     label: str
+    """The contender's, as typed behind `--algorithms`."""
     seed: int
     config: RunConfig
     origin: Mapping[str, str]
+    """Dotted key of a setting → where its value comes from."""
     path: Path
+    """The run directory, inside the comparison's folder."""
 
     @property
     def error_file(self) -> Path:
@@ -152,13 +155,7 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
                 f"'{word}' sets nothing. Write --set NAME:key.path=value, for example --set qmix:algorithm.fit.lr=1e-3, "
                 "or name a YAML file."
             )
-        try:
-            value = parse_yaml(raw)
-        except ValueError:
-            raise ConfigError(f"The value of '{word}' is not YAML. Quote it.") from None
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        found.append((label, value))
+        found.append((label, nested(key, raw, word)))
     for label, values in found:
         for key in _paths(values):
             if not any(key == own or key.startswith(f"{own}.") for own in OWN):

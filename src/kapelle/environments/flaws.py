@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import need_known
 
 
 def _shares(flaws: Mapping[str, float]) -> Mapping[str, float]:
@@ -25,10 +25,7 @@ Flaws = Annotated[Mapping[str, float], AfterValidator(_shares)]
 def check_flaws(flaws: Mapping[str, float], agents: Sequence[str]) -> None:
     """Raise ConfigError when `flaws` names an agent that is not there."""
     for agent in flaws:
-        if agent not in agents:
-            raise ConfigError(
-                f"environment.flaws names the unknown agent '{agent}'.{did_you_mean(agent, agents)}"
-            )
+        need_known("environment.flaws", "agent", agent, agents)
 
 
 def flawed(flaws: Mapping[str, float], agent: str, seed: int) -> bool:

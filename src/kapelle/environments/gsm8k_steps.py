@@ -38,7 +38,9 @@ class CalculatorStep:
     """One calculator step in its normal form."""
 
     question: str
+    """Such as `48/2`."""
     answer: str
+    """What it comes to, as a decimal: `24`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Census:
     """What became of a split's annotations."""
 
     annotated: int
+    """All of them; the other numbers add up to this one."""
     unreadable: int
     wrong: int
     """Annotations whose two sides are not equal, rounded results included."""

@@ -126,14 +126,6 @@ class Matrix(Told):
                 f"({', '.join(agents)}). Set `team.agents` to {players} agents, or another game."
             )
 
-    def size(self, split: Split) -> int | None:
-        """The game can be played without end."""
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return one match of the game."""
-        return Task(f"{split}-{index}", "")
-
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MatrixWorld:
         """Open one match."""
         self.check(agents)

@@ -25,8 +25,8 @@ from kapelle.environment import (
     Skipping,
     World,
     asks_questions,
-    environment_class,
 )
+from kapelle.environments.inner_questions import named_settings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.settings.base import Settings
 from kapelle.settings.sections import EnvironmentSettings, Plugged
@@ -39,11 +39,7 @@ def _built(value: Any) -> Any:
         return value
     if "name" not in value:
         raise ValueError("a part says no `environment.name`")
-    try:
-        found = environment_class(str(value["name"]))
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return found(**value)
+    return named_settings(value)
 
 
 class Part(Settings):

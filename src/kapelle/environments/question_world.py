@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from kapelle.environment import Outcome
 from kapelle.errors import EpisodeError, did_you_mean
@@ -12,6 +12,16 @@ from kapelle.types import Json, Task
 
 RIGHT, WRONG = "This answer is right.", "This answer is wrong."
 """All that an agent reads about an answer: a grader's explanation may name the gold answer."""
+
+
+def need_seats(actions: Collection[str], seats: Collection[str], did: str = "acted") -> None:
+    """Raise EpisodeError when nobody acted, or somebody who does not play."""
+    if not actions:
+        raise EpisodeError(f"Nobody {did}. Hand the world the text of one agent at least.")
+    for name in actions:
+        if name not in seats:
+            raise EpisodeError(f"'{name}' {did} and has no seat.{did_you_mean(name, seats)}")
+
 
 _GRADING = "Grading an answer"
 
@@ -64,11 +74,7 @@ class QuestionWorld:
             raise EpisodeError(
                 "The question has been answered already; its world takes one step, or as many as `allow_answers` said."
             )
-        if not actions:
-            raise EpisodeError("Nobody answered. Hand the world the text of one agent at least.")
-        for name in actions:
-            if name not in self._agents:
-                raise EpisodeError(f"'{name}' answered and has no seat.{did_you_mean(name, self._agents)}")
+        need_seats(actions, self._agents, "answered")
         grades = {name: await self._graded(text) for name, text in actions.items()}
         rewards = {name: grade.score for name, grade in grades.items()}
         info: dict[str, Json] = {

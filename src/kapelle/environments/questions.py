@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from kapelle.environments.graded import Graded
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
-from kapelle.grading.text.extraction import ExtractionRule, extract, marked
-from kapelle.grading.verdict import SHOWN, Grade, no_answer, right, wrong
+from kapelle.grading.text.extraction import ExtractionRule, marked
+from kapelle.grading.text.reading import answer_in, read_answer
+from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.types import Json, Message, Split, Task
 
 
@@ -82,8 +83,7 @@ def numbers(rules: Sequence[ExtractionRule]) -> Answers:
         return grade_numeric(text, gold, rules)
 
     def final_number(text: str) -> str | None:
-        found = extract(text, rules).text
-        number = None if found is None else read_number(found)
+        number = answer_in(text, rules, read_number)
         return None if number is None else normal_form(number)
 
     return Answers(grade, final_number, lambda answer: marked(answer, rules[0]))
@@ -101,18 +101,11 @@ def words(
     """
 
     def grade(text: str, task: Task) -> Grade:
-        found = extract(text, rules)
-        if found.text is None:
-            return no_answer(found.problem)
-        answer = read(found.text)
-        if answer is None:
-            return no_answer(f"'{found.text[:SHOWN]}' is {otherwise}.")
+        answer = read_answer(text, rules, read, otherwise)
+        if isinstance(answer, Grade):
+            return answer
         gold = str(task.data["answer"])
         gold = read(gold) or gold
         return right(answer) if answer == gold else wrong(answer, gold)
 
-    def final_words(text: str) -> str | None:
-        found = extract(text, rules).text
-        return None if found is None else read(found)
-
-    return Answers(grade, final_words, lambda answer: marked(answer, rules[0]))
+    return Answers(grade, lambda text: answer_in(text, rules, read), lambda answer: marked(answer, rules[0]))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pydantic import field_validator
 
+from kapelle.environments.endless import Endless
 from kapelle.environments.thinking import INVITATION, spoken
 from kapelle.errors import did_you_mean
-from kapelle.settings.base import Settings
 
 RULES = ("full", "short", "none")
 """What `rules` may say beside a text of the user's own."""
 
 
-class Told(Settings):
+class Told(Endless):
     """Settings that all games share."""
 
     rules: str | None = None

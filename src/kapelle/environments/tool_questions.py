@@ -7,19 +7,17 @@ that calls no tool is the answer. The workflow `tool_use` hands results back as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from kapelle.environment import (
     Alive,
-    Answerable,
     Environment,
-    Scripted,
     Skipping,
     asks_questions,
 )
-from kapelle.environments.inner_questions import inner_questions
+from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
 from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.functions import Functions
@@ -30,18 +28,16 @@ from kapelle.environments.tools.search import Search
 from kapelle.environments.tools.world import CallRules, ToolsWorld
 from kapelle.errors import ConfigError
 from kapelle.grading.text.tool_text import Form
-from kapelle.settings.base import Settings
-from kapelle.settings.sections import EnvironmentSettings, Plugged
-from kapelle.types import Message, Split, Task
+from kapelle.types import Split, Task
 
 AnyTool = Annotated[Calculator | Python | Files | Search | Functions | Mcp, Field(discriminator="tool")]
 
 
-class Tools(Settings):
+class Tools(HandsOnQuestions):
     """Questions with tools: calculator, Python, files, search, functions of one's own, MCP servers."""
 
     name: Literal["tools"] = "tools"
-    questions: Annotated[EnvironmentSettings, Plugged()]
+    questions: InnerQuestions
     """Settings of the environment that asks and grades: `{name: math, …}`."""
     tools: tuple[AnyTool, ...] = Field((Calculator(),), min_length=1)
     """What agents can call; each entry says which `tool` it is."""
@@ -54,11 +50,6 @@ class Tools(Settings):
     max_characters: int = Field(4000, ge=100)
     """Most of one result that an agent reads."""
 
-    @field_validator("questions", mode="before")
-    @classmethod
-    def _found(cls, value: object) -> object:
-        return inner_questions(value)
-
     @property
     def _asks(self) -> Environment:
         return self.questions
@@ -68,11 +59,6 @@ class Tools(Settings):
         """The questions' own, with 0 for no answer."""
         low, high = self._asks.reward_range
         return (min(low, 0.0), max(high, 0.0))
-
-    @property
-    def sources(self) -> Mapping[Split, str]:
-        """The questions' own."""
-        return self._asks.sources
 
     @property
     def alive(self) -> Sequence[str]:
@@ -112,14 +98,6 @@ class Tools(Settings):
                     f"Two tools are called '{name}', in the entries {entries}. Leave out one, or rename the function."
                 )
 
-    def size(self, split: Split) -> int | None:
-        """Return the number of questions."""
-        return self._asks.size(split)
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return the question at an index."""
-        return self._asks.task(split, index)
-
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
         """Open the world of one question, with tools of its own for each agent."""
         schemas = [schema.as_json() for tool in self.tools for schema in tool.schemas()]
@@ -129,13 +107,3 @@ class Tools(Settings):
             tools_prompt(schemas, self.form),
             CallRules(self.form, self.max_turns, self.call_s, self.max_characters),
         )
-
-    def extract(self, text: str) -> str | None:
-        """Return the final answer of a text as the questions' environment reads it."""
-        return cast("Answerable", self._asks).extract(text)
-
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return what the questions' own script says, without calls; ConfigError where they have none."""
-        if not isinstance(self._asks, Scripted):
-            raise ConfigError(f"`{self._asks.name}` has no script that could demonstrate anything.")
-        return self._asks.script(agent, task, heard, seed)

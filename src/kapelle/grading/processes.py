@@ -15,10 +15,10 @@ import subprocess
 import sys
 import weakref
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Protocol, Self
+from typing import IO, Protocol
 
 from kapelle.runtime.awake import AwakeClock, wait_readable
+from kapelle.runtime.closing import Closing
 from kapelle.types import Json
 
 MAX_REPLY_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class AnswerLimits:
     """Address space of a child. Not enforced by macOS."""
 
 
-class KillableProcesses:
+class KillableProcesses(Closing):
     """A pool of fork servers that run one worker module; any thread may ask.
 
     The module is run as a program and calls `fork_server.serve`. Servers start when first needed, at most
@@ -97,14 +97,6 @@ class KillableProcesses:
     def close(self) -> None:
         """End every server; a later question starts new ones."""
         _end_all(self._running)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _live(self, server: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes]:
         if server is not None:

@@ -102,6 +102,7 @@ class Part:
 
     answers: int
     right: float
+    """In [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)

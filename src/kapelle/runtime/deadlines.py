@@ -62,12 +62,7 @@ def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: A
     limit = Limit(what, kind, seconds)
     lane = limit.lane
     _refuse_when_stopping(lane)
-    before, lane.running = lane.running, limit
-    lane.serial += 1
-    try:
-        return work(*given)
-    finally:
-        leave(lane, before)
+    return _under(limit, work, *given)
 
 
 def on_account(limit: Limit, work: Callable[..., T], *given: Any) -> T:
@@ -75,6 +70,11 @@ def on_account(limit: Limit, work: Callable[..., T], *given: Any) -> T:
     lane = limit.lane
     if limit.kind not in ("environment", "grader") or lane is not getattr(here, "lane", None):
         return work(*given)
+    return _under(limit, work, *given)
+
+
+def _under(limit: Limit, work: Callable[..., T], *given: Any) -> T:
+    lane = limit.lane
     before, lane.running = lane.running, limit
     lane.serial += 1
     try:

@@ -13,17 +13,17 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from kapelle.errors import SandboxError
+from kapelle.runtime.closing import Closing
 from kapelle.runtime.deadlines import stand_in_line
 from kapelle.sandbox.contract import Backend, Layer, Limits, Prepared, Result, run
 
 T = TypeVar("T")
 
 
-class Pool:
+class Pool(Closing):
     """A backend that keeps sandboxes of one backend ready, and an asyncio front for blocking work with them.
 
     `limits` are those of the warm sandboxes; a run with other limits gets a fresh one. `parallel` bounds the
@@ -110,14 +110,6 @@ class Pool:
             self._closed = True
             self._change.notify_all()
         self._filler.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _fill(self) -> None:
         with contextlib.suppress(SandboxError):

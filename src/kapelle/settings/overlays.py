@@ -28,6 +28,11 @@ def parse_setting(setting: str) -> dict[str, Any]:
     key, equals, raw = setting.partition("=")
     if not equals or not key:
         raise ConfigError(f"'{setting}' is no setting. Write key.path=value, for example training.steps=100.")
+    return nested(key, raw, setting)
+
+
+def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
+    """Return a value, as typed, under the dotted path of its key; ConfigError, which quotes `setting`, where it is not YAML."""
     try:
         value = parse_yaml(raw)
     except ValueError:

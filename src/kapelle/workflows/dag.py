@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Environment, Recorded
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, did_you_mean, need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Message
@@ -124,10 +124,8 @@ class Dag(Settings):
                 f"Nobody waits for the nodes {', '.join(ends)}, so the answer may be any of them. "
                 "Set `workflow.answer` to the one that counts."
             )
-        if self.answer is not None and self.answer not in ids:
-            raise ConfigError(
-                f"workflow.answer names the unknown node '{self.answer}'.{did_you_mean(self.answer, ids)}"
-            )
+        if self.answer is not None:
+            need_known("workflow.answer", "node", self.answer, ids)
         for node in self.nodes:
             known = ["prompt", "question", *(f"{name}.output" for name in ancestors(self.graph, node.id))]
             for field in _FIELD.findall(node.prompt):
@@ -141,10 +139,7 @@ class Dag(Settings):
 
     def _speaker(self, node: Node, names: Sequence[str]) -> str:
         if node.agent is not None and node.agent_group is None:
-            if node.agent not in names:
-                raise ConfigError(
-                    f"Node '{node.id}' names the unknown agent '{node.agent}'.{did_you_mean(node.agent, names)}"
-                )
+            need_known(f"Node '{node.id}'", "agent", node.agent, names)
             return node.agent
         if node.agent is not None or node.agent_group is None:
             raise ConfigError(

@@ -13,10 +13,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kapelle.environment import Environment
-from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_names, check_template, fill, need_answers
+from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, need_two
 from kapelle.workflows.graph import mermaid
 from kapelle.workflows.voting import agreement, majority
 
@@ -55,11 +54,7 @@ class Debate(Settings):
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, too few agents, or a template with an unknown field."""
         need_answers("debate", "votes on one answer", environment)
-        if len(agents) < 2:
-            raise ConfigError(
-                f"A debate takes two agents or more, and the team has only '{agents[0].name}'. "
-                "Add agents, or set `workflow.name: solo`."
-            )
+        need_two("A debate takes two agents or more", agents)
         check_names(agents, ["question", "answers"])
         known = ["question", "answers", *(agent.name for agent in agents)]
         for agent in agents:

@@ -12,10 +12,9 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.environment import Environment
-from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
+from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, need_two, told
 from kapelle.workflows.graph import mermaid
 
 
@@ -39,11 +38,7 @@ class Reflect(Settings):
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, an actor alone, or a template with an unknown field."""
         need_answers("reflect", "ends in one answer", environment)
-        if len(agents) < 2:
-            raise ConfigError(
-                f"`workflow.name: reflect` has an actor and critics, and the team has only '{agents[0].name}'. "
-                "Add a critic, or set `workflow.name: solo`."
-            )
+        need_two("`workflow.name: reflect` has an actor and critics", agents, "Add a critic")
         check_names(agents, ["question", "answer", "notes"])
         actor, *critics = agents
         check_template(actor, ["question"], "the actor of `reflect`")

@@ -9,10 +9,10 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.environment import Environment
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
+from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, need_two, told
 from kapelle.workflows.graph import mermaid
 
 _MARK = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
@@ -37,15 +37,9 @@ class Router(Settings):
         """Raise ConfigError for a game, one agent alone, an unknown agent or field."""
         need_answers("router", "ends in one answer", environment)
         names = [agent.name for agent in agents]
-        if len(agents) < 2:
-            raise ConfigError(
-                f"`workflow.name: router` hands over, and the team has only '{names[0]}'. "
-                "Add agents, or set `workflow.name: solo`."
-            )
-        if self.first is not None and self.first not in names:
-            raise ConfigError(
-                f"workflow.first names the unknown agent '{self.first}'.{did_you_mean(self.first, names)}"
-            )
+        need_two("`workflow.name: router` hands over", agents)
+        if self.first is not None:
+            need_known("workflow.first", "agent", self.first, names)
         check_names(agents, ["question", "agents", "message"])
         for agent in agents:
             check_template(agent, ["question", "agents", "message"], "the workflow `router`")

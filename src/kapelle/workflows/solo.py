@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kapelle.environment import Environment
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_template, fill, need_answers
@@ -24,10 +24,8 @@ class Solo(Settings):
         """Raise ConfigError for a game, an unknown agent, or a prompt with an unknown field."""
         need_answers("solo", "asks for one answer", environment)
         names = [agent.name for agent in agents]
-        if self.agent is not None and self.agent not in names:
-            raise ConfigError(
-                f"workflow.agent names the unknown agent '{self.agent}'.{did_you_mean(self.agent, names)}"
-            )
+        if self.agent is not None:
+            need_known("workflow.agent", "agent", self.agent, names)
         speaker = next(agent for agent in agents if agent.name == (self.agent or names[0]))
         check_template(speaker, ["question"], "the workflow `solo`")
 

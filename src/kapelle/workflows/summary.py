@@ -11,10 +11,10 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.environment import Environment
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, told
+from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, need_two, told
 from kapelle.workflows.graph import mermaid
 
 
@@ -41,16 +41,9 @@ class Summary(Settings):
         """Raise ConfigError for a game, too few agents, unknown names or a template with an unknown field."""
         need_answers("summary", "ends in one answer", environment)
         names = [agent.name for agent in agents]
-        if len(agents) < 2:
-            raise ConfigError(
-                f"A summary takes a drafter and an aggregator, and the team has only '{names[0]}'. "
-                "Add agents, or set `workflow.name: solo`."
-            )
-        if self.aggregator is not None and self.aggregator not in names:
-            raise ConfigError(
-                f"workflow.aggregator names the unknown agent '{self.aggregator}'."
-                f"{did_you_mean(self.aggregator, names)}"
-            )
+        need_two("A summary takes a drafter and an aggregator", agents)
+        if self.aggregator is not None:
+            need_known("workflow.aggregator", "agent", self.aggregator, names)
         check_names(agents, ["question", "drafts"])
         last = self._aggregator(names)
         self._check_layers(names, last)
@@ -75,10 +68,7 @@ class Summary(Settings):
             )
         for layer in self.layers:
             for name in layer:
-                if name not in names:
-                    raise ConfigError(
-                        f"workflow.layers names the unknown agent '{name}'.{did_you_mean(name, names)}"
-                    )
+                need_known("workflow.layers", "agent", name, names)
                 if name == aggregator:
                     raise ConfigError(
                         f"'{name}' drafts in workflow.layers and is the aggregator too. Set `workflow.aggregator` "

@@ -11,10 +11,10 @@ from typing import Literal
 from pydantic import Field, FiniteFloat
 
 from kapelle.environment import Environment
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_template, fill, need_answers
+from kapelle.workflow import Scene, check_template, fill, need_answers, need_two
 from kapelle.workflows.graph import mermaid
 from kapelle.workflows.voting import majority
 
@@ -30,16 +30,9 @@ class Vote(Settings):
         """Raise ConfigError for a game, one agent alone, weights of strangers or weights that elect nobody."""
         need_answers("vote", "counts answers", environment)
         names = [agent.name for agent in agents]
-        if len(agents) < 2:
-            raise ConfigError(
-                f"A vote takes two agents or more, and the team has only '{names[0]}'. "
-                "Add agents, or set `workflow.name: solo`."
-            )
+        need_two("A vote takes two agents or more", agents)
         for name, weight in self.weights.items():
-            if name not in names:
-                raise ConfigError(
-                    f"workflow.weights names the unknown agent '{name}'.{did_you_mean(name, names)}"
-                )
+            need_known("workflow.weights", "agent", name, names)
             if weight < 0:
                 raise ConfigError(f"workflow.weights.{name} is {weight}. A vote weighs 0 or more.")
         if all(self.weights.get(name, 1.0) == 0 for name in names):

@@ -11,12 +11,12 @@ from pydantic import Field, FiniteFloat
 from kapelle.environments.adapters.plain import check_alone
 from kapelle.environments.adapters.spaces import actions_text, legal_numbers, observation_text, read_number
 from kapelle.environments.adapters.stepping import SteppingWorld
+from kapelle.environments.endless import Endless
 from kapelle.errors import ConfigError
-from kapelle.settings.base import Settings
 from kapelle.types import Json, Split, Task
 
 
-class Gymnasium(Settings):
+class Gymnasium(Endless):
     """One agent in an environment by its id; discrete actions are written as numbers, texts as they are."""
 
     name: Literal["gymnasium"] = "gymnasium"
@@ -63,14 +63,6 @@ class Gymnasium(Settings):
             return gymnasium.make(self.id, **self.arguments)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise ConfigError(f"environment.id {self.id} cannot be made: {error}") from error
-
-    def size(self, split: Split) -> int | None:
-        """Episodes go on without end."""
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return one episode's name."""
-        return Task(f"{split}-{index}", "")
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
         """Make the environment of one episode."""

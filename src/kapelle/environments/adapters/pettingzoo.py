@@ -75,14 +75,6 @@ class PettingZoo(Told):
             )
         return vars(module)[function](**self.arguments)
 
-    def size(self, split: Split) -> int | None:
-        """Episodes go on without end."""
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return one episode's name."""
-        return Task(f"{split}-{index}", "")
-
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ZooWorld:
         """Make the environment of one episode."""
         kind = _InTurn if self.turns == "aec" else _AtOnce

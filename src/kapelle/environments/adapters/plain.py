@@ -23,13 +23,13 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from kapelle.environments.adapters.stepping import SteppingWorld
+from kapelle.environments.endless import Endless
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.plugins import find_class
-from kapelle.settings.base import Settings
 from kapelle.types import Json, Split, Task
 
 
-class Plain(Settings):
+class Plain(Endless):
     """One agent in a class that knows nothing of kapelle."""
 
     name: Literal["plain"] = "plain"
@@ -62,14 +62,6 @@ class Plain(Settings):
             raise ConfigError(
                 f"environment.path: {self.path} has no method `{missing[0]}`. Add it to the class."
             )
-
-    def size(self, split: Split) -> int | None:
-        """Episodes go on without end."""
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return one episode's name."""
-        return Task(f"{split}-{index}", "")
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
         """Make the object of one episode."""

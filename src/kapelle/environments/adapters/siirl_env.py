@@ -16,48 +16,36 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from kapelle.environment import Answerable, Environment, Outcome, Scripted, World
-from kapelle.environments.inner_questions import inner_questions
+from kapelle.environment import Answerable, Environment, Outcome, World
+from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.plugins import find_class
-from kapelle.settings.base import Settings
-from kapelle.settings.sections import EnvironmentSettings, Plugged
-from kapelle.types import Json, Message, Split, Task
+from kapelle.types import Json, Task
 
 NO_GROUND_TRUTH = -1
 """What siiRL hands to `step` where `rewards_with_env` is false."""
 
 
-class SiirlEnv(Settings):
+class SiirlEnv(HandsOnQuestions):
     """Questions whose turns are answered, and as a rule paid, by a class in siiRL's form."""
 
     name: Literal["siirl_env"] = "siirl_env"
     env_path: str
     """The class: `path/file.py:Class` or `module:Class`."""
-    questions: Annotated[EnvironmentSettings, Plugged()]
+    questions: InnerQuestions
     """Settings of the environment that asks and knows the answers: `{name: math, …}`."""
     rewards_with_env: bool = True
     """True: the class pays, turn by turn. False: `questions` pays the last answer, and the class is told no answer."""
     reward_range: tuple[float, float] = Field((0.0, 1.0))
     """Least and greatest total that an agent can earn in an episode: of all turns, where the class pays."""
 
-    @field_validator("questions", mode="before")
-    @classmethod
-    def _found(cls, value: object) -> object:
-        return inner_questions(value)
-
     @property
     def _asks(self) -> Environment:
         return self.questions
-
-    @property
-    def sources(self) -> Mapping[Split, str]:
-        """The questions' own."""
-        return self._asks.sources
 
     def check(self, agents: Sequence[str]) -> None:
         """Make one object of the class; ConfigError where that fails, `step` has another form, or games are asked."""
@@ -80,14 +68,6 @@ class SiirlEnv(Settings):
     def _class(self) -> type[Any]:
         return find_class("siiRL environment", self.env_path, {})
 
-    def size(self, split: Split) -> int | None:
-        """Return the number of questions."""
-        return self._asks.size(split)
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return the question at an index."""
-        return self._asks.task(split, index)
-
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SiirlWorld:
         """Open the world of one question, with an object of the class for it alone."""
         gold = task.data.get("answer", dict(task.data)) if self.rewards_with_env else NO_GROUND_TRUTH
@@ -95,16 +75,6 @@ class SiirlEnv(Settings):
         return SiirlWorld(
             _Stepper(self._class(), self.env_path, gold), question, agents, self.rewards_with_env
         )
-
-    def extract(self, text: str) -> str | None:
-        """Return the final answer of a text as the questions' environment reads it."""
-        return cast("Answerable", self._asks).extract(text)
-
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return what the questions' own script says; ConfigError where they have none."""
-        if not isinstance(self._asks, Scripted):
-            raise ConfigError(f"`{self._asks.name}` has no script that could demonstrate anything.")
-        return self._asks.script(agent, task, heard, seed)
 
 
 def check_step(found: type[Any], path: str) -> None:

@@ -63,14 +63,6 @@ class TextArena(Told):
             random.setstate(before)  # its games seed the generator that everybody shares
         return game
 
-    def size(self, split: Split) -> int | None:
-        """Games go on without end."""
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return one game's name."""
-        return Task(f"{split}-{index}", "")
-
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ArenaWorld:
         """Start one game."""
         return ArenaWorld(self._make(len(agents), seed), agents, self, seed)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from kapelle.environment import Outcome
 from kapelle.environments.code.problems import Problem
-from kapelle.errors import EpisodeError, did_you_mean
+from kapelle.environments.question_world import need_seats
+from kapelle.errors import EpisodeError
 from kapelle.grading.code.text import program_of
 from kapelle.grading.code.verdict import CodeGrade
 from kapelle.grading.text.extraction import defused
@@ -90,11 +91,8 @@ class CodeWorld:
 
         A `final` text is the team's answer and ends the episode, unless it fails and more are allowed.
         """
-        if not actions:
-            raise EpisodeError("Nobody acted. Hand the world the text of one agent at least.")
+        need_seats(actions, self._attempts)
         for agent in actions:
-            if agent not in self._attempts:
-                raise EpisodeError(f"'{agent}' acted and has no seat.{did_you_mean(agent, self._attempts)}")
             if agent not in self.movers():
                 raise EpisodeError(
                     f"'{agent}' has no attempt left; the environment allows {self._max_attempts}."

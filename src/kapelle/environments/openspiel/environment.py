@@ -142,14 +142,6 @@ class OpenSpiel(Told):
                 "`environment.opponents`."
             )
 
-    def size(self, split: Split) -> int | None:
-        """The game can be played without end."""
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        """Return one match."""
-        return Task(f"{split}-{index}", "")
-
     def start(self, task: Task, agents: Sequence[str], seed: int) -> GameWorld:
         """Open one match for these agents."""
         self.check(agents)

@@ -24,7 +24,7 @@ from kapelle.environments.recorded.base import (
     RecordedWorld,
     split_of,
 )
-from kapelle.errors import ConfigError, DataError, did_you_mean
+from kapelle.errors import DataError, did_you_mean, need_known
 from kapelle.types import Split, Task
 
 Spoken = tuple[tuple[str, str], ...]
@@ -52,10 +52,7 @@ class Trajectories(RecordedData):
     def check(self, agents: Sequence[str]) -> None:
         """Read every row; DataError names file, line and field of those without a record, if they are many."""
         for agent in self.answers:
-            if agent not in agents:
-                raise ConfigError(
-                    f"environment.answers names the unknown agent '{agent}'.{did_you_mean(agent, agents)}"
-                )
+            need_known("environment.answers", "agent", agent, agents)
         for split in ("train", "test"):
             for row in self.rows.of(split):
                 self._speakers(row, agents)

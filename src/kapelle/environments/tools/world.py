@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kapelle.environment import Outcome, Retriable, World
+from kapelle.environments.question_world import need_seats
 from kapelle.environments.tools.arguments import fit_arguments
 from kapelle.environments.tools.contract import Box, Tool, ToolFault
 from kapelle.errors import EpisodeError, did_you_mean
@@ -90,11 +91,8 @@ class ToolsWorld:
         With a `final` text the texts are answers, calls or not, and the episode ends. Where more than one is
         allowed, a `final` text that calls is answered with results like any other, as long as another may follow.
         """
-        if not actions:
-            raise EpisodeError("Nobody acted. Hand the world the text of one agent at least.")
+        need_seats(actions, self._desks)
         for agent in actions:
-            if agent not in self._desks:
-                raise EpisodeError(f"'{agent}' acted and has no seat.{did_you_mean(agent, self._desks)}")
             if agent not in self.movers():
                 raise EpisodeError(f"'{agent}' has answered, or has no turn left of {self._rules.max_turns}.")
         self._given += 1

@@ -42,6 +42,7 @@ class Based:
     """Digits in a base that is written behind them: `1012_3`."""
 
     digits: str
+    """Without leading zeros."""
     base: int
 
 

@@ -20,8 +20,9 @@ from fractions import Fraction
 
 from kapelle.grading.math.expression import Refused, Unfamiliar
 from kapelle.grading.math.text import PLAIN_UNITS, take_apart
-from kapelle.grading.text.extraction import ExtractionRule, extract
-from kapelle.grading.verdict import Grade, no_answer, right, wrong
+from kapelle.grading.text.extraction import ExtractionRule
+from kapelle.grading.text.reading import read_answer
+from kapelle.grading.verdict import Grade, right, wrong
 
 MAX_CHARACTERS = 80
 MAX_EXPONENT = 40
@@ -148,12 +149,9 @@ def _one_unit(one: Number, other: Number) -> bool:
 
 def grade_numeric(text: str, gold: Number, rules: Sequence[ExtractionRule], same: Same = same_value) -> Grade:
     """Return whether the final number of a text is the gold one: score 1 or 0, nothing between."""
-    found = extract(text, rules)
-    if found.text is None:
-        return no_answer(found.problem)
-    number = read_number(found.text)
-    if number is None:
-        return no_answer(f"'{found.text[:MAX_CHARACTERS]}' is not one number.")
+    number = read_answer(text, rules, read_number, "not one number")
+    if isinstance(number, Grade):
+        return number
     answer = normal_form(number)
     return right(answer) if same(number, gold) else wrong(answer, normal_form(gold))
 

@@ -20,9 +20,11 @@ class ArgumentScore:
     """The verdict on one side's texts."""
 
     evidence: float
-    """All three in [0, 1], in steps of a quarter."""
+    """Share of the kinds in `EVIDENCE` that the texts show, each in a sentence of its own. In [0, 1], as the others are."""
     structure: float
+    """Share of four marks of order: opens with the topic, measured sentences, points in order, a conclusion."""
     consistency: float
+    """Share of four signs that the side keeps to its case."""
     explanations: Mapping[str, str]
     """What was found and what was missed, by score."""
 
