@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.support.resumed import resumed
 from tests.support.tiny import episode, frozen_copy, group, same_bits, turn
 
 from kapelle import Trainer
@@ -182,9 +183,6 @@ class TestTree:
         assert continued > 0
         counted = [v for k, v in steps[0].metrics.items() if k.startswith("tokens_continued/")]
         assert sum(counted) == continued
-        with Trainer(**settings, run_dir=tmp_path / "parts") as part:
-            part.train(1)
-        with Trainer(**settings, run_dir=tmp_path / "parts", resume=True) as rest:
-            rest.train()
+        with resumed(settings, tmp_path / "parts", after=1) as rest:
             for name, weights in expected.items():
                 assert same_bits(frozen_copy(rest.engine.weights(name)), weights)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from tests.support.resumed import resumed
 from tests.support.tiny import (
     draw_samples,
     episode,
@@ -167,9 +168,6 @@ class TestRun:
         with Trainer(**settings, run_dir=tmp_path / "whole") as whole:
             whole.train()
             expected = {name: frozen_copy(whole.engine.weights(name)) for name in whole.team.trained}
-        with Trainer(**settings, run_dir=tmp_path / "parts") as first:
-            first.train(3)
-        with Trainer(**settings, run_dir=tmp_path / "parts", resume=True) as second:
-            second.train()
+        with resumed(settings, tmp_path / "parts", after=3) as second:
             for name, weights in expected.items():
                 assert same_bits(frozen_copy(second.engine.weights(name)), weights)

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.conftest import Kapelle, Said
+from tests.support.stopping import interrupt_at
 from tests.support.tiny import tiny_model
 
 from kapelle.cli import collect
@@ -108,15 +108,8 @@ def test_a_disk_that_fills_up_is_one_line(
 def test_ctrl_c_keeps_what_was_collected(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said]
 ) -> None:
-    from kapelle.cli.output import say as real
-
-    def interrupting(text: str, *rest: Any) -> None:
-        real(text, *rest)
-        if text.startswith("4/"):
-            signal.raise_signal(signal.SIGINT)
-
     monkeypatch.setattr(collect, "TASKS_AT_ONCE", 2)
-    monkeypatch.setattr(collect, "say", interrupting)
+    interrupt_at("4/", collect, monkeypatch)
     said = kapelle(
         "collect",
         str(finished[0]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.conftest import Kapelle, call
+from tests.support.stopping import interrupt_at
 from tests.support.tiny import SIZE, sections, tiny_model
 
 from kapelle.cli import collect, collect_answers
@@ -84,15 +84,8 @@ class TestWriting:
     def test_ctrl_c_keeps_what_was_graded(
         self, kapelle: Kapelle, run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from kapelle.cli.output import say as real
-
-        def interrupting(text: str, *rest: Any) -> None:
-            real(text, *rest)
-            if text.startswith("4/"):
-                signal.raise_signal(signal.SIGINT)
-
         monkeypatch.setattr(collect, "TASKS_AT_ONCE", 2)
-        monkeypatch.setattr(collect_answers, "say", interrupting)
+        interrupt_at("4/", collect_answers, monkeypatch)
         said = kapelle(
             "collect",
             run,

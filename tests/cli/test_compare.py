@@ -73,18 +73,8 @@ def test_a_run_that_fails_stops_no_other(kapelle: Kapelle, tmp_path: Path) -> No
     (folder / "rloo").mkdir(parents=True)
     (folder / "compare.json").write_text("{}")
     (folder / "rloo" / "seed-0").write_text("a file where the run directory should be")
-    done = kapelle(
-        "compare",
-        write(tmp_path),
-        "--algorithms",
-        "rloo,grpo",
-        "--seeds",
-        "1",
-        "--jobs",
-        "1",
-        "--run-dir",
-        str(folder),
-    )
+    words = ("compare", write(tmp_path), "--algorithms", "rloo,grpo", "--seeds", "1", "--jobs", "1")
+    done = kapelle(*words, "--run-dir", str(folder))
     assert done.code == 2
     assert "rloo seed 0 failed: RunDirectoryError" in done.out
     table = [line.split() for line in done.out.splitlines()]
@@ -92,18 +82,7 @@ def test_a_run_that_fails_stops_no_other(kapelle: Kapelle, tmp_path: Path) -> No
     assert any(line[:2] == ["grpo", "1"] for line in table)
     assert "Traceback" in (folder / "rloo" / "seed-0.error.txt").read_text()
     (folder / "rloo" / "seed-0").unlink()
-    again = kapelle(
-        "compare",
-        write(tmp_path),
-        "--algorithms",
-        "rloo,grpo",
-        "--seeds",
-        "1",
-        "--jobs",
-        "1",
-        "--run-dir",
-        str(folder),
-    )
+    again = kapelle(*words, "--run-dir", str(folder))
     assert again.code == 0, again.out
     assert not (folder / "rloo" / "seed-0.error.txt").exists()
 

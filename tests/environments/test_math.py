@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from tests.support.programs import output_of, ticking
 from tests.workflows.stage import lines, play, transcript
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class
@@ -171,21 +169,11 @@ async def test_a_comparison_that_takes_too_long_fails_the_episode_and_holds_nobo
         monkeypatch.setattr(math_environment, "shared_math_processes", lambda: hasty)
         task = Task("train-0", "q", {"answer": r"\tan 5"})
         long = r"\boxed{\tan(\tan(\tan(\tan(\tan 5))))}"
-        ticks = 0
-
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0)
-                ticks += 1
-
-        ticking = asyncio.create_task(tick())
-        [episode] = await play(Math(), Solo(), ["solver"], {"solver": lines(long)}, task)
-        ticking.cancel()
+        async with ticking(at_least=100):
+            [episode] = await play(Math(), Solo(), ["solver"], {"solver": lines(long)}, task)
     assert episode.error is not None
     assert "The grader gave up" in episode.error
     assert episode.rewards == {}
-    assert ticks > 100, "the event loop went on"
 
 
 def test_the_shared_pool_ends_with_its_process_and_no_fork_ends_it() -> None:
@@ -202,12 +190,9 @@ def test_the_shared_pool_ends_with_its_process_and_no_fork_ends_it() -> None:
         "assert os.waitpid(child, 0)[1] == 0 and server.poll() is None\n"
         "print(server.pid)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    server = int(output_of(program))
     with pytest.raises(ProcessLookupError):
-        os.kill(int(done.stdout), 0)
+        os.kill(server, 0)
 
 
 def test_equal_answers_have_one_normal_form_for_the_vote() -> None:

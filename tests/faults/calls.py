@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.faults import shim
-from tests.faults.judging import Outcome, Verdict, defect_of, judge_end, last_line
+from tests.faults.disturbed import disturbed
+from tests.faults.judging import Outcome, Verdict, judge_end
 from tests.faults.recipes import STEPS
 from tests.faults.shim import Action, Calls, Plan
 from tests.faults.world import Trial, World, go_on
@@ -94,25 +95,8 @@ def _count(world: World, kind: str, begun: Path, classes: Calls) -> int:
 
 
 def _failed(world: World, begun: Path, plan: partial[Plan], place: str) -> Verdict:
-    run, log = world.scratch / place, world.scratch / f"{place}.log"
-    expected = world.undisturbed[KIND].remains
-    shutil.copytree(begun, run)
-    try:
-        ended = go_on(world, KIND, run, log, within=partial(shim.under, plan(run)))
-        broken = defect_of(ended)
-        if broken is not None:
-            return Verdict(*broken)
-        if ended.code == 0:
-            return judge_end(ended, run, expected)
-        # The disk is well again: whoever reads the message and resumes comes to the same end.
-        after = judge_end(go_on(world, KIND, run, log), run, expected)
-        if after.outcome is Outcome.BITWISE:
-            return Verdict(Outcome.CLEAR, last_line(ended.said))
-        outcome = Outcome.LOST if after.outcome is Outcome.CLEAR else after.outcome
-        return Verdict(outcome, f"{last_line(ended.said)} — then, resumed: {after.detail}")
-    finally:
-        shutil.rmtree(run, ignore_errors=True)
-        log.unlink(missing_ok=True)
+    within = partial(shim.under, plan(world.scratch / place))
+    return disturbed(world, KIND, begun, within, place, "resumed")
 
 
 def _killed(world: World, kind: str, begun: Path, plan: partial[Plan], place: str) -> Verdict:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import resource
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,8 +16,9 @@ from types import FrameType
 
 from tests.faults import shim
 from tests.faults.calls import half_way
-from tests.faults.judging import Outcome, Verdict, defect_of, judge_end, last_line
-from tests.faults.world import Trial, World, go_on
+from tests.faults.disturbed import disturbed
+from tests.faults.judging import Verdict
+from tests.faults.world import Trial, World
 
 KINDS = ("demo", "maverl_debate_qmix")
 _CLOCKS = 24
@@ -60,24 +60,7 @@ def clocks(world: World, seed: int) -> Iterator[Trial]:
 
 
 def _under(world: World, kind: str, begun: Path, within: Callable[[Call], Call], place: str) -> Verdict:
-    run, log = world.scratch / place, world.scratch / f"{place}.log"
-    shutil.copytree(begun, run)
-    expected = world.undisturbed[kind].remains
-    try:
-        ended = go_on(world, kind, run, log, within=within)
-        broken = defect_of(ended)
-        if broken is not None:
-            return Verdict(*broken)
-        if ended.code == 0:
-            return judge_end(ended, run, expected)
-        after = judge_end(go_on(world, kind, run, log), run, expected)
-        if after.outcome is Outcome.BITWISE:
-            return Verdict(Outcome.CLEAR, last_line(ended.said))
-        outcome = Outcome.LOST if after.outcome is Outcome.CLEAR else after.outcome
-        return Verdict(outcome, f"{last_line(ended.said)} — then, without the limit: {after.detail}")
-    finally:
-        shutil.rmtree(run, ignore_errors=True)
-        log.unlink(missing_ok=True)
+    return disturbed(world, kind, begun, within, place, "without the limit")
 
 
 def _limited(call: Call, *, which: int, value: int) -> Call:

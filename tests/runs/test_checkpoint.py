@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from tests.support.equal_trees import same_tree
 
 from kapelle.errors import CheckpointError
 from kapelle.runs.checkpoint import (
@@ -24,14 +25,12 @@ from kapelle.runtime.randomness import capture_random
 
 def same(a: object, b: object) -> bool:
     """Bitwise equality of trees, types, dtypes and shapes included."""
+    return same_tree(a, b, _same_leaf)
+
+
+def _same_leaf(a: object, b: object) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict) and isinstance(b, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
     return a == b
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.equal_trees import same_tree
 
 from kapelle.runs.exact_json import decode, encode
 
@@ -24,12 +25,10 @@ def through_text(value: object) -> Any:
 
 def same(a: object, b: object) -> bool:
     """Equality that tells 1 from 1.0 and True, -0.0 from 0.0, and a tuple from a list."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict) and isinstance(b, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
+    return same_tree(a, b, _same_leaf)
+
+
+def _same_leaf(a: object, b: object) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return a == b and math.copysign(1, a) == math.copysign(1, b)
     return a == b

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.observers import Reported
 from tests.support.tiny import same_bits, sections
 from torch import Tensor
 
@@ -19,21 +20,9 @@ from kapelle.models.finite import poisoned
 from kapelle.models.sealed import seal
 from kapelle.runs import checkpoint
 from kapelle.runs.writer import read_metrics
-from kapelle.training.observer import Silent
 from kapelle.training.trainer import Trainer
 
 STEPS = 4
-
-
-class Heard(Silent):
-    """Keeps what a run says of its checkpoints."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def phase(self, name: str, detail: str) -> None:
-        if name == "checkpoint":
-            self.said.append(detail)
 
 
 def settings(non_finite: str = "stop", keep: int = 9, **over: Any) -> dict[str, Any]:
@@ -263,7 +252,7 @@ def spoil(run: Path, step: int, poison: str) -> None:
 def test_a_poisoned_checkpoint_is_passed_over_and_said(
     poison: str, undisturbed: Path, tmp_path: Path
 ) -> None:
-    run, heard = tmp_path / "run", Heard()
+    run, heard = tmp_path / "run", Reported("checkpoint")
     shutil.copytree(undisturbed, run)
     spoil(run, 3, poison)
     spoil(run, 4, poison)

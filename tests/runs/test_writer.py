@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.support.run_folders import CONFIG, files, group, open_run
 
 from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.runs import checkpoint
@@ -25,29 +26,6 @@ from kapelle.runs.writer import (
     read_status,
     saved_steps,
 )
-from kapelle.types import Episode, Group, Task
-
-CONFIG = "algorithm:\n  lr: 0.001\nsteps: 50\n"
-
-
-def open_run(path: Path, *, resume: bool = False, config: str = CONFIG) -> RunDirectory:
-    return RunDirectory.create(path, config=config, provenance={"steps": "default"}, resume=resume)
-
-
-def group(name: str, *seeds: int) -> Group:
-    task = Task(name, "12+30")
-    return Group(task, tuple(Episode(task, seed, ("actor",)) for seed in seeds))
-
-
-def files(run: Path) -> dict[str, bytes]:
-    """The content of every file but those that say who runs and when."""
-    live = {"lock", "status.json"}
-    return {
-        path.relative_to(run).as_posix(): path.read_bytes()
-        for path in sorted(run.rglob("*"))
-        if path.is_file() and path.name not in live
-    }
-
 
 # ------------------------------------------------------------------------------------------- a new run
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+from tests.support.programs import output_of
 
 from kapelle.errors import SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap
@@ -42,10 +41,6 @@ def test_a_fork_has_a_pool_of_its_own_and_leaves_its_parents_alone(sandbox: Bubb
         "for task in os.listdir('/proc/self/task'):\n"
         "    print(open(f'/proc/self/task/{task}/children').read())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for number in done.stdout.split():
+    for number in output_of(program).split():
         with pytest.raises(ProcessLookupError):
             os.kill(int(number), 0)

@@ -6,30 +6,26 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.questions import Answers, Questions
 from kapelle.grading.verdict import Grade, right, wrong
-from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 LETTERS = "abcdef"
 
 
-class Copies(Settings):
+class Copies(Questions):
     """Questions are words; the scripted expert copies them, and in half of the cases gets every letter wrong."""
 
     name: Literal["tests.support.copies:Copies"] = "tests.support.copies:Copies"
     letters: int = 2
 
     @property
-    def reward_range(self) -> tuple[float, float]:
-        return (0.0, 1.0)
+    def answers(self) -> Answers:
+        return Answers(lambda text, task: graded(text, task.question), lambda text: text or None)
 
     @property
     def sources(self) -> Mapping[Split, str]:
         return {"train": "four of five words", "test": "the other words"}
-
-    def check(self, agents: Sequence[str]) -> None:
-        pass
 
     def size(self, split: Split) -> int | None:
         return len(self._words(split))
@@ -44,12 +40,6 @@ class Copies(Settings):
 
     def task(self, split: Split, index: int) -> Task:
         return Task(f"{split}-{index}", self._words(split)[index])
-
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        return QuestionWorld(task, agents, lambda text: graded(text, task.question), {})
-
-    def extract(self, text: str) -> str | None:
-        return text or None
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         draw = random.Random(seed)

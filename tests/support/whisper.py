@@ -9,26 +9,23 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.questions import Answers, Questions
 from kapelle.grading.verdict import Grade, right, wrong
-from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
 
-class Whisper(Settings):
+class Whisper(Questions):
     """Tasks 0 and 1; who was not told reads `?`."""
 
     name: Literal["tests.support.whisper:Whisper"] = "tests.support.whisper:Whisper"
 
     @property
-    def reward_range(self) -> tuple[float, float]:
-        return (0.0, 1.0)
+    def answers(self) -> Answers:
+        return Answers(lambda text, task: graded(text, task.question), said)
 
     @property
     def sources(self) -> Mapping[Split, str]:
         return {"train": "both bits", "test": "both bits: a game has one split"}
-
-    def check(self, agents: Sequence[str]) -> None:
-        pass
 
     def size(self, split: Split) -> int | None:
         return 2
@@ -38,9 +35,6 @@ class Whisper(Settings):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> WhisperWorld:
         return WhisperWorld(task, agents, lambda text: graded(text, task.question), {})
-
-    def extract(self, text: str) -> str | None:
-        return said(text)
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         return task.question

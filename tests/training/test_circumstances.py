@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.observers import Reported
 from tests.support.tiny import sections
 
 from kapelle import Trainer
@@ -25,18 +26,6 @@ from kapelle.runs.reader import read_provenance, read_starts
 from kapelle.runtime.file_contents import content_of, folder_content
 from kapelle.setup.recipe import resolve
 from kapelle.training.circumstances import changes, circumstances
-from kapelle.training.observer import Silent
-
-
-class Heard(Silent):
-    """Remembers what was said of a resume."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def phase(self, name: str, detail: str) -> None:
-        if name == "resume":
-            self.said.append(detail)
 
 
 def write(file: Path, count: int) -> None:
@@ -72,7 +61,7 @@ def settings(data: Path, **over: Any) -> dict[str, Any]:
 def train(run: Path, given: dict[str, Any], *, resume: bool = False, steps: int = 1) -> list[str]:
     """Take steps in a run, as a process that has read nothing yet; return what was said of the resume."""
     data_source._raw.cache_clear()
-    heard = Heard()
+    heard = Reported("resume")
     with Trainer(**given, run_dir=run, resume=resume, observer=heard) as trainer:
         trainer.train(steps)
     return heard.said

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
@@ -69,10 +70,7 @@ def test_a_run_against_it_resumes_bit_for_bit(run: Path, tmp_path: Path) -> None
     with Trainer(**settings) as whole:
         whole.train()
         expected = frozen_copy(whole.engine.weights("first"))
-    with Trainer(**settings, run_dir=tmp_path / "again") as first:
-        first.train(1)
-    with Trainer(**settings, run_dir=tmp_path / "again", resume=True) as second:
-        second.train()
+    with resumed(settings, tmp_path / "again", after=1) as second:
         assert same_bits(frozen_copy(second.engine.weights("first")), expected)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.observers import Reported
 from tests.support.tiny import same_bits, sections
 
 import kapelle
@@ -17,7 +18,6 @@ from kapelle.runs import checkpoint
 from kapelle.runs.writer import read_metrics, read_provenance
 from kapelle.settings.base import FREE, FROM_HERE_ON, MayChange, Settings
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
-from kapelle.training.observer import Silent
 from kapelle.training.resuming import changeable, changed_settings
 from kapelle.training.trainer import Trainer
 
@@ -55,17 +55,6 @@ ELSEWHERE = {
     ("Mcp", "call_s"),
 }
 """Settings of plug-ins that no result depends on but by giving up what takes too much."""
-
-
-class Heard(Silent):
-    """Keeps what a run says of its resuming."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def phase(self, name: str, detail: str) -> None:
-        if name == "resume":
-            self.said.append(detail)
 
 
 def settings(key: str = "", value: Any = None, **over: Any) -> dict[str, Any]:
@@ -135,7 +124,7 @@ def test_no_setting_is_free_without_a_test_or_a_reason() -> None:
 
 @pytest.mark.parametrize("key", OTHERWISE)
 def test_a_setting_that_is_free_changes_no_result(key: str, undisturbed: Path, tmp_path: Path) -> None:
-    run, heard = tmp_path / "run", Heard()
+    run, heard = tmp_path / "run", Reported("resume")
     if key == "trackers":
         pytest.importorskip("tensorboard")
     with Trainer(resolve(settings(key, OTHERWISE[key])), run_dir=run) as trainer:
@@ -149,7 +138,7 @@ def test_a_setting_that_is_free_changes_no_result(key: str, undisturbed: Path, t
 
 
 def test_a_rate_may_be_lowered_from_here_on_which_is_said_and_kept(undisturbed: Path, tmp_path: Path) -> None:
-    run, heard = tmp_path / "run", Heard()
+    run, heard = tmp_path / "run", Reported("resume")
     with Trainer(**settings(), run_dir=run, origin={"optimizer.lr": "mine.yaml"}) as trainer:
         trainer.train(2)
     lower = settings(optimizer={"lr": 1e-3})

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, learners_of, same_bits, sections, stir
 from torch import Tensor
 
@@ -127,10 +128,7 @@ class TestKeeping:
         with Trainer(**given, run_dir=tmp_path / "whole") as whole:
             whole.train()
             kept = frozen_copy(whole.engine.weights("ben@2"))
-        with Trainer(**given, run_dir=tmp_path / "cut") as cut:
-            cut.train(2)
-        with Trainer(**given, run_dir=tmp_path / "cut", resume=True) as again:
-            again.train()
+        with resumed(given, tmp_path / "cut", after=2) as again:
             assert same_bits(kept, frozen_copy(again.engine.weights("ben@2")))
         assert told(tmp_path / "whole") == told(tmp_path / "cut")
         folder = tmp_path / "whole" / "checkpoints" / "00000004" / "policies"

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.support.programs import output_of, ticking
 from tests.workflows.stage import expert, lines, play, transcript
 
 from kapelle.environment import Answerable, Environment, Scorable, Scripted, environment_class
@@ -293,18 +291,8 @@ async def test_tests_that_cannot_be_run_fail_the_episode(sandbox: Bubblewrap, tm
 
 async def test_the_event_loop_goes_on_while_programs_run(mbpp: str) -> None:
     environment = Code(path=mbpp)
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0)
-            ticks += 1
-
-    ticking = asyncio.create_task(tick())
-    await play(environment, Solo(), ["coder"], {"coder": lines(RIGHT)}, environment.task("train", 0))
-    ticking.cancel()
-    assert ticks > 100
+    async with ticking(at_least=100):
+        await play(environment, Solo(), ["coder"], {"coder": lines(RIGHT)}, environment.task("train", 0))
 
 
 def test_the_sandboxes_end_with_their_process(mbpp: str) -> None:
@@ -324,11 +312,7 @@ def test_the_sandboxes_end_with_their_process(mbpp: str) -> None:
         "for task in os.listdir('/proc/self/task'):\n"
         "    print(open(f'/proc/self/task/{task}/children').read())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    children = {int(number) for number in done.stdout.split()}
+    children = {int(number) for number in output_of(program).split()}
     assert children, "sandboxes waited when the program ended"
     for number in children:
         with pytest.raises(ProcessLookupError):

@@ -177,20 +177,7 @@ def test_a_spoof_is_worth_nothing(sandbox: Bubblewrap, what: str) -> None:
 
 @pytest.mark.parametrize("what", JSON_BOMBS)
 def test_a_crafted_reply_is_worth_nothing_and_harms_nobody(sandbox: Bubblewrap, what: str) -> None:
-    solution = f"""
-import os
-def square(x):
-    data = ({JSON_BOMBS[what]} + "\\n").encode("utf-8", "surrogateescape")
-    for fd in range(3, 20):
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(fd, left):]
-        except OSError:
-            pass
-    os._exit(0)
-"""
-    grade = grade_program(solution, TESTS, sandbox, LIMITS)
+    grade = grade_program(crafted_reply(what), TESTS, sandbox, LIMITS)
     assert grade.status == "graded"
     assert grade.score == 0.0, grade
 
