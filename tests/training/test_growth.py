@@ -8,12 +8,13 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.support.tiny import SIZE, sections
+from tests.support.tiny import SIZE, sections, tiny_model
 
 from kapelle import Trainer
 from kapelle.cli.progress import REMEMBERED, Watch
@@ -72,20 +73,40 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=KINDS)
-def steps(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Iterator[Step]]:
+@dataclass
+class Run:
+    """A run that tests let go on."""
+
+    steps: Iterator[Step]
+    taken: int = 0
+
+    def up_to(self, number: int) -> None:
+        """Take the steps that are left until that one is taken."""
+        while self.taken < number:
+            next(self.steps)
+            self.taken += 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_stands_already() -> Iterator[None]:
+    """Leave what was imported before out of every count and collection: a million objects that stay as they are."""
+    tiny_model()
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     kind = {
         "training": {"steps": 40, "tasks_per_step": 2},
         "checkpoint": {"every": 4},
         **KINDS[request.param],
     }
-    with Trainer(**sections(**kind), run_dir=tmp_path / "run") as trainer:
-        yield trainer.steps(40)
-
-
-def take(steps: Iterator[Step], count: int) -> None:
-    for _ in range(count):
-        next(steps)
+    folder = tmp_path_factory.mktemp("growth") / "run"
+    with Trainer(**sections(**kind), run_dir=folder) as trainer:
+        yield Run(trainer.steps(40))
 
 
 def alive() -> Counter[str]:
@@ -99,13 +120,13 @@ def alive() -> Counter[str]:
     return held
 
 
-def test_a_step_leaves_nothing_to_the_collector(steps: Iterator[Step]) -> None:
-    take(steps, 8)  # the next save, which leaves some empty pointers of safetensors, is after step 12
+def test_a_step_leaves_nothing_to_the_collector(run: Run) -> None:
+    run.up_to(8)  # the next save, which leaves some empty pointers of safetensors, is after step 12
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        take(steps, 3)
+        run.up_to(11)
         gc.collect()
         left = Counter(type(o).__qualname__ for o in gc.garbage)
     finally:
@@ -115,10 +136,10 @@ def test_a_step_leaves_nothing_to_the_collector(steps: Iterator[Step]) -> None:
     assert not left
 
 
-def test_later_steps_hold_no_more_than_earlier_ones(steps: Iterator[Step]) -> None:
-    take(steps, 16)
+def test_later_steps_hold_no_more_than_earlier_ones(run: Run) -> None:
+    run.up_to(12)
     before = alive()
-    take(steps, 16)
+    run.up_to(20)
     assert alive() - before == Counter()
 
 
