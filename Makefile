@@ -20,14 +20,20 @@ TORCH_SOURCE := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.tx
 # Idle threads of torch must not spin: beside another busy process that costs ten times the work itself.
 export OMP_WAIT_POLICY ?= PASSIVE
 
+# How the suite is shared out: a process for each core (tests/conftest.py), and who has nothing left takes over.
+PARALLEL := -n auto --dist worksteal
+
 .DEFAULT_GOAL := help
-.PHONY: demo test test-sandbox test-faults check format docs clean help
+.PHONY: demo test test-fast test-sandbox test-faults check format docs clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
 
 test: $(STAMPS)/test ## run the test suite (TESTS=tests/functional runs a part of it)
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest $(or $(TESTS),$(PARALLEL))
+
+test-fast: $(STAMPS)/test ## run what is quick of every module (3 minutes on two cores); the rest is in `make test`
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full" $(TESTS)
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; the suite takes a sample)
 	@$(BIN)/python -m pytest -m "sandbox_full or not sandbox_full" tests/sandbox tests/grading tests/environments

@@ -78,3 +78,9 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> str:
         folder, load_language_model(ModelConfig(embedded=EmbeddedConfig(**{**SIZE, "context": 32768})))
     )
     return str(folder)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Processes of `-n auto`: one for each core, and no more than eight, since each holds all that a run imports."""
+    return min(os.cpu_count() or 1, 8)

@@ -70,9 +70,10 @@ def differ(said: Mapping[str, Mapping[str, float]]) -> float:
     return one["A"] * other["B"] + one["B"] * other["A"]
 
 
-def xor(sharing: str, lr: float, algorithm: Mapping[str, Any]) -> Trainer:
+def xor(sharing: str, lr: float, algorithm: Mapping[str, Any], steps: int) -> Trainer:
     return trained(
         environment={"name": "matrix", "game": "xor", "rules": "none"},
+        training={"steps": steps, "tasks_per_step": 4},
         team={"sharing": sharing, "lora": LORA, "sampling": {"max_tokens": 2}, "agents": TWINS},
         algorithm={"group_size": 16, **algorithm},
         optimizer={"lr": lr},
@@ -84,7 +85,7 @@ class TestXor:
 
     @pytest.mark.slow
     def test_one_set_of_weights_wins_half_of_the_time_at_most(self) -> None:
-        with xor("shared", 1e-3, {"name": "grpo"}) as trainer:
+        with xor("shared", 1e-3, {"name": "grpo"}, steps=50) as trainer:
             said = chances(trainer, "AB")
             assert said["first"] == pytest.approx(said["second"], abs=1e-6)
             assert sum(said["first"].values()) > 0.8, "it does know the moves"
@@ -95,14 +96,14 @@ class TestXor:
         "algorithm",
         [
             {"name": "grpo"},
-            {"name": "ippo", "gae": TERMINATE},
+            {"name": "ippo", "gae": TERMINATE, "group_size": 8},
             {"name": "at_grpo", "tree": True},
             {"name": "magrpo", "tree": True, "joint": "cross", "group_size": 4},
         ],
         ids=lambda a: a["name"],
     )
     def test_an_adapter_each_wins_always(self, algorithm: Mapping[str, Any]) -> None:
-        with xor("lora", 3e-3, algorithm) as trainer:
+        with xor("lora", 3e-3, algorithm, steps=35) as trainer:
             assert differ(chances(trainer, "AB")) > 0.8
             assert trainer.evaluate(greedy=True).success == 1.0
 
