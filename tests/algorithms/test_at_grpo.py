@@ -101,6 +101,7 @@ class TestTree:
         assert one.continued == {}
         assert {t.worth for t in one.turns} == {None}
 
+    @pytest.mark.slow
     def test_in_a_chain_every_agent_gets_something_to_learn_from(self) -> None:
         settings = {
             **SMALL,

@@ -159,6 +159,7 @@ class TestRow:
 
 
 class TestRun:
+    @pytest.mark.slow
     @pytest.mark.parametrize("base", ["grpo", "ippo"])
     def test_a_resumed_run_is_in_the_same_phase_bit_for_bit(self, base: str, tmp_path: Path) -> None:
         settings = {

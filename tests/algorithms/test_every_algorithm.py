@@ -56,6 +56,7 @@ def learned(trainer: Trainer) -> dict[str, Any]:
     return {name: frozen_copy(learner.parameters) for name, learner in learners_of(trainer.engine).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILTIN_ALGORITHMS)
 def test_it_learns_and_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     settings = run_of(name)

@@ -78,6 +78,7 @@ def test_on_fresh_samples(name: str, settings: dict[str, Any], game: Game) -> No
     assert positive(update(name, game, **settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -127,6 +128,7 @@ def test_rewards_on_the_way(name: str, settings: dict[str, Any], game: Game, how
     assert positive(update(name, game, team_reward=how, **settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["magrpo", "at_grpo"])
 def test_rewards_on_the_way_within_groups(name: str) -> None:
     assert positive(update(name, PAID_TOGETHER, team_reward="sum", group_size=2, scale="none"))

@@ -228,6 +228,7 @@ class TestRuns:
         with pytest.raises(ModelError, match="nowhere"):
             run_of({"verifier": "nowhere"})
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("sharing", ["lora", "shared"])
     def test_a_verifier_judges_and_learns_nothing(self, tmp_path: Path, sharing: str) -> None:
         judge = Trainer(
@@ -347,7 +348,7 @@ def test_a_debate_learns_to_pass_on_what_only_one_knows() -> None:
                 "sampling": {"max_tokens": 1},
             },
             model={"embedded": {**SIZE, "hidden": 32, "intermediate": 64}},
-            training={"steps": 55, "tasks_per_step": 2},
+            training={"steps": 48, "tasks_per_step": 2},
             optimizer={"lr": 3e-3},
         )
     )

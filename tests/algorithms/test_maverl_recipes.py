@@ -28,6 +28,7 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @RECIPES
 def test_two_steps_and_one_then_the_other_end_at_the_same_bits(recipe: str, tmp_path: Path) -> None:
     settings = (*SMALL, *OWN[recipe])

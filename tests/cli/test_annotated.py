@@ -41,6 +41,7 @@ def leaves(value: Any, at: str = "") -> list[str]:
     return [at]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", builtin_recipes())
 def test_a_recipe_shown_is_the_recipe_again(name: str) -> None:
     for recipe in [recipe for _, recipe in load_stages(name)] or [load_recipe(name)]:

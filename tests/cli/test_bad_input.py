@@ -76,6 +76,7 @@ def nothing_expensive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kapelle.setup.preparation.load_models", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_expensive")
 @pytest.mark.parametrize("command", ["train", "validate"])
 @pytest.mark.parametrize("case", CASES)
@@ -131,6 +132,7 @@ def full_after(bytes_left: int) -> Callable[[int, bytes], int]:
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bytes_left", [0, 4_000, 12_000])
 def test_a_full_disk_ends_a_run_with_one_line_and_all_that_was_saved(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, run: Path, bytes_left: int

@@ -189,6 +189,7 @@ class TestRefusals:
         assert [path.name for path in Path().iterdir()] == ["model"]
 
 
+@pytest.mark.slow
 def test_a_file_is_trained_on_apart_and_its_verifier_pays_debaters(kapelle: Kapelle, run: Path) -> None:
     collected(kapelle, run, "--tasks", "60", "--samples", "6")
     tiny = [f"model.embedded.{key}={value}" for key, value in SIZE.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 from statistics import median
@@ -11,11 +12,19 @@ from statistics import median
 import pytest
 import yaml
 from tests.cli.conftest import Kapelle
+from tests.support.killed_runs import preloaded
 from tests.support.tiny import sections
 
 from kapelle.runs.reader import read_evaluations, read_metrics
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
+
+
+@pytest.fixture(autouse=True)
+def _processes_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs be forks of a process that has imported the library; tests/comparison starts them afresh."""
+    context = preloaded()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _method: context)
 
 
 def write(folder: Path) -> str:

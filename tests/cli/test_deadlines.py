@@ -59,6 +59,7 @@ def left(run: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "place", "blocking", "signals", "code"),
     [

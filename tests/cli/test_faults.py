@@ -141,6 +141,7 @@ def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
 def test_damaged_files_end_in_one_line_or_are_repaired(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, run: Path, whole_model: Path, what: str
@@ -223,6 +224,7 @@ def failing_reads(
         yield seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["opened", "read"])
 def test_a_disk_that_fails_at_any_read_of_a_resume_ends_in_one_line_or_is_recovered_from(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said], tmp_path: Path, how: str
@@ -333,6 +335,7 @@ DATA = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["question", "answer", "another"])
 def test_half_a_character_in_a_row_is_read_like_any_other(kapelle: Kapelle, field: str) -> None:
     value = "what is 1+1 \ud800?" if field == "question" else "#### 2 \udfff"
@@ -351,6 +354,7 @@ def test_half_a_character_in_a_prompt_is_read_like_any_other(kapelle: Kapelle) -
     assert said.code == 0, said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["question", "answer", "another"])
 def test_a_row_of_50_megabytes_is_met_without_counting_its_tokens(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, field: str

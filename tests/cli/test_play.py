@@ -93,6 +93,7 @@ def test_what_cannot_be_played_is_said_in_one_line(kapelle: Kapelle, words: list
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> None:
     tiny = ["model.embedded.hidden=16", "model.embedded.layers=1", "model.embedded.intermediate=32"]
     small = ["warmup.steps=1", "warmup.demonstrations=8", "training.steps=1", "training.tasks_per_step=2"]

@@ -133,6 +133,7 @@ def test_looking_at_runs_needs_no_torch(run: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_stage_goes_back_with_those_that_went_on_from_it(tmp_path: Path, kapelle: Kapelle) -> None:
     said = kapelle("train", write(tmp_path), "--run-dir", "three", "--no-rich")
     assert said.code == 0, said.err

@@ -74,6 +74,7 @@ def test_a_signal_in_training_saves_and_says_how_to_go_on(
     assert {k: resumed.json[k] for k in same} == {k: said_whole.json[k] for k in same}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "event"),
     [(signal.SIGINT, 130, "warmup"), (signal.SIGTERM, 143, "warmup"), (signal.SIGINT, 130, "evaluation")],

@@ -17,6 +17,7 @@ def test_a_sound_environment_is_fit_for_training(kapelle: Kapelle) -> None:
     assert all(line.startswith("ok  ") for line in lines[:-1])
 
 
+@pytest.mark.slow
 def test_a_recipe_of_the_same_name_goes_first_and_a_flag_says_otherwise(
     kapelle: Kapelle, gsm8k_folder: Path
 ) -> None:

@@ -31,6 +31,7 @@ class TestContenders:
         assert {c.build().data.group_size for c in found} == {3}
         assert [c.algorithm for c in found] == ["grpo", "ippo", "remax", "happo", "qmix"]
 
+    @pytest.mark.slow
     def test_what_the_recipe_says_of_its_algorithm_holds_where_another_knows_it(self, tmp_path: Path) -> None:
         algorithm = {
             "name": "grpo",

@@ -167,6 +167,7 @@ SINGLE_TURN: tuple[Category, ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("form", FORMS)
 async def test_every_gold_call_of_bfcl_is_paid_in_full(data_folder: Path, form: Form) -> None:

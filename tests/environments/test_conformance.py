@@ -70,11 +70,13 @@ async def _failed(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     return [finding for finding in findings if finding.status == "failed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READY)
 async def test_a_built_in_environment_conforms(name: str) -> None:
     assert await _failed(name, READY[name]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATA)
 async def test_an_environment_over_real_data_conforms(name: str, data_folder: Path) -> None:
     folder, settings = DATA[name]
@@ -83,6 +85,7 @@ async def test_an_environment_over_real_data_conforms(name: str, data_folder: Pa
     assert await _failed(name, {"path": str(data_folder / folder), **settings}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PACKAGES)
 async def test_an_environment_over_a_package_conforms(name: str) -> None:
     package, settings = PACKAGES[name]
@@ -192,6 +195,7 @@ async def test_a_sound_environment_has_no_finding_against_it() -> None:
     assert {f.status for f in await conform(environment)} == {"ok"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "check", "says"),
     [

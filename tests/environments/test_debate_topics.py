@@ -147,6 +147,7 @@ async def test_a_judge_behind_a_url() -> None:
         DebateTopics(judge=JudgeEndpoint(endpoint="judge", model="big")).check(["a", "b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"sides": ("A", "B", "C"), "reward": "zero_sum"}, {"together": True, "reward": "score"}]
 )

@@ -128,6 +128,7 @@ def test_it_is_what_the_protocols_ask_for(folder: str) -> None:
     assert environment.sources["train"] == f"calculator steps of {folder}, train"
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_gsm8k_has_the_published_number_of_steps(gsm8k_folder: Path) -> None:
     environment = GSM8KSteps(path=str(gsm8k_folder))
@@ -155,6 +156,7 @@ def test_the_script_without_flaws_is_always_right_on_gsm8k(gsm8k_folder: Path) -
         assert environment.extract(answer) == environment.extract(task.data["answer"]), task
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_same_task_in_another_process(gsm8k_folder: Path) -> None:
     program = (

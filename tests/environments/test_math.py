@@ -151,6 +151,7 @@ async def test_where_the_question_does_not_name_the_unit_a_percentage_is_hundred
     assert (await environment.grade("#### 50%", "50")).score == 0.0
 
 
+@pytest.mark.slow
 async def test_what_the_own_reader_leaves_open_is_compared_in_a_process_of_the_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,6 +162,7 @@ async def test_what_the_own_reader_leaves_open_is_compared_in_a_process_of_the_p
         assert (await environment.grade(r"\boxed{\cos x}", r"\sin x")).score == 0.0
 
 
+@pytest.mark.slow
 async def test_a_comparison_that_takes_too_long_fails_the_episode_and_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,6 +178,7 @@ async def test_a_comparison_that_takes_too_long_fails_the_episode_and_holds_nobo
     assert episode.rewards == {}
 
 
+@pytest.mark.slow
 def test_the_shared_pool_ends_with_its_process_and_no_fork_ends_it() -> None:
     program = (
         "import os, sys\n"

@@ -47,6 +47,7 @@ def answered(source: Path, target: Path, answer: str) -> str:
     return str(target)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("file", "question", "answer", "size", "every"),
@@ -90,6 +91,7 @@ FORMS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("file", "answer", "integers"),

@@ -284,6 +284,7 @@ QUICK = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["rae", "mars"])
 def test_the_recipe_trains_and_resumes_with_all_baselines(algorithm: str, tmp_path: Path) -> None:
     row = f"algorithm={{name: {algorithm}, group_size: 1, team_reward: individual}}"

@@ -20,6 +20,7 @@ def main(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("main", ["train_a_team.py"], indirect=True)
 def test_a_team_trained_from_python_finds_the_best_joint_move(
     main: Callable[[int], float], capsys: pytest.CaptureFixture[str]
@@ -36,6 +37,7 @@ def test_an_environment_of_ones_own_is_trained_on(
     assert capsys.readouterr().out.count("reward") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("main", ["exploitability.py"], indirect=True)
 def test_the_distance_from_an_equilibrium_is_printed_for_policies_and_their_average(
     main: Callable[..., float], capsys: pytest.CaptureFixture[str]

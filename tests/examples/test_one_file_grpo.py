@@ -25,6 +25,7 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_runs_and_reports_before_and_after() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--fast"], capture_output=True, text=True, timeout=120, check=False

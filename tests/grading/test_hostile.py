@@ -132,6 +132,7 @@ def test_there_are_sixty() -> None:
     assert len({hostile.name for hostile in HOSTILE}) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["exact", "numeric", "math", "environment", "choice", "regex", "json", "tool_call", "judge"]
 )

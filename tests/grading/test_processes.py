@@ -25,6 +25,7 @@ def test_an_answer_comes_back_and_nothing_else_does() -> None:
         assert processes.ask({"do": "print"}) == "printed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "reason"),
     [

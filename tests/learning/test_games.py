@@ -92,6 +92,7 @@ class TestXor:
             assert differ(said) <= 0.5
             assert trainer.evaluate(greedy=True).success == 0.0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "algorithm",
         [
@@ -108,6 +109,7 @@ class TestXor:
             assert trainer.evaluate(greedy=True).success == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -123,10 +123,12 @@ class TestSimultaneousSteps:
     advantage, is nowhere above the joint return and equal to it at ρ = 1: what raises one raises the other.
     """
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", SEEDS)
     def test_large_ones_lower_the_joint_return(self, seed: int) -> None:
         assert worst_change(returns(large(MAPPO), seed)) < -0.05
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", SEEDS)
     def test_one_after_another_they_never_do(self, seed: int) -> None:
         seen = returns(large(HAPPO), seed)
@@ -206,6 +208,7 @@ def weights_after(agents: int, **algorithm: Any) -> dict[str, Any]:
 class TestIdentities:
     """Whole runs, bit for bit: sampling, critics, advantages, updates."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("settings", [PPO, MAPPO, HAPPO])
     def test_alone_an_agent_learns_the_same_by_any_of_them(
         self, settings: Callable[[], PPO | MAPPO | HAPPO]

@@ -145,6 +145,7 @@ class TestSeparation:
         assert torch.equal(before[:2], after[:2])
         assert not torch.equal(before[2:], after[2:])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "names",
         [

@@ -62,6 +62,7 @@ def test_every_flipped_bit_of_what_is_said_is_refused_or_says_the_same(tmp_path:
     assert None not in passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", SEAL])
 @pytest.mark.parametrize("how", ["past", "start_from"])
 def test_an_adapter_with_a_flipped_bit_is_not_trained_with(adapter: Path, how: str, name: str) -> None:
@@ -166,6 +167,7 @@ class TestWarmup:
             weights = frozen_copy(dict(trainer.models["base"].base_parameters()))
         return weights, [detail for name, detail in heard.said if name == "warm-up"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", SEAL]
     )

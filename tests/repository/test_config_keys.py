@@ -7,6 +7,8 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from kapelle import environments, workflows
 from kapelle.algorithm import BUILTIN_ALGORITHMS, algorithm_class
 from kapelle.engines import rollout, train
@@ -65,6 +67,7 @@ def unread(keys: set[tuple[str, str]], texts: list[str]) -> set[tuple[str, str]]
     return {(owner, key) for owner, key in keys if key not in asked}
 
 
+@pytest.mark.slow
 def test_every_key_is_read() -> None:
     texts = [path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py")]
     assert unread(all_keys(), texts) == set()

@@ -38,6 +38,7 @@ def test_a_snippet_that_has_moved_is_found(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_survivor_is_named_and_the_source_put_right(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src", tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     test = "metrics/test_statistics.py::test_quartiles_by_hand"

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kapelle
 
 ROOT = Path(__file__).parents[2]
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 
 
+@pytest.mark.slow
 def test_the_public_interface_is_the_one_agreed_on() -> None:
     tool = ROOT / "tools" / "public_api.py"
     done = subprocess.run([sys.executable, str(tool)], capture_output=True, text=True, check=True)

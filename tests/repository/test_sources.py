@@ -30,6 +30,7 @@ def test_the_sources_are_found() -> None:
     assert Path(__file__) in EVERYTHING
 
 
+@pytest.mark.slow
 def test_files_and_functions_are_short() -> None:
     assert broken(rules.too_long, EVERYTHING) == []
 
@@ -39,10 +40,12 @@ def test_names_say_what_lives_there() -> None:
     assert [f"{path}: {finding}" for path in modules for finding in rules.nameless(path)] == []
 
 
+@pytest.mark.slow
 def test_nothing_is_unfinished() -> None:
     assert broken(rules.unfinished, EVERYTHING) == []
 
 
+@pytest.mark.slow
 def test_nothing_foreign_is_executed_or_unpickled() -> None:
     assert broken(rules.forbidden, SOURCES) == []
 

@@ -37,6 +37,7 @@ from kapelle.workflows.chain import Chain
 
 
 class TestWorth:
+    @pytest.mark.slow
     async def test_it_is_on_average_what_the_policies_win_from_there(self) -> None:
         groups = await many(stage(at_grpo()), 400)
         worths: dict[str, list[float]] = {}
@@ -51,6 +52,7 @@ class TestWorth:
             own = worths[note]
             assert abs(fmean(own) - exact) < 4 * math.sqrt(exact * (1 - exact) / len(own))
 
+    @pytest.mark.slow
     async def test_more_continuations_tell_it_more_closely(self) -> None:
         spread = {}
         for count in (1, 16):
@@ -65,6 +67,7 @@ class TestWorth:
         assert spread[1] == pytest.approx(0.5, abs=0.05)
         assert spread[16] == pytest.approx(0.5 / 4, abs=0.05)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("continuations", [1, 3])
     async def test_the_expected_update_of_the_first_agent_is_the_gradient_of_what_the_team_wins(
         self, continuations: int

@@ -57,6 +57,7 @@ class TestWorldsThatBlock:
         monkeypatch.setattr(bounded_worlds, "WORKERS", workers)
         assert played(play(True)) == played(play(False))
 
+    @pytest.mark.slow
     def test_those_in_line_are_no_episodes_that_are_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
         begun: list[int] = []
 

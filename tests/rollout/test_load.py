@@ -98,6 +98,7 @@ def trained(ways: tuple[str, ...], steps: int = 2) -> tuple[list[Step], Counter[
         return taken, held() - before, trainer.play.engine.tokens_sampled  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("hangs",)], ids=["", "hangs"])
 def test_exactly_those_fail_that_must_and_nothing_stays(
     more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -118,6 +119,7 @@ def test_exactly_those_fail_that_must_and_nothing_stays(
         assert step.metrics["failed_episodes"] == len(failed) / EPISODES
 
 
+@pytest.mark.slow
 def test_the_others_notice_nothing() -> None:
     ways = ("raises", "nonsense", "text", "sleeps")  # all of them after everybody has spoken
     (clean,), _, said = trained((), 1)

@@ -257,6 +257,7 @@ print(json.dumps({"report": report, "refused": refused, "last": load(last.folder
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_call_leaves_the_last_checkpoint_or_the_new_one(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", KILLER, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -117,6 +117,7 @@ def test_pruning_never_deletes_the_last_whole_checkpoint(tmp_path: Path, how: st
     assert newest_valid(tmp_path).folder == tmp_path / "00000001"
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_manifest_is_met_by_the_checkpoint_before(tmp_path: Path) -> None:
     def adapters(folder: Path) -> None:
         for name in ("agent_0", "agent_1", "agent_2"):  # names that are one bit apart

@@ -64,6 +64,7 @@ def test_a_rate_that_breaks_the_weights_stops_the_run_with_the_reason(lr: float,
         assert states(run) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"optimizer": {"lr": 1e-2}}, {"non_finite": "skip"}])
 def test_a_run_that_was_stopped_by_its_rate_goes_on_with_other_settings(
     way: dict[str, Any], undisturbed: Path, tmp_path: Path
@@ -112,6 +113,7 @@ PLACES = pytest.mark.parametrize("part", ["weights", "exp_avg", "exp_avg_sq"])
 VALUES = pytest.mark.parametrize("value", [math.nan, -math.inf, 1e38])
 
 
+@pytest.mark.slow
 @PLACES
 @VALUES
 def test_a_step_that_breaks_something_leaves_finite_checkpoints_and_a_run_that_goes_on(
@@ -139,6 +141,7 @@ def test_a_step_that_breaks_something_leaves_finite_checkpoints_and_a_run_that_g
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @PLACES
 @VALUES
 def test_under_skip_the_step_of_that_policy_alone_is_undone_and_counted(
@@ -248,6 +251,7 @@ def spoil(run: Path, step: int, poison: str) -> None:
     assert checkpoint.save(run / "checkpoints", step, state) == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", POISONS)
 def test_a_poisoned_checkpoint_is_passed_over_and_said(
     poison: str, undisturbed: Path, tmp_path: Path

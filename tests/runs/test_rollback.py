@@ -81,6 +81,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [0, 2, 3])
 def test_what_goes_on_equals_a_run_that_was_never_beyond(
     to: int, run: Path, trained: Path, tmp_path: Path
@@ -160,6 +161,7 @@ def _killed(run: str, place: str) -> None:
     roll_back(Path(run), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_killed_at_any_instant_it_goes_on_where_it_was_and_loses_nothing(
     place: str, run: Path, trained: Path, tmp_path: Path

@@ -54,6 +54,7 @@ async def settled(turns: int = 100) -> None:
 
 
 class TestWhoIsWaitedFor:
+    @pytest.mark.slow
     async def test_rows_wait_for_an_episode_whose_world_waits(self, joined: list[list[int]]) -> None:
         sampler, back = engine(), asyncio.Event()
 

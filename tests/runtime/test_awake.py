@@ -19,6 +19,7 @@ from kapelle.runtime.awake import AwakeClock, awake_timeout
 from kapelle.sandbox.bubblewrap import Bubblewrap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("children_too", [False, True], ids=["the parent", "all"])
 def test_a_pause_beyond_every_limit_fails_nothing_that_is_right(
     sandbox: Bubblewrap, children_too: bool

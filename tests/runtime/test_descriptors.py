@@ -85,12 +85,14 @@ def played(soft: int, hard: int, what: str, count: int) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "count"), [("interpreters", 48), ("endpoints", 300)])
 def test_more_episodes_than_descriptors_wait_in_line(sandbox: Bubblewrap, what: str, count: int) -> None:
     found = played(128, 128, what, count)
     assert (found["errors"], found["played"]) == ([], count)
 
 
+@pytest.mark.slow
 def test_the_soft_limit_is_raised_to_the_hard_one(sandbox: Bubblewrap) -> None:
     assert played(128, 1024, "endpoints", 2)["soft"] == 1024
 

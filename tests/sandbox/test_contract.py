@@ -100,6 +100,7 @@ def test_output_is_cut_at_its_limit_in_bytes(box: Backend) -> None:
     assert len(result.stdout) + len(result.stderr) == LIMITS.output_bytes
 
 
+@pytest.mark.slow
 def test_cpu_time_ends_a_run_and_is_counted(box: Backend) -> None:
     limits = replace(LIMITS, cpu_s=1.0)
     result = run(box, {}, [box.python, "-c", "while True: pass"], limits=limits)

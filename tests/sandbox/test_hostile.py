@@ -112,6 +112,7 @@ def everything_of_this_process() -> tuple[int, str, list[str]]:
     return len(os.listdir("/proc/self/fd")), mounts, left  # noqa: PTH208
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.sandbox_full]) for name in PROGRAMS],

@@ -85,6 +85,7 @@ class TestWarmup:
             again = read_stages(str(tmp_path / "stages.yaml"))
             assert [s.recipe.config for s in again] == [s.recipe.config for s in stages]
 
+    @pytest.mark.slow
     def test_one_line_says_so_in_a_dry_run_and_in_a_run(self, pretrained: str, tmp_path: Path) -> None:
         words = ("train", "demo", f"model.path={pretrained}", *QUICK)
         dry = call(*words, "--dry-run")
@@ -192,6 +193,7 @@ def unset(name: str, whole: dict[str, Any], path: str) -> tuple[Recipe | None, s
 
 
 class TestUnset:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", builtin_recipes())
     def test_every_mapping_of_a_recipe_can_be_unset(self, name: str) -> None:
         """It is null, goes back to its default, or cannot be missing and says so by name."""

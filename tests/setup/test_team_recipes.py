@@ -45,6 +45,7 @@ def test_marft_is_played_at_both_levels(tmp_path: Path) -> None:
     assert "value_error/critic:reasoner" in rows[0]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_work_of_three_kinds_is_mixed_and_told_apart(data_folder: Path, tmp_path: Path) -> None:
     settings = (

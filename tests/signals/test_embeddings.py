@@ -79,6 +79,7 @@ def width(trainer: Trainer) -> int:
 
 
 class TestDifferentModels:
+    @pytest.mark.slow
     @BOTH
     def test_a_team_on_two_models_learns_and_all_vectors_are_of_the_first(self, name: str) -> None:
         with run(name, TWO_MODELS, {"wide": wide()}) as trainer:

@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import chdir
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 STEPS = 6
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,7 @@ class Death:
 
 def start(method: str, run: Path, *, resume: bool = False, death: Death | None = None) -> int | None:
     """Train in a process of its own until it ends or dies; return its exit code."""
-    context = _server()
-    process = context.Process(target=_train, args=(method, str(run), resume, death))
+    process = preloaded().Process(target=_train, args=(method, str(run), resume, death))
     process.start()
     process.join()
     return process.exitcode
@@ -73,14 +75,19 @@ def start(method: str, run: Path, *, resume: bool = False, death: Death | None =
 
 def spawn(target: Callable[..., None], *arguments: Any) -> Any:
     """Start a function in a process of its own and return the process."""
-    process = _server().Process(target=target, args=arguments)
+    process = preloaded().Process(target=target, args=arguments)
     process.start()
     return process
 
 
-def _server() -> ForkServerContext:
+def preloaded() -> ForkServerContext:
+    """Return a way to start processes that have imported the library already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.preloaded"])
+    with chdir(
+        ROOT
+    ):  # the server finds modules from where it is started, and says nothing where it finds none
+        ensure_running()
     return context
 
 

@@ -83,6 +83,7 @@ def test_a_resume_with_the_same_things_says_nothing_and_is_recorded(data: Path, 
     assert "starts" not in read_provenance(run)
 
 
+@pytest.mark.slow
 def test_other_data_are_said_with_what_they_were_are_and_what_follows(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, settings(data), steps=2)
@@ -154,6 +155,7 @@ def test_another_past_adapter_is_said(tmp_path: Path) -> None:
     assert "from step 2 on it plays with other weights than before" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "damaged", "earlier", "strange"])
 def test_where_nothing_was_recorded_that_is_said_and_the_run_goes_on(
     data: Path, tmp_path: Path, how: str

@@ -174,6 +174,7 @@ class TestWhatActedIsWhatLearns:
             }
         assert len({digest for _, digest in published.values()}) == 3
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", [IgnoresAdapters, MixesAdapters, ShiftsLogProbs, ForgetsTemperature])
     def test_an_engine_that_plays_something_else_is_caught_at_the_first_step(
         self, kind: type[Between]
@@ -185,6 +186,7 @@ class TestWhatActedIsWhatLearns:
         assert made.done == 0
         assert all(same_bits(frozen_copy(made.engine.weights(n)), w) for n, w in before.items())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", [MixesAdapters, ShiftsLogProbs])
     def test_it_is_caught_too_where_rollouts_run_ahead(self, kind: type[Between]) -> None:
         ahead: dict[str, Any] = {
@@ -195,6 +197,7 @@ class TestWhatActedIsWhatLearns:
         with pytest.raises(ParityError, match="differ by"):
             next(played_by(trainer(**ahead), kind).steps(1))
 
+    @pytest.mark.slow
     def test_new_adapters_that_are_ignored_are_caught_once_they_are_something(self) -> None:
         # At first an adapter changes nothing, so that ignoring it is no fault; after one step it is.
         made = played_by(

@@ -64,6 +64,7 @@ def test_other_weights_are_caught_when_they_speak(most: int) -> None:
         ahead.take(2, {"a": 1}, play)  # the player goes on with version 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", [PPO, {"name": "grpo", "group_size": 2, "loss": {"importance_cap": 2.0}}]
 )

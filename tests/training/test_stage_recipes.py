@@ -63,6 +63,7 @@ def test_sft_then_ppo_goes_on_from_what_was_learned(tmp_path: Path) -> None:
     assert "value_error/critic:solver" in found["02-ppo"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["maporl_gsm8k_debate", "maporl_sums_debate"])
 def test_a_debate_is_judged_by_the_verifier_of_the_stage_before(recipe: str, tmp_path: Path) -> None:
     found = rows_of(recipe, tmp_path / "run", ARITHMETIC, *PAID)
@@ -86,6 +87,7 @@ def test_a_verifier_that_two_steps_have_taught_pays_nobody(tmp_path: Path) -> No
     assert not (tmp_path / "run" / "02-debate").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_same_on_gsm8k(gsm8k_folder: Path, tmp_path: Path) -> None:
     found = rows_of(

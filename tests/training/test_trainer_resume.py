@@ -73,6 +73,7 @@ def kill(method: str, run: Path, death: Death, *, resume: bool = False) -> None:
 
 
 class TestKilled:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("method", "death"),
         [

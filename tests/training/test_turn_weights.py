@@ -121,6 +121,7 @@ class TestTraining:
 
 
 class TestKeeping:
+    @pytest.mark.slow
     def test_a_resumed_run_goes_on_bit_for_bit_and_keeps_each_adapter(self, tmp_path: Path) -> None:
         given = sections(training={"steps": 4, "tasks_per_step": 2}, checkpoint={"every": 2})
         agents = [{"name": name, "weights": OWN} for name in ("ada", "ben")]

@@ -91,6 +91,7 @@ def moved(trainer: Trainer, steps: int) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAYING)
 def test_every_algorithm_that_plays_takes_train_cycle(name: str) -> None:
     assert len(PLAYING) == 20
@@ -130,6 +131,7 @@ def three_turns(tmp_path: Path, env_path: str, file: dict[str, Any] | None = Non
     return load_recipe(str(tmp_path / "recipe.yaml"), [str(tmp_path / "workflow.yaml")]).config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agents", "shared", "obs", "mean"),
     list(itertools.product((1, 2, 3), (None, 0), (True, False), (True, False))),
@@ -155,6 +157,7 @@ def test_a_whole_step_of_three_turns_on_mathematics(tmp_path: Path) -> None:
     assert [text.count("This answer is wrong.") for text in heard] == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_three_turns_are_learned_from_and_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     settings = three_turns(tmp_path, "noise.py:Noise")
     with Trainer(settings) as whole:

@@ -77,6 +77,7 @@ def test_no_set_mixes_tasks(sets: Sets, groups: list[Group]) -> None:
         assert len({key.group for member in members for key in member.keys}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", SETS)
 @FEW
 @given(steps())

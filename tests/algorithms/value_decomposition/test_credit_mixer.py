@@ -130,6 +130,7 @@ def size(step: Step, credit: Mapping[TurnKey, Credit], agent: int) -> float:
 class TestWhoDeservesWhat:
     """No word of the step that is judged was fitted on before."""
 
+    @pytest.mark.slow
     def test_modelled_credit_ranks_true_contributions(self, settings: type[VDN | QMIX]) -> None:
         step, credit, _ = judged(settings, "modelled")
         assert ranked(step, credit) >= 0.9
@@ -145,6 +146,7 @@ class TestWhoDeservesWhat:
         assert share["credit_share/a"] > 2 * share["credit_share/b"] > 3 * share["credit_share/c"]
         assert sum(share[f"credit_share/{agent}"] for agent in "abc") == pytest.approx(1.0)
 
+    @pytest.mark.slow
     def test_the_difference_ranks_far_better_than_the_return_and_pays_the_lazy_one_far_less(
         self, settings: type[VDN | QMIX]
     ) -> None:
@@ -271,6 +273,7 @@ class TestPay:
         made(again.groups, again.signals)
         assert "mixer_loss" in made.metrics()
 
+    @pytest.mark.slow
     def test_utility_is_q_itself_and_no_difference(self) -> None:
         # QMIX with agents that matter little together: Q's scale is not Q_tot's.
         found = []
@@ -347,6 +350,7 @@ class TestResume:
         assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(settings: type[VDN | QMIX], tmp_path: Path) -> None:
     fit = {"min_fill": 4, "updates": 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from tests.support.tiny import same_bits
 from torch import nn
@@ -158,10 +159,12 @@ class TestTwoStepGame:
         total_B: torch.Tensor = made.net(joined(replay.episodes).rounds).total_B
         return total_B.detach().view(2, 2, 2)
 
+    @pytest.mark.slow
     def test_qmix_fits_both_states_exactly(self) -> None:
         torch.manual_seed(0)
         torch.testing.assert_close(self.fitted(MonotonicMixer(2, 2, 8, 16)), self.GAMES, atol=1e-3, rtol=0)
 
+    @pytest.mark.slow
     def test_vdn_fits_the_flat_one_and_the_least_squares_sum_of_the_other(self) -> None:
         least_squares = torch.tensor([[-1.5, 2.5], [2.5, 6.5]], dtype=F64)
         fitted = self.fitted(SumMixer())

@@ -67,6 +67,7 @@ class TestFloat64:
         assert float((exact - expected).abs().max()) < 1e-6
         assert {p.dtype for p in model.model.parameters()} == {torch.float32}
 
+    @pytest.mark.slow
     def test_rounding_is_of_the_size_by_which_right_passes_are_off(self) -> None:
         engine, samples = grown()
         model = model_of(engine, "a")

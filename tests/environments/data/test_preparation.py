@@ -136,6 +136,7 @@ def test_a_command_writes_them_and_says_how_to_train(tmp_path: Path) -> None:
     assert check.code == 0, check.err
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("name", "folder", "words", "sizes"),

@@ -81,6 +81,7 @@ def test_several_messages_keep_their_roles_and_order(tmp_path: Path) -> None:
     assert asked.task("train", 0).question == "user: 1+1?\n\nassistant: #### 2\n\nuser: 2+2?"
 
 
+@pytest.mark.slow
 def test_a_team_trains_on_verls_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [verl(f"{k}+1?", str(k + 1)) for k in range(200)]

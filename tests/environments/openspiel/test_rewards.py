@@ -62,6 +62,7 @@ async def wander(environment: OpenSpiel, seed: int) -> Episode:
     return episode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("name", "parameters"), [*DURING, *AT_THE_END])
 async def test_turns_and_terminal_rewards_add_up_to_the_games_returns(

@@ -119,6 +119,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["count", "size", "tags", "place", "other"]), JSON, max_size=4))
 def test_no_arguments_break_the_check(arguments: dict[str, Any]) -> None:
     try:

@@ -104,6 +104,7 @@ def test_it_is_a_sandbox(python: Interpreter) -> None:
     assert "KAPELLE" not in run(python, "import os; dict(os.environ)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -53,6 +53,7 @@ def test_all_honest_solutions_of_mbpp_pass(
         assert [text for text in threads.map(fault, mbpp_rows) if text] == []
 
 
+@pytest.mark.slow
 def test_cheating_solutions_of_mbpp_score_nothing(
     sandbox: Bubblewrap, mbpp_rows: list[dict[str, Any]]
 ) -> None:

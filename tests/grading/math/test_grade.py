@@ -98,6 +98,7 @@ def test_the_library_is_not_asked_to_evaluate(patient_pool: KillableProcesses) -
         pytest.fail("the question reaches no evaluation, so nothing can give up")
 
 
+@pytest.mark.slow
 def test_why_not_comparable_is_empty_for_honest_answers() -> None:
     assert not why_not_comparable(r"x = \frac{\sin t}{2}", r"\frac12\sin t")
     assert not why_not_comparable(r"2\le x", r"x\ge2")

@@ -282,6 +282,7 @@ def test_published_as_different(gold: str, answer: str, patient_pool: KillablePr
     assert grade.status != "ungraded", grade
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gold", "answer", "reason"), DEVIATIONS)
 def test_published_as_the_same_and_not_paid_for(
     gold: str, answer: str, reason: str, patient_pool: KillableProcesses

@@ -279,6 +279,7 @@ def perturbed(calls: Calls) -> Iterator[Calls]:
         yield [(name, {**arguments, key: {"not": "accepted"}}), *others]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_every_gold_answer_of_bfcl_and_none_that_is_perturbed(data_folder: Path) -> None:
     folder = data_folder / "bfcl" / "possible_answer"

@@ -63,6 +63,7 @@ def by_the_book(model: LanguageModel, job: Job, said: Said) -> list[float]:
 
 
 class TestBatching:
+    @pytest.mark.slow
     def test_each_row_says_what_it_says_alone(self, model: LanguageModel) -> None:
         jobs = jobs_of_all_kinds()
         together = decode(model, jobs)
@@ -186,6 +187,7 @@ def test_the_lean_pass_says_what_transformers_says(
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_whatever_rows_meet_the_lean_pass_says_what_transformers_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,0 +1,162 @@
+"""`make test-fast` runs something of every module: tests that are not marked `slow`.
+
+A module has a test there when a file of its room does (`environments/nli.py`: `tests/environments/test_nli.py`), when a
+file of tests imports or names it, or when `REACHED` says which test calls it on its way.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.repository.test_held_by import missing
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "kapelle"
+TESTS = ROOT / "tests"
+
+REACHED = {
+    "kapelle.algorithms.shared.gae": "tests/algorithms/test_ppo.py::TestTwoTurns::test_by_hand",
+    "kapelle.algorithms.shared.payments": "tests/algorithms/shared/test_rewards.py::TestTerminal::test_three_agents",
+    "kapelle.algorithms.shared.tree": "tests/algorithms/test_reward_model.py::TestRefused::test_a_tree_of_candidates",
+    "kapelle.cli.data": "tests/environments/data/test_preparation.py::test_a_command_writes_them_and_says_how_to_train",
+    "kapelle.cli.play_exact": "tests/environments/test_mixture_games.py::test_exact_values_are_given_for_the_games_that_have_them",
+    "kapelle.cli.player": "tests/cli/test_eval.py::test_games_are_measured_by_rewards",
+    "kapelle.cli.quiet": "tests/cli/test_graph.py::test_a_wrong_workflow_file_is_one_line",
+    "kapelle.cli.recipes": "tests/cli/test_looking.py::test_a_copied_recipe_is_the_recipe",
+    "kapelle.cli.source": "tests/cli/test_graph.py::test_who_reads_whom",
+    "kapelle.cli.staged": "tests/cli/test_train.py::test_what_cannot_be_resumed_is_said",
+    "kapelle.cli.validate": "tests/cli/test_validate_environment.py::test_an_unknown_name_is_still_an_unknown_recipe",
+    "kapelle.conformance.__main__": "tests/environments/test_conformance.py::test_a_sound_environment_has_no_finding_against_it",
+    "kapelle.conformance.driving": "tests/cli/test_validate_environment.py::test_a_sound_environment_is_fit_for_training",
+    "kapelle.conformance.finding": "tests/environments/test_conformance.py::test_a_secret_that_another_agent_sees_is_found",
+    "kapelle.conformance.solutions": "tests/environments/test_mixture.py::test_it_conforms",
+    "kapelle.conformance.tasks": "tests/environments/test_mixture_games.py::test_it_conforms",
+    "kapelle.conformance.worlds": "tests/environments/test_nli.py::test_it_conforms_and_is_voted_on",
+    "kapelle.engines.rollout.local.decode_batch": "tests/engines/rollout/local/test_engine.py::TestFaults::test_everybody_hears_of_a_failure_and_the_engine_goes_on",
+    "kapelle.engines.rollout.local.padded_rows": "tests/engines/rollout/local/test_decode.py::test_the_lean_pass_says_what_transformers_says",
+    "kapelle.engines.train.parity": "tests/engines/train/torch/test_engine.py::TestParity::test_the_bound_can_be_said",
+    "kapelle.engines.train.torch.forward": "tests/engines/train/torch/test_engine.py::TestGradient::test_packed_and_split_it_is_that_of_each_sequence_alone",
+    "kapelle.engines.train.torch.learners": "tests/engines/train/torch/test_engine.py::TestIsolation::test_only_who_learns_changes",
+    "kapelle.engines.train.torch.sharing": "tests/engines/train/torch/test_engine.py::TestGradient::test_the_step_is_the_same_for_any_split",
+    "kapelle.engines.train.torch.update": "tests/engines/train/torch/test_engine.py::TestGradient::test_the_step_is_the_same_for_any_split",
+    "kapelle.environments.adapters.siirl_env": "tests/workflows/test_dag_own_files.py::test_rewards_without_the_class_are_those_of_the_questions",
+    "kapelle.environments.adapters.stepping": "tests/environments/adapters/test_plain.py::test_a_plain_class_is_played_to_its_end",
+    "kapelle.environments.code.world": "tests/environments/code/test_environment.py::test_tests_that_cannot_be_run_fail_the_episode",
+    "kapelle.environments.data.row_fields": "tests/environments/code/test_environment.py::test_a_row_of_another_form_is_named",
+    "kapelle.environments.data.settings": "tests/environments/test_math.py::test_grading",
+    "kapelle.environments.flaws": "tests/environments/test_arithmetic.py::test_flaws_have_the_stated_share_and_are_independent_of_each_other",
+    "kapelle.environments.graded": "tests/environments/test_math.py::test_grading",
+    "kapelle.environments.inner_questions": "tests/environments/test_tool_questions.py::test_steps_that_make_no_sense",
+    "kapelle.environments.tools.prompt": "tests/environments/test_tool_questions.py::test_the_whole_prompt_is_as_stated",
+    "kapelle.environments.tools.python_driver": "tests/environments/tools/test_python.py::test_variables_stay_and_the_last_value_is_shown",
+    "kapelle.environments.tools.world": "tests/environments/test_tool_questions.py::test_an_agent_calls_reads_and_answers",
+    "kapelle.grading.code.candidate_driver": "tests/grading/code/test_output.py::test_a_candidate_that_is_lost_costs_the_next_call_nothing",
+    "kapelle.grading.code.candidates": "tests/grading/code/test_output.py::test_keywords_and_every_type_reach_the_candidate",
+    "kapelle.grading.code.test_driver": "tests/grading/code/test_grade.py::test_each_test_is_counted_by_itself",
+    "kapelle.grading.code.verdict": "tests/grading/code/test_grade.py::test_each_test_is_counted_by_itself",
+    "kapelle.grading.fork_server": "tests/grading/test_processes.py::test_an_answer_comes_back_and_nothing_else_does",
+    "kapelle.grading.math.form": "tests/environments/test_math.py::test_equal_answers_have_one_normal_form_for_the_vote",
+    "kapelle.grading.math.text": "tests/grading/math/test_answers.py::test_not_the_same",
+    "kapelle.grading.math.worker": "tests/grading/math/test_grade.py::test_what_only_the_library_knows",
+    "kapelle.grading.text.regex_worker": "tests/grading/text/test_regex.py::test_the_whole_answer_matches",
+    "kapelle.models.devices": "tests/algorithms/test_reward_model.py::TestPlace::test_a_device_of_its_own_means_weights_of_its_own",
+    "kapelle.models.fast.routed": "tests/models/fast/test_blocks.py::test_only_what_trains_gets_a_gradient",
+    "kapelle.models.paths": "tests/models/test_sealed.py::test_who_changed_it_takes_it_as_it_is",
+    "kapelle.models.templates": "tests/models/test_renderer.py::TestWritten::test_a_completion_by_hand_ends_its_turn",
+    "kapelle.rollout.scene": "tests/rollout/test_branching.py::TestFailures::test_none_left_is_the_episodes_error",
+    "kapelle.runs.tables": "tests/runs/test_writer.py::test_rows_are_read_back_exactly",
+    "kapelle.runtime.characters": "tests/runtime/test_http.py::test_its_episode_fails_soon_and_the_others_go_on",
+    "kapelle.runtime.collecting": "tests/cli/test_train.py::test_supervised_training_needs_no_rewards",
+    "kapelle.runtime.loose_threads": "tests/runtime/test_limits_left.py::test_a_task_left_behind_leaves_no_limit",
+    "kapelle.runtime.manifest": "tests/runs/test_checkpoint_folder.py::test_a_manifest_of_any_other_form_is_a_damaged_one",
+    "kapelle.runtime.seeds": "tests/runtime/test_http.py::test_its_episode_fails_soon_and_the_others_go_on",
+    "kapelle.runtime.tensor_files": "tests/runtime/test_randomness.py::test_the_random_generators_go_on_where_they_were",
+    "kapelle.sandbox.interpreter": "tests/setup/test_recipe_values.py::test_so_do_those_on_the_real_files",
+    "kapelle.sandbox.usage": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
+    "kapelle.settings.messages": "tests/algorithms/test_dpo.py::test_ipo_takes_no_smoothing",
+    "kapelle.settings.overlays": "tests/runs/test_two_trainers.py::test_stages_are_trained_by_one_process",
+    "kapelle.settings.sections": "tests/workflows/test_dag_own_files.py::test_what_is_set_of_the_environment_is_set_of_its_questions",
+    "kapelle.training.step_metrics": "tests/training/test_loop.py::TestWhatActedIsWhatLearns::test_trainer_and_sampler_agree_over_agents_turns_and_steps",
+    "kapelle.training.step_start": "tests/training/test_torn_steps.py::TestTorn::test_an_error_before_anything_moved_leaves_the_step_before",
+    "kapelle.training.summary": "tests/cli/test_report.py::test_a_stopped_run_has_no_accuracy_after",
+    "kapelle.workflows.dag_paths": "tests/workflows/test_dag_file.py::test_a_number_of_samples_is_the_groups_size",
+    "kapelle.workflows.processing": "tests/workflows/test_dag_own_files.py::test_the_public_process_file_runs_as_it_is",
+    "kapelle.workflows.templates": "tests/workflows/test_dag_file.py::test_it_lies_over_a_recipe_and_plays",
+}
+"""Module without a test file of its own → a quick test that calls it."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return the file of every module that defines something, by its name."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in tree.body):
+            parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+            found[".".join(part for part in parts if part != "__init__")] = file
+    return found
+
+
+def quick(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the quick tests of a file or a class, as pytest writes their names."""
+    for node in body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if any("slow" in ast.unparse(each) for each in node.decorator_list):
+            continue
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}::{name}" for name in quick(node.body))
+        elif node.name.startswith("test_"):
+            yield node.name
+
+
+def named(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules of ours, and what may be one, that a file imports or names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"kapelle(?:\.\w+)+", node.value)
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    """The files of tests that hold a quick one."""
+    found = {file: ast.parse(file.read_text(encoding="utf-8")) for file in TESTS.rglob("test_*.py")}
+    return {file: tree for file, tree in found.items() if any(quick(tree.body)) and file != Path(__file__)}
+
+
+def test_every_module_has_a_quick_test(trees: dict[Path, ast.Module]) -> None:
+    known = {name for tree in trees.values() for name in named(tree)}
+    left = [
+        name
+        for name, file in modules().items()
+        if name not in known
+        and name not in REACHED
+        and TESTS / file.parent.relative_to(PACKAGE) / f"test_{file.stem}.py" not in trees
+    ]
+    assert left == [], "no test that is not marked `slow` names them: write one, or name one in REACHED"
+
+
+@pytest.mark.parametrize("module", REACHED)
+def test_who_reaches_a_module_is_there_and_quick(module: str, trees: dict[Path, ast.Module]) -> None:
+    assert module in modules()
+    path, _, test = REACHED[module].partition("::")
+    assert missing(REACHED[module]) is None
+    assert test in quick(trees[ROOT / path].body)
+
+
+def test_slow_tests_are_told_from_quick_ones() -> None:
+    text = "@pytest.mark.slow\ndef test_a(): ...\nclass TestB:\n    def test_c(self): ...\n    @pytest.mark.slow\n    def test_d(self): ..."
+    assert list(quick(ast.parse(text).body)) == ["TestB::test_c"]
+    assert {"kapelle.runs.lock", "kapelle.runs"} < set(
+        named(ast.parse("from kapelle.runs import lock\nx = 'kapelle.cli.demo'"))
+    )
