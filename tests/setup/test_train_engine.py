@@ -14,7 +14,7 @@ from tests.support.tiny import frozen_copy, sections
 
 from kapelle import Trainer
 from kapelle.engines.train.torch.engine import Torch, TorchTrainEngine
-from kapelle.errors import ConfigError
+from kapelle.errors import CheckpointError, ConfigError
 from kapelle.runtime import plugins
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
 from kapelle.training.resuming import changed_settings
@@ -126,8 +126,8 @@ class TestAnotherEngine:
             assert isinstance(trainer.engine, TorchTrainEngine)
             state = trainer.engine.state()
         with Trainer(**sections(train_engine=PLAIN)) as other:
-            with pytest.raises(Exception, match="train_engine"):
+            with pytest.raises(CheckpointError, match="train_engine"):
                 other.engine.load_state(state)
             mine = other.engine.state()
-        with Trainer(**sections()) as trainer, pytest.raises(Exception, match=r"train_engine\.name"):
+        with Trainer(**sections()) as trainer, pytest.raises(CheckpointError, match=r"train_engine\.name"):
             trainer.engine.load_state(mine)

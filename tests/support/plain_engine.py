@@ -42,7 +42,9 @@ class PlainEngine:
 
     def __init__(self, setup: TrainSetup) -> None:
         self._setup = setup
-        own = {base: copy_language_model(model, base) for base, model in setup.models.items()}
+        own, frozen = (
+            {base: copy_language_model(model, base) for base, model in setup.models.items()} for _ in range(2)
+        )
         self._homes: dict[str, tuple[LanguageModel, str | None]] = {}
         self._versions = {p.name: 0 for p in setup.policies if p.trained and p.endpoint is None}
         self._changed = set(self._versions)
@@ -54,12 +56,7 @@ class PlainEngine:
                             policy.name, policy.lora, derive_seed(setup.seed, "adapter", policy.name)
                         )
                 self._homes[policy.name] = own[policy.base], policy.name if policy.lora else None
-                base = (
-                    copy_language_model(setup.models[policy.base], "e")
-                    if not policy.lora
-                    else own[policy.base]
-                )
-                self._homes[embedder_name(policy.name)] = base, None
+                self._homes[embedder_name(policy.name)] = frozen[policy.base], None
         self._critics = {critic.name for critic in setup.critics}
         for critic in setup.critics:
             model = own[critic.base]

@@ -166,7 +166,7 @@ def with_columns(samples: Sequence[Sample], **columns: Sequence[Tensor]) -> list
     ]
 
 
-def with_behaviour(engine: TorchTrainEngine, samples: Sequence[Sample]) -> list[Sample]:
+def with_behaviour(engine: TrainEngine, samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples as if the engine's weights of this moment had sampled them."""
     return with_columns(samples, behaviour=engine.score(samples))
 
