@@ -139,7 +139,7 @@ def _arm(death: Death) -> None:
     from kapelle.runs.writer import RunDirectory
     from kapelle.training import step_start
     from kapelle.training.loop import Loop
-    from kapelle.training.trainer import Trainer
+    from kapelle.training.progress import Progress
 
     # `before` and `after` stand for the two sides of a call.
     owner, name, side = {
@@ -153,7 +153,7 @@ def _arm(death: Death) -> None:
         "evaluation recorded": (RunDirectory, "record_evaluation", "after"),
         "positions taken": (RunDirectory, "positions", "after"),
         "state written": (checkpoint, "_write_state", "after"),
-        "policies written": (Trainer, "save_policies", "after"),
+        "policies written": (Progress, "write_policies", "after"),
         "before the seal": (checkpoint, "_seal", "before"),
         "sealed, not renamed": (checkpoint, "_seal", "after"),
         "renamed, not pointed at": (RunDirectory, "point_latest", "before"),

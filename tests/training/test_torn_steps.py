@@ -73,8 +73,7 @@ def test_who_goes_back_in_one_process_can_save(tmp_path: Path) -> None:
     given = sections(training={"steps": 9, "tasks_per_step": 1}, checkpoint={"every": 2, "keep": 9})
     with Trainer(**given, run_dir=tmp_path / "run") as trainer:
         list(trainer.steps(3))
-        assert trainer._run is not None
-        trainer._resume(trainer._run)
+        trainer._progress.go_back()
         assert trainer.done == 2
         list(trainer.steps(1))
         assert trainer.save().name == "00000003"
@@ -96,4 +95,4 @@ def test_an_owed_evaluation_is_made_once(tmp_path: Path, monkeypatch: pytest.Mon
         for _ in range(2):
             next(trainer.steps(1))
         assert measured.count(3) <= 1
-        assert not trainer._owed
+        assert not trainer._progress.owed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kapelle.former_names import renamed_in
@@ -46,6 +47,15 @@ class Silent:
 
     def evaluation(self, step: int, result: Evaluation) -> None:
         """Ignore it."""
+
+
+def tell_notes(notes: Sequence[str], observer: Observer | None) -> None:
+    """Let the observer hear what is to be known of a recipe; without one each note is a warning of Python's."""
+    for note in notes:
+        if observer is None:
+            warnings.warn(note, stacklevel=3)
+        else:
+            observer.phase("recipe", note)
 
 
 __getattr__ = renamed_in(__name__)

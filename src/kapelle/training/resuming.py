@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kapelle.errors import ConfigError
+from kapelle.errors import CheckpointError, ConfigError
 from kapelle.runs.writer import RunDirectory, is_run, read_config, saved_steps
 from kapelle.settings.base import FREE, MayChange, Settings
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.recipe import resolve, to_yaml
+from kapelle.setup.recipe import load_recipe, resolve, to_yaml
 
 
 def changed_settings(old: str, new: str, allowed: Sequence[MayChange] = (FREE,)) -> list[str]:
@@ -28,6 +28,13 @@ def changed_settings(old: str, new: str, allowed: Sequence[MayChange] = (FREE,))
 def changeable(config: RunConfig) -> Iterator[tuple[str, MayChange]]:
     """Yield the dotted key of every setting of a run that a resumed one may say otherwise, whole sections by their own."""
     yield from _marked(config, "")
+
+
+def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
+    """Return the settings of a run directory with some laid over them; CheckpointError where it is none."""
+    if not (folder / "config.yaml").is_file():
+        raise CheckpointError(f"{folder} is no run directory: it has no config.yaml.")
+    return load_recipe(str(folder / "config.yaml"), (), settings).config
 
 
 def open_run(

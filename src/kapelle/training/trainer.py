@@ -7,52 +7,30 @@ print(trainer.evaluate(problems=500))
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import RolloutEngine
-from kapelle.errors import CheckpointError, ConfigError
-from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_tasks
+from kapelle.evaluation.evaluate import Evaluation
 from kapelle.former_names import observer_of
-from kapelle.metrics.definitions import own_returns
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.weights import weights_hash
-from kapelle.rollout.play import make_play
-from kapelle.runs import checkpoint
-from kapelle.runs.checkpoint_contents import (
-    check_start,
-    check_verifier,
-    load_policies,
-    load_verifier,
-    read_checkpoint,
-    write_checkpoint,
-    write_policies,
-)
-from kapelle.runs.trackers import open_trackers
-from kapelle.runs.writer import RunDirectory, episode_steps, read_evaluations
-from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked, unbroken
-from kapelle.runtime.randomness import capture_random, keep_imports_from_drawing, restore_random
+from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.model_loading import build_engine, build_train_engine, name_model, teacher
-from kapelle.setup.preparation import Prepared, prepare, rows_left_out
-from kapelle.setup.recipe import Recipe, load_recipe, resolve
-from kapelle.signals.reference import ReferenceLogProbs
-from kapelle.signals.verifier import VerifierScores
-from kapelle.team import VERIFIER, Team
+from kapelle.setup.model_loading import name_model
+from kapelle.setup.preparation import prepare, rows_left_out
+from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.training.circumstances import note_start
-from kapelle.training.loop import Loop, Step, greedy_play
-from kapelle.training.observer import Observer, Silent
-from kapelle.training.resuming import open_run
+from kapelle.training.held_out import HeldOut
+from kapelle.training.loop import Step
+from kapelle.training.observer import Observer, Silent, tell_notes
+from kapelle.training.progress import Progress
+from kapelle.training.records import open_records
+from kapelle.training.resuming import config_of_run
+from kapelle.training.starting import begin_with, check_weights, load_pieces
 from kapelle.training.summary import Summary
-from kapelle.training.verifier_judging import judge_held_out
-from kapelle.training.warmup import warmed_bases
 
 
 class Trainer:
@@ -83,34 +61,24 @@ class Trainer:
         self.observer = observer_of(sections, observer) or Silent()
         self.config = config if config is not None else resolve(name_model(sections, given))
         prepared = prepare(self.config, given)
-        self.algorithm: Algorithm = prepared.algorithm
-        self.team: Team = prepared.team
+        self.algorithm, self.team = prepared.algorithm, prepared.team
         for said in rows_left_out(self.config):
             self.observer.phase("data", said)
-        verifier = self.algorithm.need(VerifierScores)
-        check_start(start_from or {}, self.team, prepared.outlines, verifier.folder if verifier else None)
-        if verifier is not None and verifier.least_auc is not None:
-            check_verifier(Path(verifier.folder), verifier.least_auc)
-        self.done = 0
-        """Steps behind the weights."""
-        self._judged: tuple[int, int, Evaluation] | None = None
-        """After which step, on how many problems and how well the verifier that is trained judged last."""
-        self._saved: int | None = None
-        """The step of the newest checkpoint."""
-        self._owed = self._went_back = self._torn = False
-        """Whether the evaluation of the step that a run goes on from is missing, and whether a stop cost steps."""
-        self._run = self._open_run(run_dir, resume, origin)
+        check_weights(prepared, start_from or {})
+        self._records = open_records(run_dir, self.config, origin or {}, self.observer, resume=resume)
         try:
-            self._build(prepared, engine)
+            made = load_pieces(prepared, engine, self.observer.warmup, partial(self._records.phase, 0))
+            self.models, self.base_hashes = made.models, made.base_hashes
+            self.engine, self.play, self._loop = made.engine, made.play, made.loop
+            self._held_out = HeldOut(self.config, self.algorithm, made)
+            run, tell = self._records.run, partial(self.observer.phase, "checkpoint")
+            self._progress = Progress(self.config, made, self._held_out, run, tell)
             if start_from:
-                self._start_from(start_from)
-            run = self._run
-            self._trackers = (
-                [] if run is None else open_trackers(self.config.trackers, run.path, self.config.model_dump())
-            )
+                begin_with(start_from, made, self.algorithm)
+            self._records.track(self.config)
+            if run is not None and run.resumed:
+                self._progress.go_back()
             if run is not None:
-                if run.resumed:
-                    self._resume(run)
                 note_start(run, self.config, self.team, self.done, start_from or {}, self.observer)
         except BaseException:
             self.close()
@@ -125,92 +93,38 @@ class Trainer:
         `real` takes the recipe's values for a pretrained model. The observer, or a warning, says what of the recipe
         does not suit `model.path`.
         """
-        recipe: Recipe = load_recipe(name, overlays, settings, real=real)
-        for note in recipe.notes:
-            if options.get("observer") is None:
-                warnings.warn(note, stacklevel=2)
-            else:
-                options["observer"].phase("recipe", note)
+        recipe = load_recipe(name, overlays, settings, real=real)
+        tell_notes(recipe.notes, options.get("observer"))
         return cls(recipe.config, origin=recipe.origin, **options)
 
     @classmethod
     def from_run(cls, path: str | Path, *settings: str, **options: Any) -> Trainer:
         """Load a run's newest whole checkpoint to evaluate or collect; the run directory is only read."""
-        folder = Path(path)
-        if not (folder / "config.yaml").is_file():
-            raise CheckpointError(f"{folder} is no run directory: it has no config.yaml.")
-        trainer = cls(load_recipe(str(folder / "config.yaml"), (), settings).config, **options)
-        trainer.load_checkpoint(folder / "checkpoints")
+        trainer = cls(config_of_run(Path(path), settings), **options)
+        trainer.load_checkpoint(Path(path) / "checkpoints")
         return trainer
 
-    def _open_run(
-        self, path: str | Path | None, resume: bool, origin: Mapping[str, str] | None
-    ) -> RunDirectory | None:
-        if path is None:
-            if resume:
-                raise ConfigError(
-                    "There is nothing to resume without a run directory. Name it with --run-dir."
-                )
-            return None
-        keep_imports_from_drawing()
-        say = partial(self.observer.phase, "resume")
-        return open_run(Path(path), self.config, origin or {}, say, resume=resume)
-
-    def _build(self, prepared: Prepared, engine: RolloutEngine | None) -> None:
-        held: dict[str, LanguageModel] = {}
-        bases = warmed_bases(self.config, self.team, self.observer.warmup, self._phase, held)
-        warmed = prepared.on_bases(bases, held)
-        team = warmed.team
-        self._phase("loading", ", ".join(dict.fromkeys(self.team.bases.values())))
-        self.models = warmed.load()
-        self.base_hashes = {base: weights_hash(m.base_parameters()) for base, m in self.models.items()}
-        self.engine = build_train_engine(self.config, self.algorithm, team, self.models)
-        verifier = self.algorithm.need(VerifierScores)
-        if verifier is not None:
-            load_verifier(Path(verifier.folder), team.critics[VERIFIER], self.models, self.engine)
-        past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
-        load_policies(past, team, self.engine, self.base_hashes)
-        speaks = engine or build_engine(self.config, self.models, self.team)
-        self.play = make_play(self.config, self.team, speaks)
-        acting = self.play
-        if not self.algorithm.plays:
-            acting = replace(self.play, engine=teacher(self.config, self.team, self.models))
-        self._acting = acting
-        self._loop = Loop(self.config, self.algorithm, acting, self.engine, player=self.play.engine)
-        self._loop.publish()
-
-    def _start_from(self, folders: Mapping[str, Path]) -> None:
-        load_policies(folders, self.team, self.engine, self.base_hashes)
-        if self.algorithm.need(ReferenceLogProbs) is not None:
-            self.engine.refresh_references()
-        self._loop.publish()
+    @property
+    def done(self) -> int:
+        """Steps behind the weights."""
+        return self._progress.done
 
     def steps(self, count: int | None = None) -> Iterator[Step]:
         """Take `count` more steps (those that are left without it), yielding each when it is recorded."""
         last = self.config.training.steps if count is None else self.done + count
-        self._refuse_torn()
-        self._keep_start()
-        self._loop.may_go_back = self._run is not None
-        if self._owed:
+        every, progress = self.config.checkpoint.every, self._progress
+        progress.refuse_torn()
+        progress.keep_start()
+        if progress.owed:
             self._measure(last)
-            if self.algorithm.judges and self.done % self.config.checkpoint.every == 0 < self.done:
+            if self.algorithm.judges and self.done % every == 0 < self.done:
                 self.save()
-            self._owed = False
+            progress.owed = False
         while self.done < last:
-            try:
-                step = self._loop.step(self.done + 1)
-            except StopRequested:
-                self._take_back()
-                raise
-            except BaseException:
-                self._torn = True  # unless everything can be put back
-                self._torn = not self._loop.take_back()
-                raise
-            self.done = step.number
-            self._record(step)
-            self.observer.step(step, last)
+            step = progress.step()
+            self._records.step(step, last)
             self._measure(last)
-            if self._run is not None and self.done % self.config.checkpoint.every == 0:
+            if self._records.run is not None and self.done % every == 0:
                 self.save()
             yield step
 
@@ -233,146 +147,48 @@ class Trainer:
                 after = self.evaluate() if measured else None
             except StopRequested:
                 self._save_new()
-            if self._run is not None:
-                self._run.report("done", self.done, "interrupted" if stopped.received else "finished")
-        return Summary(self.done, before, after, stopped.exit_code, self._went_back)
-
-    def _save_new(self) -> None:
-        if self._run is not None and self._saved not in (None, self.done):
-            self.save()
-
-    def _take_back(self) -> None:
-        """Undo a step that was broken off, or go back to the last checkpoint."""
-        with unbroken():
-            if not self._loop.take_back() and self._run is not None:
-                self._resume(self._run)
-                self._went_back = True
+            self._records.end(self.done, stopped=stopped.received is not None)
+        return Summary(self.done, before, after, stopped.exit_code, self._progress.went_back)
 
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
         """Play held-out problems of the test split, or measure the verifier that is trained; record the result."""
         problems = problems or self.config.evaluation.problems
-        if self._judged is not None and self._judged[:2] == (self.done, problems):
-            return self._judged[2]
-        self._keep_start()
+        known = self._held_out.known(self.done, problems)
+        if known is not None:
+            return known
+        self._progress.keep_start()
         self._phase("evaluation", "unseen problems")
-        drawn = capture_random()
-        try:
-            result = self._judge(problems) if self.algorithm.judges else self._play_unseen(problems, greedy)
-        except StopRequested:
-            restore_random(drawn)
-            raise
-        if self._run is not None:
-            self._run.record_evaluation(self.done, result.row())
-            # A second evaluation after the same step adds a row; the episodes of the first are kept.
-            if self.done not in episode_steps(self._run.path, "test"):
-                self._run.record_episodes(self.done, result.groups, split="test")
-        for tracker in self._trackers:
-            tracker.log(self.done, {f"evaluation/{k}": v for k, v in result.scalars().items()})
-        self.observer.evaluation(self.done, result)
+        result = self._held_out.measure(self.done, problems, greedy)
+        self._records.evaluation(self.done, result)
         self._phase("training", "")
         return result
 
-    def _play_unseen(self, problems: int, greedy: bool | None) -> Evaluation:
-        play = self.play
-        if self.config.evaluation.greedy if greedy is None else greedy:
-            play = greedy_play(play)
-        tasks = choose_tasks(play.environment, "test", problems)
-        return run_async(
-            lambda: evaluate_tasks(play, tasks, self.config.seed, self.algorithm.returns or own_returns)
-        )
-
-    def _judge(self, problems: int) -> Evaluation:
-        samples = self.algorithm.data.group_size
-        result = judge_held_out(self.config, self._acting, self.engine, samples, self.done, problems)
-        self._judged = (self.done, problems, result)
-        return result
-
-    def _record(self, step: Step) -> None:
-        if self._run is None:
-            return
-        self._run.record_metrics(step.number, step.metrics)
-        self._run.record_episodes(step.number, step.groups)
-        self._run.report("training", step.number)
-        for tracker in self._trackers:
-            tracker.log(step.number, step.metrics)
-
     def _phase(self, name: str, detail: str) -> None:
-        self.observer.phase(name, detail)
-        if self._run is not None:
-            self._run.report(name, self.done)
+        self._records.phase(self.done, name, detail)
 
     def save(self) -> Path:
         """Write a checkpoint; nothing is lost when that fails."""
-        assert self._run is not None, "a trainer without a run directory keeps nothing"
-        judged = self._judged is not None and self._judged[0] == self.done
-        if self.algorithm.judges and not judged and not stop_asked():
+        if self.algorithm.judges and self._held_out.judgement(self.done) is None and not stop_asked():
             self.evaluate()  # what a verifier's folder says of it is about the weights that lie there
-        self._refuse_torn()
-        folder = self._write_checkpoint(self._run)
-        if not stop_asked():  # reading what is kept takes its time, and the next save does it
-            self._run.prune(self.config.checkpoint.keep, folder)
-        return folder
+        return self._progress.save()
 
-    def _refuse_torn(self) -> None:
-        if self._torn:
-            raise CheckpointError(
-                f"The weights are those of a step after {self.done} that broke off half way. Take the last checkpoint: resume "
-                "the run, or call `load_checkpoint`."
-            )
-
-    def _keep_start(self) -> None:
-        # Before the first row, so that a run killed before its first save has something to go back to.
-        if self._run is not None and self._saved is None:
-            self._write_checkpoint(self._run)
-
-    def _write_checkpoint(self, run: RunDirectory) -> Path:
-        state, write = self._loop.state(), self.save_policies
-        with unbroken():
-            folder = write_checkpoint(run, self.done, self.engine, self.team, self.base_hashes, write, state)
-        self._saved = self.done
-        return folder
+    def _save_new(self) -> None:
+        if self._progress.is_new:
+            self.save()
 
     def save_policies(self, folder: Path) -> None:
         """Write every trained policy as others load it: adapters as PEFT folders, models by `save_pretrained`."""
-        known = self._judged[2].verifier if self._judged and self._judged[0] == self.done else None
-        write_policies(folder, self.team, self.models, self.engine, self.base_hashes, known)
-
-    def _resume(self, run: RunDirectory) -> None:
-        if not checkpoint.list_checkpoints(run.checkpoints):
-            run.start_anew()
-            return
-        loop = self.load_checkpoint(run.checkpoints)
-        # An evaluation at the start or the end is done again in `train`; one at a former end stays.
-        repeated = not 0 < self.done < self.config.training.steps
-        run.rewind(loop["positions"], None if repeated else self.done)
-        run.point_latest(loop["folder"])
-        self._saved = self.done
-        # A run that was stopped inside an evaluation owes it, before its next step.
-        self._owed = self.done not in [row["step"] for row in read_evaluations(run.path)]
+        self._progress.write_policies(folder)
 
     def load_checkpoint(self, folder: Path) -> Mapping[str, Any]:
         """Take the newest whole checkpoint of a folder and return its loop part; says which were damaged."""
-        loop = read_checkpoint(
-            folder,
-            self.engine,
-            self.team,
-            self.base_hashes,
-            lambda said: self.observer.phase("checkpoint", said),
-            self._loop.load_state,
-        )
-        self.done = int(loop["step"])
-        self._torn = False
-        self._loop.publish()
-        return loop
+        return self._progress.load(folder)
 
     def close(self) -> None:
         """Give back the run directory and what the engines hold."""
-        for tracker in getattr(self, "_trackers", []):
-            tracker.close()
         if hasattr(self, "engine"):
             self.engine.close()
-        if self._run is not None:
-            self._run.__exit__(None, None, None)
+        self._records.close()
 
     def __enter__(self) -> Self:
         return self
@@ -380,7 +196,5 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._run is not None:
-            self._run.__exit__(kind, error, trace)
-            self._run = None
+        self._records.leave(kind, error, trace)
         self.close()

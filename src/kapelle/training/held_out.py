@@ -1,0 +1,64 @@
+"""How good a run is by now, on tasks that it never learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kapelle.algorithm import Algorithm
+from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_tasks
+from kapelle.metrics.definitions import own_returns
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.interrupts import StopRequested
+from kapelle.runtime.randomness import capture_random, restore_random
+from kapelle.settings.schema import RunConfig
+from kapelle.training.loop import greedy_play
+from kapelle.training.starting import Pieces
+from kapelle.training.verifier_judging import judge_held_out
+
+
+class HeldOut:
+    """Lets a team play held-out tasks or, where it trains a verifier, measures how that judges them."""
+
+    def __init__(self, config: RunConfig, algorithm: Algorithm, pieces: Pieces) -> None:
+        """Take the run and what it is made of."""
+        self._config = config
+        self._algorithm = algorithm
+        self._pieces = pieces
+        self._judged: tuple[int, int, Evaluation] | None = None
+        """After which step, on how many problems and how well the verifier that is trained judged last."""
+
+    def known(self, done: int, problems: int) -> Evaluation | None:
+        """Return how the verifier judged after `done` steps, where that is known already."""
+        known = self._judged is not None and self._judged[:2] == (done, problems)
+        return self._judged[2] if known and self._judged is not None else None
+
+    def judgement(self, done: int) -> Mapping[str, Any] | None:
+        """Return what is known of the verifier's weights of this moment, for the folder that they are kept in."""
+        return self._judged[2].verifier if self._judged is not None and self._judged[0] == done else None
+
+    def measure(self, done: int, problems: int, greedy: bool | None) -> Evaluation:
+        """Measure what stands after `done` steps; one that is broken off leaves the random generators as they were."""
+        drawn = capture_random()
+        try:
+            if self._algorithm.judges:
+                return self._judge(done, problems)
+            return self._play_unseen(problems, greedy)
+        except StopRequested:
+            restore_random(drawn)
+            raise
+
+    def _play_unseen(self, problems: int, greedy: bool | None) -> Evaluation:
+        play = self._pieces.play
+        if self._config.evaluation.greedy if greedy is None else greedy:
+            play = greedy_play(play)
+        tasks = choose_tasks(play.environment, "test", problems)
+        return run_async(
+            lambda: evaluate_tasks(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
+        )
+
+    def _judge(self, done: int, problems: int) -> Evaluation:
+        acting, engine, samples = self._pieces.acting, self._pieces.engine, self._algorithm.data.group_size
+        result = judge_held_out(self._config, acting, engine, samples, done, problems)
+        self._judged = (done, problems, result)
+        return result

@@ -1,0 +1,93 @@
+"""What is kept and told of a run as it goes: rows and episodes in its directory, trackers, and whoever watches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from kapelle.errors import ConfigError
+from kapelle.evaluation.evaluate import Evaluation
+from kapelle.runs.trackers import Tracker, open_trackers
+from kapelle.runs.writer import RunDirectory, episode_steps
+from kapelle.runtime.randomness import keep_imports_from_drawing
+from kapelle.settings.schema import RunConfig
+from kapelle.training.loop import Step
+from kapelle.training.observer import Observer
+from kapelle.training.resuming import open_run
+
+
+class Records:
+    """Records one run; without a run directory it only tells the observer."""
+
+    def __init__(self, run: RunDirectory | None, observer: Observer) -> None:
+        """Take where the run is kept and who watches it."""
+        self.run = run
+        self._observer = observer
+        self._trackers: list[Tracker] = []
+
+    def track(self, config: RunConfig) -> None:
+        """Open the trackers that the settings name; they need a run directory."""
+        if self.run is not None:
+            self._trackers = open_trackers(config.trackers, self.run.path, config.model_dump())
+
+    def phase(self, done: int, name: str, detail: str) -> None:
+        """Note that the run, after `done` steps, does something else now."""
+        self._observer.phase(name, detail)
+        if self.run is not None:
+            self.run.report(name, done)
+
+    def step(self, step: Step, last: int) -> None:
+        """Keep a step of training, of which `last` is the last."""
+        if self.run is not None:
+            self.run.record_metrics(step.number, step.metrics)
+            self.run.record_episodes(step.number, step.groups)
+            self.run.report("training", step.number)
+        for tracker in self._trackers:
+            tracker.log(step.number, step.metrics)
+        self._observer.step(step, last)
+
+    def evaluation(self, done: int, result: Evaluation) -> None:
+        """Keep an evaluation after `done` steps."""
+        if self.run is not None:
+            self.run.record_evaluation(done, result.row())
+            # A second evaluation after the same step adds a row; the episodes of the first are kept.
+            if done not in episode_steps(self.run.path, "test"):
+                self.run.record_episodes(done, result.groups, split="test")
+        for tracker in self._trackers:
+            tracker.log(done, {f"evaluation/{k}": v for k, v in result.scalars().items()})
+        self._observer.evaluation(done, result)
+
+    def end(self, done: int, *, stopped: bool) -> None:
+        """Note that training has ended, or was stopped."""
+        if self.run is not None:
+            self.run.report("done", done, "interrupted" if stopped else "finished")
+
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give back the run directory, noting the error that ended the run."""
+        if self.run is not None:
+            self.run.__exit__(kind, error, trace)
+            self.run = None
+
+    def close(self) -> None:
+        """Give back the run directory and the trackers."""
+        for tracker in self._trackers:
+            tracker.close()
+        if self.run is not None:
+            self.run.__exit__(None, None, None)
+
+
+def open_records(
+    path: str | Path | None, config: RunConfig, origin: Mapping[str, str], observer: Observer, *, resume: bool
+) -> Records:
+    """Take the run directory at `path`, if one is named; raises the errors of `resuming.open_run`."""
+    if path is None:
+        if resume:
+            raise ConfigError("There is nothing to resume without a run directory. Name it with --run-dir.")
+        return Records(None, observer)
+    keep_imports_from_drawing()
+    say = partial(observer.phase, "resume")
+    return Records(open_run(Path(path), config, origin, say, resume=resume), observer)

@@ -1,0 +1,90 @@
+"""How a run starts: which weights it is checked for, what it is made of, and what is put into it.
+
+check_weights(prepared, start_from)        before anything is loaded
+pieces = load_pieces(prepared, …)          warmed up, loaded, with the adapters that do not learn
+begin_with(start_from, pieces, …)          weights that training goes on from
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kapelle.algorithm import Algorithm
+from kapelle.engines.rollout.protocol import RolloutEngine
+from kapelle.engines.train.protocol import TrainEngine
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.weights import weights_hash
+from kapelle.rollout.play import Play, make_play
+from kapelle.runs.checkpoint_contents import check_start, check_verifier, load_policies, load_verifier
+from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
+from kapelle.setup.preparation import Prepared
+from kapelle.signals.reference import ReferenceLogProbs
+from kapelle.signals.verifier import VerifierScores
+from kapelle.team import VERIFIER, Team
+from kapelle.training.loop import Loop
+from kapelle.training.warmup import warmed_bases
+from kapelle.training.warmup_stage import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What a run is made of, weights in memory."""
+
+    team: Team
+    models: Mapping[str, LanguageModel]
+    """By base name."""
+    base_hashes: Mapping[str, str]
+    """Base name → hash of the weights that adapters stand on."""
+    engine: TrainEngine
+    """Holds what learns."""
+    play: Play
+    """How the team plays."""
+    acting: Play
+    """How the loop's episodes are played: as the team does, or with a teacher in its place."""
+    loop: Loop
+
+
+def check_weights(prepared: Prepared, start_from: Mapping[str, Path]) -> None:
+    """Raise the first error of folders that policies (by name) start from, and of a verifier's."""
+    verifier = prepared.algorithm.need(VerifierScores)
+    folder = None if verifier is None else verifier.folder
+    check_start(start_from, prepared.team, prepared.outlines, folder)
+    if verifier is not None and verifier.least_auc is not None:
+        check_verifier(Path(verifier.folder), verifier.least_auc)
+
+
+def load_pieces(
+    prepared: Prepared, speaks: RolloutEngine | None, warmup: Progress, say: Callable[[str, str], None]
+) -> Pieces:
+    """Warm up what is to be warmed up, load all models and build what acts and what learns.
+
+    `speaks` plays the policies in place of the recipe's engine. `warmup` hears of the warm-up's steps, `say` of phases.
+    """
+    config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
+    held: dict[str, LanguageModel] = {}
+    warmed = prepared.on_bases(warmed_bases(config, team, warmup, say, held), held)
+    say("loading", ", ".join(dict.fromkeys(team.bases.values())))
+    models = warmed.load()
+    hashes = {base: weights_hash(model.base_parameters()) for base, model in models.items()}
+    engine = build_train_engine(config, algorithm, warmed.team, models)
+    verifier = algorithm.need(VerifierScores)
+    if verifier is not None:
+        load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
+    past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
+    load_policies(past, team, engine, hashes)
+    play = acting = make_play(config, team, speaks or build_engine(config, models, team))
+    if not algorithm.plays:
+        acting = replace(play, engine=teacher(config, team, models))
+    loop = Loop(config, algorithm, acting, engine, player=play.engine)
+    loop.publish()
+    return Pieces(team, models, hashes, engine, play, acting, loop)
+
+
+def begin_with(folders: Mapping[str, Path], pieces: Pieces, algorithm: Algorithm) -> None:
+    """Let policies (by name) go on from the weights of folders, which are their reference from now on."""
+    load_policies(folders, pieces.team, pieces.engine, pieces.base_hashes)
+    if algorithm.need(ReferenceLogProbs) is not None:
+        pieces.engine.refresh_references()
+    pieces.loop.publish()
