@@ -1,6 +1,6 @@
 """The one loop: rollout → credit → collate → update → publish.
 
-`Loop.step` is the whole of training; everything that is kept or shown stands around it, in `trainer.py`.
+`Loop.step` is the whole of training; everything that is kept or shown stands around it (`trainer.py`).
 """
 
 from __future__ import annotations

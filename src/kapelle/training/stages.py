@@ -34,7 +34,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import Recipe, load_stages
 from kapelle.setup.team_builder import build_team
 from kapelle.signals.verifier import VerifierScores
-from kapelle.team import Policy
+from kapelle.team import Policy, Team
 
 FILE = "stages.yaml"
 FROM_STAGE = "stage:"
@@ -159,7 +159,7 @@ def _kept(run: Path) -> Path:
 def _weights(config: RunConfig, earlier: Sequence[Path]) -> dict[str, Path]:
     from kapelle.runs.checkpoint_contents import policy_folder
 
-    trained = build_team(config, _algorithm(config)).trained
+    trained = _team(config).trained
     found: dict[str, Path] = {}
     for kept in earlier:
         for policy in trained:
@@ -199,7 +199,7 @@ def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None
     """Refuse a stage that would read the weights of an earlier one as something else than they were trained as."""
     kept: dict[str, tuple[str, RunConfig, Policy]] = {}
     for name, config in zip(names, configs, strict=True):
-        team = build_team(config, _algorithm(config))
+        team = _team(config)
         for policy in (team.policies[each] for each in team.trained):
             if policy.name in kept:
                 before, then, was = kept[policy.name]
@@ -216,7 +216,7 @@ def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
     """Return what decides what a policy's saved tensors compute."""
     from kapelle.training.warmup import warmup_key
 
-    path = build_team(config, _algorithm(config)).bases[policy.base]
+    path = _team(config).bases[policy.base]
     lora = policy.lora
     found: dict[str, object] = {"model": path, "trains": "all weights" if lora is None else "an adapter"}
     if path == "embedded":
@@ -261,6 +261,10 @@ def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str,
 def _trains_verifier(stage: Stage) -> bool:
     critic = _algorithm(stage.recipe.config).critic
     return critic is not None and critic.everyone
+
+
+def _team(config: RunConfig) -> Team:
+    return build_team(config, _algorithm(config))
 
 
 def _algorithm(config: RunConfig) -> Algorithm:
