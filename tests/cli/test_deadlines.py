@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.cli.conftest import Kapelle
+from tests.cli.conftest import Kapelle, call
+from tests.support.killed_runs import spawn
 from tests.support.tiny import sections
 
+from kapelle.cli import main
 from kapelle.runs.reader import read_evaluations, read_metrics
-
-ROOT = Path(__file__).parents[2]
-ENTRY = "import sys; from kapelle.cli import main; sys.exit(main())"
 
 
 def recipe(**over: Any) -> None:
@@ -34,29 +34,37 @@ def recipe(**over: Any) -> None:
     Path("stuck.yaml").write_text(yaml.safe_dump(settings))
 
 
-def command(*words: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT)))}
-    return subprocess.Popen(
-        [sys.executable, "-c", ENTRY, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+def command(words: Sequence[str], output: str) -> None:
+    """Be the command line with these words, in a process of its own that writes to a file."""
+    with Path(output).open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["kapelle", *words]
+    sys.exit(main())
 
 
-def left(run: str) -> dict[str, Any]:
+def left(run: Path) -> dict[str, Any]:
     """What a run leaves behind, clocks and generators that no world draws from aside."""
-    files = json.loads((Path(run) / "checkpoints" / "00000002" / "manifest.json").read_text())["files"]
+    files = json.loads((run / "checkpoints" / "00000002" / "manifest.json").read_text())["files"]
     return {
         "weights and moments": files["train.safetensors"],
         "metrics": [
             {key: value for key, value in row.items() if not key.startswith("time/")}
-            for row in read_metrics(Path(run))
+            for row in read_metrics(run)
         ],
-        "evaluations": read_evaluations(Path(run)),
-        "episodes": {p.name: p.read_bytes() for p in (Path(run) / "episodes" / "train").iterdir()},
+        "evaluations": read_evaluations(run),
+        "episodes": {p.name: p.read_bytes() for p in (run / "episodes" / "train").iterdir()},
     }
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run leaves behind in which nothing gets stuck."""
+    with chdir(tmp_path_factory.mktemp("calm")):
+        recipe()
+        Path("tell").write_text("nothing gets stuck")
+        assert call("train", "stuck.yaml", "--run-dir", "run").code == 0
+        return left(Path("run"))
 
 
 @pytest.mark.slow
@@ -72,25 +80,30 @@ def left(run: str) -> dict[str, Any]:
     ],
 )
 def test_a_signal_ends_a_run_that_is_stuck_and_it_goes_on_later(
-    kapelle: Kapelle, way: str, place: str, blocking: str, signals: list[int], code: int
+    kapelle: Kapelle,
+    calm: dict[str, Any],
+    way: str,
+    place: str,
+    blocking: str,
+    signals: list[int],
+    code: int,
 ) -> None:
     recipe()
-    Path("tell").write_text("nothing gets stuck")
-    assert kapelle("train", "stuck.yaml", "--run-dir", "calm").code == 0
-    Path("tell").unlink()
     stuck = (f"environment.way={way}", f"environment.place={place}", f"environment.blocking={blocking}")
-    process = command("train", "stuck.yaml", *stuck, "--run-dir", "run")
+    process = spawn(command, ("train", "stuck.yaml", *stuck, "--run-dir", "run"), "said")
     try:
         while not Path("tell").exists():
-            assert process.poll() is None, process.communicate()
+            assert process.is_alive(), Path("said").read_text()
             time.sleep(0.05)
         for number in signals:
-            process.send_signal(number)
+            with suppress(ProcessLookupError):  # a second one may find that the first was enough
+                os.kill(process.pid, number)
             time.sleep(0.3)
-        _, said = process.communicate(timeout=60)  # it would be stuck for an hour
+        process.join(60)  # it would be stuck for an hour
     finally:
         process.kill()
-    assert process.returncode == code, said
+    said = Path("said").read_text()
+    assert process.exitcode == code, said
     assert "Traceback" not in said
     assert ("holds the process" in said) == (way == "deep")
     Path("tell").write_text("nothing gets stuck")
@@ -98,7 +111,7 @@ def test_a_signal_ends_a_run_that_is_stuck_and_it_goes_on_later(
     words = ("stuck.yaml", *stuck, "--run-dir", "run") if place == "task" else ("--resume", "run")
     resumed = kapelle("train", *words)
     assert resumed.code == 0, resumed.err
-    assert left("run") == left("calm")
+    assert left(Path("run")) == calm
 
 
 def test_a_given_up_episode_is_counted_and_too_many_stop_the_run(kapelle: Kapelle) -> None:
