@@ -115,7 +115,7 @@ def test_a_recipe_says_it_and_is_written_back_whole() -> None:
     ("parts", "says"),
     [
         ({"x": {"environment": {"name": "arithmetik"}}}, "Did you mean 'arithmetic'"),
-        ({"x": {"environment": {"digits": 2}}}, "says no `environment.name`"),
+        ({"x": {"environment": {"digits": 2}}}, "has no `environment.name`"),
         ({"x": {"environment": {"name": "arithmetic", "digit": 2}}}, "digit"),
         ({"x": {**SUMS, "weight": 0}}, "weight"),
     ],

@@ -192,8 +192,8 @@ async def test_what_a_world_holds_is_freed() -> None:
 
     environment = Tools(questions=Arithmetic())
     world = environment.start(TASK, ["a", "b"], 0)
-    for desk in world._desks.values():
-        desk.boxes = [Box(), Box()]
+    for user in world._users.values():
+        user.boxes = [Box(), Box()]
     await world.close()
     assert len(closed) == 4
 

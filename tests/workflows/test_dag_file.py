@@ -193,7 +193,7 @@ def changed(node: str, **keys: Any) -> dict[str, Any]:
     [
         ({"nodes": []}, "no list of `nodes`"),
         ({"nodes": [3]}, "no list of `nodes`"),
-        ({**siirl(), "epochs": 3}, "it says `epochs`, which means nothing here"),
+        ({**siirl(), "epochs": 3}, "it has `epochs`, which means nothing here"),
         (
             changed("reward", node_role="DYNAMIC_SAMPLING"),
             "role 'DYNAMIC_SAMPLING', which kapelle has no node for",
@@ -202,8 +202,8 @@ def changed(node: str, **keys: Any) -> dict[str, Any]:
         (changed("reward", dependencies=["gone"]), "unknown node 'gone'"),
         (changed("reward", agent_group=3), "groups of it are 0, 1, 3"),
         (changed("reward", agent_group="x"), "agent_group 'x'"),
-        (changed("reward", colour="red"), r"node 'reward' of it says `colour`"),
-        (changed("reward", options={"trian_cycle": 1}), "says `trian_cycle`.*Did you mean 'train_cycle'"),
+        (changed("reward", colour="red"), r"node 'reward' of it has `colour`"),
+        (changed("reward", options={"trian_cycle": 1}), "has `trian_cycle`.*Did you mean 'train_cycle'"),
         (changed("train_0", options={"train_cycle": 7}), "different `train_cycle`s"),
         (changed("train_0", options={"train_cycle": 0}), "`train_cycle` is 0"),
         (changed("value_1", options={"share_instance": 5}), "`share_instance: 5` in it names no agent"),

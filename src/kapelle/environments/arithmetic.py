@@ -95,7 +95,7 @@ class Arithmetic(Questions):
         return {"carry": _has_carry(task.question)}
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return what the agent's role says, without the carry in the stated share of demonstrations."""
+        """Return the text for the agent's role, without the carry in the stated share of demonstrations."""
         carry = not flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if role == "combine":

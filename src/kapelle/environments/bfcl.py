@@ -193,7 +193,7 @@ def _accepted(row: Row) -> tuple[Mapping[str, Mapping[str, Json]], ...]:
     calls = value if isinstance(value, list) else None
     if calls is None or not all(isinstance(c, dict) and len(c) == 1 and _options(c) for c in calls):
         raise DataError(
-            f"{row.place}: `ground_truth` is not a list of one tool with its accepted arguments each. Mend it."
+            f"{row.place}: `ground_truth` is not a list of one tool with its accepted arguments each. Fix it."
         )
     return tuple(calls)
 

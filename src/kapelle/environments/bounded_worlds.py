@@ -36,14 +36,14 @@ def task_of(environment: Environment, split: Split, index: int) -> Task:
         return call(what, "environment", seconds, environment.task, split, index)
     except GaveUp as error:
         raise DataError(
-            f"{error} It was asked for task {index} of split '{split}'. Mend it, or raise that limit."
+            f"{error} It was asked for task {index} of split '{split}'. Fix it, or raise that limit."
         ) from None
 
 
 async def open_world(
     environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
 ) -> BoundedWorld:
-    """Open the world of one episode, in a worker where its environment says that it blocks."""
+    """Open the world of one episode; in a worker where the environment declares that it blocks."""
     kind = _WorkerWorld if getattr(environment, "blocking", False) else BoundedWorld
     world = kind(environment.name, patience)
     await world.open(lambda: environment.start(task, agents, seed))

@@ -41,7 +41,7 @@ class DebateTopics(Settings):
     rounds: int = Field(2, ge=1)
     """Speeches of every agent."""
     together: bool = False
-    """True: all speak at once in a round. False: one after another, each having heard those before."""
+    """True: all speak at once in a round. False: one after another, each after reading the speeches before."""
     reward: Reward = "win"
     """`win`: 1 for the winning side, 0 for the others, ties shared. `zero_sum`: what winners gain the losers
     lose, in [-1, 1]. `score`: each side's own score in [0, 1]."""
@@ -155,7 +155,7 @@ class DebateWorld:
         self._why: dict[str, Json] = {}
 
     def observe(self, agent: str) -> str:
-        """Return the motion, the agent's side and everything said so far."""
+        """Return the motion, the agent's side and all speeches so far."""
         number = sum(who == agent for who, _ in self._speeches) + 1
         heard = [f"{who} ({self._side[who]}): {text}" for who, text in self._speeches]
         opening = f"Motion: {self._motion}\nYou argue {self._side[agent]}."
@@ -220,7 +220,7 @@ class DebateWorld:
 
 
 def _for_the_rival(grade: Grade, rival: str) -> float:
-    """Return what is left for the other text: nothing for one that says nothing either."""
+    """Return what is left for the other text: nothing for one that is empty too."""
     return 0.0 if grade.status == "no_answer" and not rival.strip() else 1.0 - grade.score
 
 

@@ -137,7 +137,7 @@ class GSM8KSteps(Questions):
         return {"seen": task.data["seen"], "operation": operation}
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return what the agent's role says, with its bad habit in the stated share of demonstrations."""
+        """Return the text for the agent's role, with its bad habit in the stated share of demonstrations."""
         bad = flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if role == "add_up":

@@ -86,14 +86,14 @@ class Math(DataSettings, Questions):
         else:
             gold, problem = written, f"Its field '{self.answer_field}' is empty."
         if not gold:
-            raise DataError(f"{row.place} has no answer. {problem} Mend or drop the row.")
+            raise DataError(f"{row.place} has no answer. {problem} Fix or drop the row.")
         return gold
 
     def _written(self, row: Row) -> str | int | float:
         value = field_of(row, self.answer_field, "answer_field")
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise DataError(
-                f"{row.place}: the field '{self.answer_field}' holds {type(value).__name__}, not text or a number. Mend "
+                f"{row.place}: the field '{self.answer_field}' holds {type(value).__name__}, not text or a number. Fix "
                 "or drop the row, or set `environment.answer_field`."
             )
         return value
@@ -146,7 +146,7 @@ class Math(DataSettings, Questions):
         return "figure" if self.percent_is_unit else "hundredths"
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return the part of the data set's solution that the agent's role says; it has no flaws."""
+        """Return the part of the data set's solution that belongs to the agent's role; it has no flaws."""
         if self.answer_by == "program":
             return f"```python\nprint({task.data['answer']!r})\n```"
         split, _, index = task.id.rpartition("-")

@@ -26,7 +26,7 @@ MOST_LISTED = 64
 
 
 class Matrix(Told):
-    """A matrix game; every agent of the team is one player, in seat order, and says one letter.
+    """A matrix game; every agent of the team is one player, in seat order, and writes one letter.
 
     An observation is the rules and `2/3 AB CAA`: second player of three, may say A or B, the last round went CAA
     (`-` stands for an invalid move). With `rules: none` nothing else is told; what a letter means an agent then learns,
@@ -64,9 +64,7 @@ class Matrix(Told):
             raise ValueError("The moves in `payoffs` are letters or digits.")
         game = self.table
         if gaps := game.gaps():
-            raise ValueError(
-                f"`payoffs` says nothing about the joint move '{gaps[0]}' ({len(gaps)} are missing)."
-            )
+            raise ValueError(f"`payoffs` lacks the joint move '{gaps[0]}' ({len(gaps)} are missing).")
         if self.invalid is not None and self.invalid > game.least:
             raise ValueError(
                 f"`invalid: {self.invalid}` would pay an invalid move more than the least payoff, {game.least}. "

@@ -38,7 +38,7 @@ def _built(value: Any) -> Any:
     if isinstance(value, Settings) or not isinstance(value, Mapping):
         return value
     if "name" not in value:
-        raise ValueError("a part says no `environment.name`")
+        raise ValueError("a part has no `environment.name`")
     return named_settings(value)
 
 
@@ -91,7 +91,7 @@ class Mixture(Settings):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """What every part says."""
+        """The sources of every part."""
         return {
             split: "; ".join(f"{name}: {self._part(name).sources[split]}" for name in self.parts)
             for split in ("train", "test")
@@ -183,7 +183,7 @@ class Mixture(Settings):
         return " | ".join("" if answer is None else answer for answer in read)
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return what the part's script says; EpisodeError for a part without one."""
+        """Return the text of the part's script; EpisodeError for a part without one."""
         part = self._part(str(task.data["part"]))
         if not isinstance(part, Scripted):
             raise EpisodeError(
@@ -228,7 +228,7 @@ class MixtureWorld:
         return await self._world.score(agent, text)
 
     def outcome(self) -> Outcome:
-        """Return the part's outcome; `info` says `part`, and `part/<name>` for the parts of an evaluation."""
+        """Return the part's outcome; `info` has `part`, and `part/<name>` for the parts of an evaluation."""
         outcome = self._world.outcome()
         info: dict[str, Json] = {**outcome.info, "part": self._name, f"part/{self._name}": True}
         return Outcome(outcome.rewards, outcome.success, info, outcome.truncated, outcome.roles)

@@ -86,6 +86,6 @@ def _label(row: Row, field: str) -> Label:
     written = text_in(row, field, "label_field").strip().casefold()
     if written not in _LABELS:
         raise DataError(
-            f"{row.place}: the label '{written}' is none of e, n, c (0, 1, 2). Mend or drop the row."
+            f"{row.place}: the label '{written}' is none of e, n, c (0, 1, 2). Fix or drop the row."
         )
     return _LABELS[written]

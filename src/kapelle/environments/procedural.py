@@ -19,7 +19,7 @@ TEST_SHARE = 5
 """One problem in this many belongs to the test split."""
 
 TRIES = 2_000
-"""Draws for one task before its settings are said to leave no problem for a split."""
+"""Most draws for one task; if none of them fits the split, the settings are refused."""
 
 
 @dataclass(frozen=True, slots=True)

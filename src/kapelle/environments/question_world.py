@@ -46,9 +46,9 @@ class QuestionWorld:
         self._task = task
         self._agents = tuple(agents)
         self._grade = grade
-        """Says at once what it can; what would block comes as an awaitable."""
+        """Returns a grade at once where it can; a grader that would block returns an awaitable."""
         self._info = info
-        """What the outcome says about the task itself."""
+        """What the outcome reports about the task itself."""
         self._outcome: Outcome | None = None
         self._most = 1
         self._given = 0
@@ -72,7 +72,7 @@ class QuestionWorld:
         """Grade the answers; EpisodeError for one answer too many, a stranger, or a grader that gave up."""
         if self._over:
             raise EpisodeError(
-                "The question has been answered already; its world takes one step, or as many as `allow_answers` said."
+                "The question has been answered already. A world takes one step, or as many as `allow_answers` allows."
             )
         need_seats(actions, self._agents, "answered")
         grades = {name: await self._graded(text) for name, text in actions.items()}
@@ -99,8 +99,8 @@ class QuestionWorld:
 
     async def _graded(self, text: str) -> Grade:
         seconds = patience_here.get().grader
-        said = call(_GRADING, "grader", seconds, self._grade, text)
-        grade = said if isinstance(said, Grade) else await within(_GRADING, "grader", seconds, said)
+        answer = call(_GRADING, "grader", seconds, self._grade, text)
+        grade = answer if isinstance(answer, Grade) else await within(_GRADING, "grader", seconds, answer)
         if grade.status == "ungraded":
             raise EpisodeError(f"The grader gave up: {grade.explanation}")
         return grade

@@ -50,7 +50,7 @@ class Questions(Graded):
         """What kind of answer the tasks have."""
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return what an episode's `info` says about its task; nothing unless a subclass says otherwise."""
+        """Return what an episode's `info` records about its task; nothing unless a subclass overrides this."""
         return {}
 
     def check(self, agents: Sequence[str]) -> None:
@@ -96,8 +96,8 @@ def words(
 ) -> Answers:
     """Return the kind of answer that is right when `read` makes the same of it as of `task.data["answer"]`.
 
-    `read` returns the normal form of what a rule has found, and None for what is no answer. Of that the explanation
-    says that it is `otherwise`.
+    `read` returns the normal form of what a rule has found, and None for what is no answer; the explanation then
+    calls it `otherwise`.
     """
 
     def grade(text: str, task: Task) -> Grade:

@@ -15,7 +15,7 @@ INVITATION = "You may think first, between <think> and </think>; only what you w
 
 
 def spoken(text: str) -> str | None:
-    """Return what a text says after its thinking; None where a `<think>` is not closed."""
+    """Return a text without its thinking: what follows the last `</think>`. None where a `<think>` is not closed."""
     tags = list(_TAG.finditer(text))
     if not tags:
         return text

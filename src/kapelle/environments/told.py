@@ -1,4 +1,4 @@
-"""What players of games are told before what they see: the rules, and whether they may think before a move."""
+"""What every view of a game begins with: its rules, and whether players may think before a move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a grader says about one answer."""
+"""The verdict of a grader on one answer."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _spare_uids() -> range:
 
 
 def require(program: str, package: str) -> str:
-    """Return the path of a program. Raises SandboxError, which says how to install it."""
+    """Return the path of a program. Raises SandboxError with the command that installs it."""
     path = shutil.which(program, path="/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin")
     if path is None:
         raise SandboxError(

@@ -19,7 +19,7 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = {
 
 
 def backend(name: str = DEFAULT) -> Backend:
-    """Return the sandbox of a name. Raises SandboxError for an unknown one; `require` says if it works here."""
+    """Return the sandbox of a name. Raises SandboxError for an unknown one; `require` checks whether it works here."""
     if name not in BACKENDS:
         raise SandboxError(f"There is no sandbox '{name}'.{did_you_mean(name, BACKENDS)}")
     return BACKENDS[name]()

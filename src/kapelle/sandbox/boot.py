@@ -19,7 +19,7 @@ UNPACK = 'read -r n; head -c "$n" | tar -x -m -o -f - -C / && . /run/start'
 
 
 def opening(files: Mapping[str, bytes], command: Sequence[str], limits: Limits) -> Opening:
-    """Return what the waiting shell reads, the size of an archive and the archive, and what it then says."""
+    """Return what the waiting shell reads (the size of an archive, then the archive) and what it then prints."""
     greeting = f"kapelle {secrets.token_hex(8)}"
     archive = _archive(files, _start_script(greeting, command, limits))
     return Opening(f"{len(archive)}\n".encode() + archive, f"{greeting}\n".encode())

@@ -106,7 +106,7 @@ class ProcessGroup:
         self._work = work
 
     def usage(self) -> Usage | None:
-        """Return None: nothing says which processes of the host are the run's."""
+        """Return None: the run's processes cannot be told from others of the host."""
         return None
 
     def kill(self, within_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Agents speak one after another, each having read what the earlier ones said; the last one answers.
+"""Agents speak one after another. Each reads what the earlier ones wrote, and the last one answers.
 
 A Reasoner that prepares and an Actor that answers, as in MARFT (2504.16129), are a chain of two.
 """
@@ -26,7 +26,7 @@ class Chain(Settings):
     name: Literal["chain"] = "chain"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, or a prompt that uses what its agent cannot have heard."""
+        """Raise ConfigError for a game, or a prompt that uses a turn that its agent cannot have read."""
         need_answers("chain", "ends in one answer", environment)
         check_names(agents, ["question"])
         known = ["question"]

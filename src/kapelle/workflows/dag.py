@@ -47,7 +47,7 @@ class Node(Settings):
     """True: this agent reads what the world shows it, its answers to earlier turns too. False: the task's text, and
     no answers."""
     rewards_with_env: bool | None = None
-    """True: the world takes this node's text and pays for it. Null: where no node says true, the answer's."""
+    """True: the world takes this node's text and pays for it. Null: the answer's, where no node sets true."""
 
 
 class Dag(Settings):
@@ -110,7 +110,7 @@ class Dag(Settings):
         for agent in agents:
             if agent.prompt is not None:
                 raise ConfigError(
-                    f"The workflow `dag` says in its nodes what agents read; remove `prompt` of agent '{agent.name}'."
+                    f"The nodes of the workflow `dag` decide what agents read; remove `prompt` of agent '{agent.name}'."
                 )
 
     def _check_nodes(self) -> None:
@@ -172,7 +172,7 @@ class Dag(Settings):
             before = scene.observe(answering) if self.whole_texts else handed[self.answering]
 
     async def _play_once(self, scene: Scene, before: str | None) -> tuple[dict[str, str], dict[str, str]]:
-        """Return what every node said and what it handed on."""
+        """Return the text of every node and what it handed on."""
         nodes = {node.id: node for node in self.nodes}
         said: dict[str, str] = {}
         handed: dict[str, str] = {}

@@ -61,7 +61,7 @@ def is_workflow_file(values: Mapping[str, Any]) -> bool:
 
 
 def read_workflow(values: Mapping[str, Any], where: str) -> Read:
-    """Return what a workflow file means; ConfigError, naming `where`, for what cannot be said here."""
+    """Return what a workflow file means; ConfigError, naming `where`, for what cannot be expressed here."""
     nodes = values.get("nodes")
     if not isinstance(nodes, list) or not nodes or not all(isinstance(node, Mapping) for node in nodes):
         raise ConfigError(f"{where} has no list of `nodes`. Give it one node at least.")
@@ -82,12 +82,12 @@ def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str, node:
     for key in given:
         if key not in known:
             at = f"node '{node}' of {where}" if node else where
-            raise ConfigError(f"{at} says `{key}`, which means nothing here.{did_you_mean(str(key), known)}")
+            raise ConfigError(f"{at} has `{key}`, which means nothing here.{did_you_mean(str(key), known)}")
 
 
 @dataclass(slots=True)
 class _Group:
-    """What a file says about one agent."""
+    """One agent as a file describes it."""
 
     name: str
     trains: bool = True
@@ -209,7 +209,7 @@ def _engine_keys(
         if key in _SCRIPT:
             continue
         if _SPEED.fullmatch(str(key)):
-            aside[f"config.{key}"] = "says how fast, not what"
+            aside[f"config.{key}"] = "decides how fast, not what"
         elif key == "rollout.n" and isinstance(value, int) and value >= 1:
             samples.add(value)
             if value == 1:

@@ -41,7 +41,7 @@ def _need_file(path: str, key: str, where: str) -> str:
     if found is None:
         raise ConfigError(
             f"{where}: `{key}: {path}`: there is no such file beside it, in a folder above it, or where kapelle runs. "
-            "Mend the path, or copy the file there."
+            "Fix the path, or copy the file there."
         )
     return found
 
@@ -72,7 +72,9 @@ def environment_of(path: str, where: str) -> dict[str, Any]:
         if built_in is not None and _is_siirls_own(find_file(file, where)):
             return {"name": built_in}
         path = f"{_need_file(file, 'env_path', where)}:{name}"
-    elif not file or find_spec(file.partition(".")[0]) is None:  # said later, with what else is wrong with it
+    elif (
+        not file or find_spec(file.partition(".")[0]) is None
+    ):  # reported later, with what else is wrong with it
         return {"name": path}
     found = find_class("environment", path, {})
     if _has(found, "task", "start"):

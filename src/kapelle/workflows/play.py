@@ -1,4 +1,4 @@
-"""A game: the environment says who is to move, and they move, until it is over."""
+"""A game: the environment decides who is to move, until it is over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kapelle.workflow import Scene, check_template, fill
 
 
 class PlayWorkflow(Settings):
-    """Whoever is to move reads what it may see and says a move; several at once where the game says so.
+    """Whoever is to move reads what it may see and writes a move; several at once where the game asks for it.
 
     An agent's prompt frames each observation, with `{question}` for what the world shows it. Agents that are
     out of the game are not asked again.
@@ -24,7 +24,7 @@ class PlayWorkflow(Settings):
 
     name: Literal["play"] = "play"
     memory: Literal["observation", "conversation"] = "observation"
-    """What an agent reads for a move: what it sees now alone, or all that it has read and said before too."""
+    """What an agent reads for a move: what it sees now alone, or all that it has read and written before too."""
     max_rounds: int | None = Field(None, ge=1)
     """Most times that anybody is asked; a game that is not over by then is cut off. Null sets no limit."""
 

@@ -104,7 +104,7 @@ class Processing:
             except Exception as error:
                 raise ConfigError(
                     f"process_path: `{function}` of {self.path} fails with the `{function}_kwargs` of node '{node}': "
-                    f"{type(error).__name__}: {str(error).rstrip('.')}. Mend the function or the keywords; its tokenizer is one of "
+                    f"{type(error).__name__}: {str(error).rstrip('.')}. Fix the function or the keywords; its tokenizer is one of "
                     "characters, with `encode`, `decode` and `apply_chat_template`."
                 ) from error
 

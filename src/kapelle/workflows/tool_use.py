@@ -13,7 +13,7 @@ from kapelle.workflow import Scene, check_template, fill
 
 
 class ToolUse(Settings):
-    """Every agent works at the question by itself, all at once; the environment says who has not answered yet.
+    """Every agent works at the question by itself, all at once; the environment knows who has not answered yet.
 
     The first thing that an agent reads is its prompt, with `{question}` for what the world shows it. All that
     it reads later are results, which its model's own template marks as such.

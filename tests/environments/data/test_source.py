@@ -108,7 +108,7 @@ def test_splits_that_are_the_same_data_are_refused(tmp_path: Path) -> None:
             b'{"Question": "q"}\n',
             r"line 1 has no field 'question'.*Did you mean 'Question'.*environment.question_field",
         ),
-        (b'{"question": null}\n', r"line 1: the field 'question' holds NoneType.*Mend"),
+        (b'{"question": null}\n', r"line 1: the field 'question' holds NoneType.*Fix"),
         (b'{"question": true}\n', r"holds bool"),
         (b"[" * 100_000 + b"\n", r"nested too deeply|not JSON"),
         (b"", r"The train split of .* is empty"),

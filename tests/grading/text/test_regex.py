@@ -33,7 +33,7 @@ def test_a_pattern_that_backtracks_for_ever_is_killed_and_the_next_one_is_graded
 
 
 def test_a_pattern_that_is_none_is_the_data_sets_fault(regex_pool: KillableProcesses) -> None:
-    with pytest.raises(ValueError, match=r"not a regular expression: .* Mend the data set"):
+    with pytest.raises(ValueError, match=r"not a regular expression: .* Fix the data set"):
         grade_regex("#### a", "(", ["hash"], regex_pool)
 
 

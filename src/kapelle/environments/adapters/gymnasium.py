@@ -32,7 +32,7 @@ class Gymnasium(Endless):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """What `rewards` says, less the penalty of every step."""
+        """The range of `rewards`, less the penalty of every step."""
         return (self.rewards[0] + self.penalty * self.max_steps, self.rewards[1])
 
     @property

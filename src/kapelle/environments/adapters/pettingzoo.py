@@ -35,7 +35,7 @@ class PettingZoo(Told):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """What `rewards` says, less the penalty of every move."""
+        """The range of `rewards`, less the penalty of every move."""
         return (self.rewards[0] + self.penalty * self.max_rounds, self.rewards[1])
 
     @property

@@ -43,7 +43,7 @@ class Plain(Endless):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """What `rewards` says."""
+        """The range of `rewards`."""
         return self.rewards
 
     @property

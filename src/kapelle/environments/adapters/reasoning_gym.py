@@ -24,7 +24,7 @@ DRAWS = 64
 
 
 class ReasoningGym(Questions):
-    """Problems of one kind; an answer earns what the kind's verifier says, 0 to 1."""
+    """Problems of one kind; an answer earns the score of the kind's verifier, 0 to 1."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = "leg_counting"

@@ -39,7 +39,7 @@ class SiirlEnv(HandsOnQuestions):
     questions: InnerQuestions
     """Settings of the environment that asks and knows the answers: `{name: math, …}`."""
     rewards_with_env: bool = True
-    """True: the class pays, turn by turn. False: `questions` pays the last answer, and the class is told no answer."""
+    """True: the class pays, turn by turn. False: `questions` pays the last answer, and the class does not see the answer."""
     reward_range: tuple[float, float] = Field((0.0, 1.0))
     """Least and greatest total that an agent can earn in an episode: of all turns, where the class pays."""
 
@@ -141,7 +141,7 @@ class SiirlWorld:
         self._over = False
 
     def allow_answers(self, most: int) -> None:
-        """Take so many turns of the team, until the object says that it is over."""
+        """Take so many turns of the team, until the object ends the episode."""
         self._most = most
 
     def observe(self, agent: str) -> str:

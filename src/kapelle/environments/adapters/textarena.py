@@ -17,7 +17,7 @@ from kapelle.types import Json, Split, Task
 class TextArena(Told):
     """A game by its id; agents are its players in order and write moves as the game explains them.
 
-    An observation is all that the player has been told so far, the game's own rules first: the workflow `play` needs no
+    An observation is everything that the game has shown the player so far, the game's own rules first: the workflow `play` needs no
     memory of its own. `rules` adds a text of yours before them.
     """
 
@@ -73,7 +73,7 @@ BREAKS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class ArenaWorld:
-    """One game; it pays at the end. Who says a text on which the game itself breaks loses, and nobody wins."""
+    """One game; it pays at the end. A player whose text breaks the game itself loses, and nobody wins."""
 
     def __init__(self, game: Any, agents: Sequence[str], settings: TextArena, seed: int) -> None:
         self._game = game
@@ -94,7 +94,7 @@ class ArenaWorld:
         self._seen[self._mover] = told if isinstance(told, str) else "\n".join(str(part[1]) for part in told)
 
     def observe(self, agent: str) -> str:
-        """Return what the player had been told when it was last its turn."""
+        """Return what the game showed the player when it was last its turn."""
         return "\n".join(part for part in (self._told, self._seen[agent]) if part)
 
     def movers(self) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def _tests(row: Row, field: str, tolerance: float) -> tuple[OutputTest, ...]:
         inputs = outputs = None
     if not (_texts(inputs) and _texts(outputs) and len(inputs) == len(outputs)):
         raise DataError(
-            f"{row.place}: `{field}` is not as many texts of `input` as of `output`. Mend or drop the row."
+            f"{row.place}: `{field}` is not as many texts of `input` as of `output`. Fix or drop the row."
         )
     return tuple(OutputTest(read, printed, tolerance) for read, printed in zip(inputs, outputs, strict=True))
 
@@ -124,7 +124,7 @@ def _parsed(row: Row, field: str) -> Json:
         return json.loads(value) if value.strip() else None
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{row.place}: `{field}` is text and not JSON: {error}. Mend or drop the row."
+            f"{row.place}: `{field}` is text and not JSON: {error}. Fix or drop the row."
         ) from None
 
 

@@ -20,7 +20,7 @@ from kapelle.types import Json
 
 NO_PROGRAM = CodeGrade((), explanation="no program was found")
 SHOWN_CHARACTERS = 1000
-"""Most of what one test says that an agent reads."""
+"""Most characters of one test's report that an agent reads."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Attempts:
 class CodeWorld:
     """One problem; every agent that acts has attempts of its own, and the last one is what it earns.
 
-    An agent that failed reads what the shown tests said and may try again. Of the other tests it learns
+    An agent that failed reads the report of the shown tests and may try again. Of the other tests it learns
     only that not all passed: what a program prints or raises there could tell it the inputs.
     """
 

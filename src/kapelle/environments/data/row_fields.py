@@ -42,11 +42,11 @@ def text_in(row: Row, field: str, setting: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise DataError(
             f"{row.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
-            f"Mend or drop the row, or set `environment.{setting}`."
+            f"Fix or drop the row, or set `environment.{setting}`."
         )
     text = str(value)
     if not text.strip():
-        raise DataError(f"{row.place}: the field '{field}' is empty. Mend or drop the row.")
+        raise DataError(f"{row.place}: the field '{field}' is empty. Fix or drop the row.")
     return text
 
 
@@ -63,7 +63,7 @@ def question_in(row: Row, field: str, setting: str) -> str:
     else:
         text = text_in(row, field, setting)
     if not text.strip():
-        raise DataError(f"{row.place}: the field '{field}' asks nothing. Mend or drop the row.")
+        raise DataError(f"{row.place}: the field '{field}' asks nothing. Fix or drop the row.")
     if len(text) > MAX_QUESTION:
         raise DataError(
             f"{row.place}: the question has {len(text):,} characters; at most {MAX_QUESTION:,} are read. Drop the row."
@@ -72,7 +72,7 @@ def question_in(row: Row, field: str, setting: str) -> str:
 
 
 def said_in(row: Row, field: str, setting: str) -> str:
-    """Return what was said in a field: text, a message, or the last message of a conversation."""
+    """Return the answer in a field: text, a message, or the last message of a conversation."""
     value = field_of(row, field, setting)
     if isinstance(value, list) and value:
         value = value[-1]
@@ -80,7 +80,7 @@ def said_in(row: Row, field: str, setting: str) -> str:
         value = value.get("content", value.get("value"))
     if not isinstance(value, str):
         raise DataError(
-            f"{row.place}: the field '{field}' holds no text, message or conversation. Mend or drop the row, or set "
+            f"{row.place}: the field '{field}' holds no text, message or conversation. Fix or drop the row, or set "
             f"`environment.{setting}`."
         )
     return value
@@ -112,7 +112,7 @@ def messages_of(row: Row, value: Sequence[Json], field: str, setting: str) -> li
         if not isinstance(role, str) or not isinstance(content, str):
             raise DataError(
                 f"{row.place}: message {number} of the field '{field}' has no role and text (`role` and `content`, or "
-                f"`from` and `value`). Mend or drop the row, or set `environment.{setting}`."
+                f"`from` and `value`). Fix or drop the row, or set `environment.{setting}`."
             )
         messages.append((role, content))
     return messages

@@ -29,7 +29,7 @@ class DataSettings(Graded):
     """Share of the questions held out for testing where `path` is one file; a hash of each decides."""
     max_unusable: float = Field(0.01, ge=0.0, lt=1.0)
     """Greatest share of a split's rows that may be left out because they cannot be used (no answer, no question, another
-    form); the run says how many and which, and does not start above it."""
+    form); the run reports how many and which, and does not start above it."""
 
     @model_validator(mode="after")
     def _apart(self) -> DataSettings:

@@ -47,7 +47,7 @@ class Row:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise DataError(
                 f"{self.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
-                f"Mend or drop the row, or set `environment.{setting}`."
+                f"Fix or drop the row, or set `environment.{setting}`."
             )
         return str(value)
 
@@ -273,14 +273,14 @@ def _parsed(place: str, text: bytes) -> Json:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise DataError(f"{place} is not JSON: {error}. Mend it, or fetch the file again.") from error
+        raise DataError(f"{place} is not JSON: {error}. Fix it, or fetch the file again.") from error
     except RecursionError as error:
-        raise DataError(f"{place} is nested too deeply to be a row. Mend it.") from error
+        raise DataError(f"{place} is nested too deeply to be a row. Fix it.") from error
 
 
 def _object(place: str, value: Json) -> Mapping[str, Json]:
     if not isinstance(value, dict):
-        raise DataError(f"{place} holds {type(value).__name__}, not an object with named fields. Mend it.")
+        raise DataError(f"{place} holds {type(value).__name__}, not an object with named fields. Fix it.")
     return value
 
 

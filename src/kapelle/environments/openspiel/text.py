@@ -157,7 +157,7 @@ def _tiny_move(raw: str) -> str:
 
 
 def _tiny_short(raw: str) -> str:
-    """Return the player's own card and the moves so far, whose order says who made them."""
+    """Return the player's own card and the moves so far; their order shows who made them."""
     return re.sub(r"p[0-9]+:?", "", raw)
 
 
@@ -198,7 +198,7 @@ def normal(text: str) -> str:
 
 
 def match(text: str, moves: Sequence[Sequence[str]]) -> int | None:
-    """Return the place of the move that a text says, None when it says none or could mean several.
+    """Return the place of the move that a text names, None when it names none or could mean several.
 
     Each move is given by its names. Letter case counts only where it tells two moves apart.
     """

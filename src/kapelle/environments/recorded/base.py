@@ -32,10 +32,10 @@ def split_of(splits: Splits, task_id: str) -> Row:
 
 
 class RecordedWorld:
-    """One record: what each agent reads before each of its turns, and what its last words are worth."""
+    """One record: what each agent reads before each of its turns, and what its last answer is worth."""
 
     def __init__(self, heard: Mapping[str, Sequence[str]], worth: Callable[[str, str], float | None]) -> None:
-        """Take what each agent hears, turn by turn, and `worth` of (agent, text): None for words not on record."""
+        """Take what each agent reads, turn by turn, and `worth` of (agent, text): None for a text that is not on record."""
         self._heard = heard
         self._worth = worth
         self._taken = 0
@@ -53,20 +53,20 @@ class RecordedWorld:
         return tuple(agent for agent, heard in self._heard.items() if len(heard) > self._taken)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take what was said; it is worth something at the end."""
+        """Record the answers; they are scored at the end."""
         self._taken += 1
         self._last |= actions
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return what a text is worth; EpisodeError for words that are not on record."""
+        """Return the score of a text; EpisodeError for one that is not on record."""
         worth = self._worth(agent, text)
         if worth is None:
-            raise EpisodeError("These words are not on record, so nothing says what they are worth.")
+            raise EpisodeError("This text is not on record, so it has no known score.")
         return worth
 
     def outcome(self) -> Outcome:
-        """Return what the last words were worth; nobody is paid for words that are not on record."""
+        """Return the scores of the last answers; an answer that is not on record earns nothing."""
         worth = {agent: self._worth(agent, text) for agent, text in self._last.items()}
         known = {agent: value for agent, value in worth.items() if value is not None}
         if not known:

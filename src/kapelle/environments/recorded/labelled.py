@@ -63,7 +63,7 @@ class Labelled(RecordedData):
         for row in rows:
             question = asked_in(row, self.question_field, "question_field")
             for text, label in self._read(row):
-                # Two labels of one text: what is said first stands.
+                # Of two labels for one text the first one counts.
                 found.setdefault(question, {}).setdefault(text, label)
         return tuple(Question(text, tuple(solutions.items())) for text, solutions in found.items())
 
@@ -100,7 +100,7 @@ def _label(row: Row, field: str) -> float:
     value = field_of(row, field, "solutions")
     if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
         raise DataError(
-            f"{row.place}: the label '{field}' is {value!r}, not true, false or a number from 0 to 1. Mend or drop "
+            f"{row.place}: the label '{field}' is {value!r}, not true, false or a number from 0 to 1. Fix or drop "
             "the row."
         )
     return float(value)

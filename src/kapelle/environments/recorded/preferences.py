@@ -37,7 +37,7 @@ class Preferences(RecordedData):
 
     name: Literal["preferences"] = "preferences"
     question_field: str | None = "prompt"
-    """Null: both answers are transcripts that hold what was said before them."""
+    """Null: both answers are transcripts that contain the conversation before them."""
     chosen_field: str = "chosen"
     rejected_field: str = "rejected"
 

@@ -1,4 +1,4 @@
-"""Recorded trajectories: what agents said, to be said again (SFT).
+"""Recorded trajectories: the turns of agents, to be learned by imitation (SFT).
 
 A row is a question and what each agent answered, or a whole conversation:
 
@@ -28,7 +28,7 @@ from kapelle.errors import DataError, did_you_mean, need_known
 from kapelle.types import Split, Task
 
 Spoken = tuple[tuple[str, str], ...]
-"""(what was read, what was said), turn by turn."""
+"""(what the agent read, what it wrote), turn by turn."""
 
 
 class Trajectories(RecordedData):
@@ -37,13 +37,13 @@ class Trajectories(RecordedData):
     name: Literal["trajectories"] = "trajectories"
     question_field: str = "question"
     answer_field: str = "answer"
-    """What agents said that `answers` does not name; after `messages_field`, what was said last, if there."""
+    """The turn of every agent that `answers` does not name; with `messages_field`, the turn after those messages, if any."""
     answers: Mapping[str, str] = {}
-    """Agent → the field of what it said."""
+    """Agent → the field that holds its turn."""
     messages_field: str | None = None
     """A conversation, in OpenAI's or ShareGPT's form, in place of question and answer."""
     agent_field: str | None = None
-    """Name of the one agent that said it; null lets all agents say it."""
+    """The one agent whose turns these are; null gives them to all agents."""
 
     def answers_per_task(self) -> int:
         """One record a task."""
@@ -64,7 +64,7 @@ class Trajectories(RecordedData):
 
     def _read(self, row: Row) -> None:
         for agent in (*self.answers, ""):
-            # Of agents that `answers` names all, nobody says what stands in `answer_field`.
+            # Where `answers` names every agent, nobody is left for `answer_field`.
             if agent or not self.answers or self.answer_field in row.fields:
                 self._spoken(row, agent)
 
@@ -102,7 +102,7 @@ class Trajectories(RecordedData):
             elif role != "system":
                 read.append(content)
         if not turns:
-            raise DataError(f"{row.place}: nobody speaks in the field '{field}'. Mend or drop the row.")
+            raise DataError(f"{row.place}: nobody speaks in the field '{field}'. Fix or drop the row.")
         return tuple(turns)
 
     def size(self, split: Split) -> int | None:
@@ -127,6 +127,6 @@ class Trajectories(RecordedData):
         return RecordedWorld({agent: [read for read, _ in turns] for agent, turns in spoken.items()}, worth)
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
-        """Return what the agent said in its turn."""
+        """Return the agent's recorded turn."""
         spoken = self._spoken(split_of(self.rows, task.id), agent)
         return spoken[min(turn, len(spoken) - 1)][1]

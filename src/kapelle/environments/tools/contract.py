@@ -15,7 +15,7 @@ class ToolFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """What an agent is told about a tool."""
+    """What an agent reads about a tool."""
 
     name: str
     description: str
@@ -57,7 +57,7 @@ class ToolSettings(Protocol):
         ...
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return what agents are told; the same in every episode."""
+        """Return the schemas that agents read; the same in every episode."""
         ...
 
     def open(self) -> Box:

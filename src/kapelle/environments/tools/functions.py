@@ -57,7 +57,7 @@ def _tool(target: str) -> Tool:
 
 
 def function_tool(function: Callable[..., Any]) -> Tool:
-    """Return a function as a tool; ConfigError where its signature says too little for a schema."""
+    """Return a function as a tool; ConfigError where its signature is not enough for a schema."""
     if inspect.iscoroutinefunction(function):
         raise ConfigError(
             f"The tool '{function.__name__}' is a coroutine. Write a plain function: calls run in threads."
@@ -101,7 +101,7 @@ def _schema(hint: object, function: str, name: str) -> dict[str, Json]:
         if len(others) == 1 and len(arguments) == 2 and others[0] in _NAMES:
             return {"type": [_NAMES[others[0]], "null"]}
     raise ConfigError(
-        f"The tool '{function}' has an argument `{name}` of type {hint}, which no schema says. Use str, int, "
+        f"The tool '{function}' has an argument `{name}` of type {hint}, which has no JSON schema. Use str, int, "
         "float, bool, Literal, list, dict with text keys, or one of the first four with None."
     )
 

@@ -144,7 +144,7 @@ class Connection:
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Return the text of a tool's result; ToolFault when it says that it failed, Lost when it says nothing."""
+        """Return the text of a tool's result; ToolFault when the result reports a failure, Lost when there is no answer."""
         result = self._ask("tools/call", {"name": name, "arguments": dict(arguments)})
         content = result.get("content")
         parts = content if isinstance(content, list) else []

@@ -1,4 +1,4 @@
-"""How an agent is told about its tools: their schemas, and how a call is written in its model's form."""
+"""The prompt about tools: their schemas, and how a call is written in the model's form."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _one_hop(
     deadline: float,
     max_bytes: int,
 ) -> tuple[str | None, bytes]:
-    """Ask one server; return where it sends us, or what it says."""
+    """Ask one server; return where it redirects to, or its answer."""
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     addresses = resolve(host, port)

@@ -28,11 +28,11 @@ class CallRules:
 
 
 @dataclass(slots=True)
-class Desk:
+class ToolUser:
     """One agent's tools and what it has done with them."""
 
     boxes: Sequence[Box]
-    heard: str
+    reads: str
     """What it reads next."""
     turns: int = 0
     answer: str | None = None
@@ -53,11 +53,12 @@ class ToolsWorld:
     """
 
     def __init__(
-        self, question: World, desks: Mapping[str, Sequence[Box]], prompt: str, rules: CallRules
+        self, question: World, boxes_of: Mapping[str, Sequence[Box]], prompt: str, rules: CallRules
     ) -> None:
         self._question = question
-        self._desks = {
-            agent: Desk(boxes, f"{prompt}\n\n{question.observe(agent)}") for agent, boxes in desks.items()
+        self._users = {
+            agent: ToolUser(boxes, f"{prompt}\n\n{question.observe(agent)}")
+            for agent, boxes in boxes_of.items()
         }
         self._rules = rules
         self._over = False
@@ -72,18 +73,18 @@ class ToolsWorld:
 
     def observe(self, agent: str) -> str:
         """Return the tools and the question, later the results of the agent's last calls."""
-        return self._desks[agent].heard
+        return self._users[agent].reads
 
     def movers(self) -> tuple[str, ...]:
         """Return the agents that have not answered and have turns left."""
         return (
-            () if self._over else tuple(agent for agent, desk in self._desks.items() if self._at_work(desk))
+            () if self._over else tuple(agent for agent, user in self._users.items() if self._at_work(user))
         )
 
-    def _at_work(self, desk: Desk) -> bool:
+    def _at_work(self, user: ToolUser) -> bool:
         if self._most > 1:
             return True
-        return desk.answer is None and desk.turns < self._rules.max_turns
+        return user.answer is None and user.turns < self._rules.max_turns
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Carry out the calls of these texts; EpisodeError for a stranger or an agent that is done.
@@ -91,27 +92,27 @@ class ToolsWorld:
         With a `final` text the texts are answers, calls or not, and the episode ends. Where more than one is
         allowed, a `final` text that calls is answered with results like any other, as long as another may follow.
         """
-        need_seats(actions, self._desks)
+        need_seats(actions, self._users)
         for agent in actions:
             if agent not in self.movers():
                 raise EpisodeError(f"'{agent}' has answered, or has no turn left of {self._rules.max_turns}.")
         self._given += 1
         if final is not None and self._given < self._most and self._calls(final):
-            await asyncio.gather(*(self._act(self._desks[agent], text) for agent, text in actions.items()))
+            await asyncio.gather(*(self._act(self._users[agent], text) for agent, text in actions.items()))
             self._tell_others(actions)
             return {}
         if final is not None:
             for agent, text in actions.items():
-                self._desks[agent].answer = text
+                self._users[agent].answer = text
         else:
-            await asyncio.gather(*(self._act(self._desks[agent], text) for agent, text in actions.items()))
+            await asyncio.gather(*(self._act(self._users[agent], text) for agent, text in actions.items()))
         if final is not None or not self.movers():
-            answers = {name: desk.answer for name, desk in self._desks.items() if desk.answer is not None}
+            answers = {name: user.answer for name, user in self._users.items() if user.answer is not None}
             paid = await self._question.step(answers, final) if answers else {}
             self._over = self._given >= self._most or not self._question.movers()
             if not self._over:
-                for agent, desk in self._desks.items():
-                    desk.answer, desk.heard = None, self._question.observe(agent)
+                for agent, user in self._users.items():
+                    user.answer, user.reads = None, self._question.observe(agent)
             return paid
         return {}
 
@@ -123,36 +124,36 @@ class ToolsWorld:
 
     def _tell_others(self, acted: Collection[str]) -> None:
         """Show what came of the calls to those too who made none: one of them may speak next."""
-        told = "\n\n".join(self._desks[agent].heard for agent in acted)
-        for agent, desk in self._desks.items():
+        told = "\n\n".join(self._users[agent].reads for agent in acted)
+        for agent, user in self._users.items():
             if agent not in acted:
-                desk.heard = told
+                user.reads = told
 
-    async def _act(self, desk: Desk, text: str) -> None:
-        desk.turns += 1
+    async def _act(self, user: ToolUser, text: str) -> None:
+        user.turns += 1
         try:
             calls = parse_calls(text, (self._rules.form,))
         except NotCalls as fault:
-            desk.faults += 1
-            desk.heard = defused(f"Error: {fault}")
+            user.faults += 1
+            user.reads = defused(f"Error: {fault}")
             return
         if not calls:
-            desk.answer = text
+            user.answer = text
             return
         # One after another: a later call may build on what an earlier one has done.
-        results = [await self._result(desk, call) for call in calls]
+        results = [await self._result(user, call) for call in calls]
         named = [f"{call.name}: {result}" for call, result in zip(calls, results, strict=True)]
-        desk.heard = results[0] if len(results) == 1 else "\n\n".join(named)
+        user.reads = results[0] if len(results) == 1 else "\n\n".join(named)
 
-    async def _result(self, desk: Desk, call: Call) -> str:
-        desk.calls.append(call.name)
+    async def _result(self, user: ToolUser, call: Call) -> str:
+        user.calls.append(call.name)
         try:
-            said = await self._called(desk.tools, call)
+            said = await self._called(user.tools, call)
         except ToolFault as fault:
-            desk.faults += 1
+            user.faults += 1
             said = f"Error: {fault}"
         except TimeoutError:
-            desk.faults += 1
+            user.faults += 1
             said = f"Error: `{call.name}` did not answer within {self._rules.call_s:g} s."
         said, most = defused(said), self._rules.max_characters
         return said if len(said) <= most else f"{said[:most]}\n… ({len(said) - most:,} more characters)"
@@ -168,15 +169,15 @@ class ToolsWorld:
     def outcome(self) -> Outcome:
         """Return the question's outcome; an agent that acted and never answered earns nothing."""
         ended = self._question.outcome()
-        acted = {agent: desk for agent, desk in self._desks.items() if desk.turns or desk.answer is not None}
-        silent = {agent: 0.0 for agent, desk in acted.items() if desk.answer is None}
+        acted = {agent: user for agent, user in self._users.items() if user.turns or user.answer is not None}
+        silent = {agent: 0.0 for agent, user in acted.items() if user.answer is None}
         success = ended.success
         if silent and success is not None and ended.rewards:
             success *= (len(acted) - len(silent)) / len(acted)
         info: dict[str, Json] = {
             **ended.info,
-            "calls": {agent: list(desk.calls) for agent, desk in acted.items()},
-            "call_faults": {agent: desk.faults for agent, desk in acted.items()},
+            "calls": {agent: list(user.calls) for agent, user in acted.items()},
+            "call_faults": {agent: user.faults for agent, user in acted.items()},
         }
         return replace(
             ended,
@@ -189,8 +190,8 @@ class ToolsWorld:
     async def close(self) -> None:
         """Free the tools and the question's world."""
         try:
-            for desk in self._desks.values():
-                for box in desk.boxes:
+            for user in self._users.values():
+                for box in user.boxes:
                     await asyncio.to_thread(box.close)
         finally:
             await self._question.close()

@@ -68,7 +68,7 @@ def _test_files(tests: ProgramTests) -> dict[str, bytes]:
 
 
 def _carry(candidate: Candidate, tests: Session, count: int, within_s: float) -> CodeGrade:
-    """Carry messages until the tests are done, and return what they said."""
+    """Carry messages until the tests are done, and return their results."""
     outcomes = [TestOutcome("not_run", "an earlier test ended the run")] * count
     while True:
         line = tests.receive(within_s)

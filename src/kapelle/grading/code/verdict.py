@@ -1,4 +1,4 @@
-"""What a grader says about a program: how each test went, and what that is worth."""
+"""The verdict of a grader on a program: how each test went, and what that is worth."""
 
 from __future__ import annotations
 

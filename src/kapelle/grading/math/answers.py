@@ -75,7 +75,7 @@ class Answer:
 
     value: Value
     name: str
-    """What it is said to be the value of: `x` for `x = 5`; empty without one."""
+    """The name before the equals sign: `x` for `x = 5`; empty without one."""
     unit: str
     """Its unit in lower case; empty without one."""
     letters: frozenset[str]
@@ -83,7 +83,7 @@ class Answer:
 
 
 def read_answer(text: str) -> Answer:
-    """Return what a text says; Refused for what nobody may read as an answer, Unfamiliar for the rest."""
+    """Return the value that a text writes. Raises Refused for what must not be read as an answer, Unfamiliar for the rest."""
     written = take_apart(text)
     letters: set[str] = set()
     value = _value(written, letters)

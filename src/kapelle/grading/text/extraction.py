@@ -52,7 +52,7 @@ class Extraction:
 def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
     """Return the final answer of a text by the first rule whose mark it holds.
 
-    Only what the turn itself says counts: see `said`; for every rule but `whole`, code fences and quoted
+    Only the turn's own words count: see `said`. For every rule but `whole`, code fences and quoted
     lines (`> …`) do not count either.
     """
     spoken = said(text)
@@ -66,7 +66,7 @@ def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
 
 
 def said(text: str) -> Extraction:
-    """Return what a turn says to others, or why that cannot be known.
+    """Return the part of a turn that others read, or why that cannot be known.
 
     What stands in `<think>…</think>` is left out, and all that follows a mark that ends the turn: a model
     that writes the next turn of the chat itself speaks for nobody. Characters that make a text read
@@ -91,7 +91,7 @@ def defused(text: str) -> str:
 
 
 def own_turn(text: str) -> str:
-    """Return what a turn says to others, letter by letter: no thoughts, nothing behind the end of the turn."""
+    """Return the part of a turn that others read, letter by letter: no thoughts, nothing after the end of the turn."""
     return _after_thinking(_END_OF_TURN.split(text, maxsplit=1)[0])
 
 

@@ -16,7 +16,7 @@ def read_answer(
 ) -> T | Grade:
     """Return what `read` makes of the final answer of a text; the verdict `no_answer` where there is none.
 
-    `read` returns None for what is no answer. Of that the explanation says that it is `otherwise`.
+    `read` returns None for what is no answer; the explanation then calls it `otherwise`.
     """
     found = extract(text, rules)
     if found.text is None:

@@ -28,7 +28,7 @@ def grade_regex(text: str, pattern: str, rules: Sequence[ExtractionRule], proces
         re.compile(pattern)
     except re.error as problem:
         raise ValueError(
-            f"'{pattern[:80]}' is not a regular expression: {problem}. Mend the data set."
+            f"'{pattern[:80]}' is not a regular expression: {problem}. Fix the data set."
         ) from None
     found = extract(text, rules)
     if found.text is None:
