@@ -59,3 +59,11 @@ async def test_the_workflow_asks_the_third_only_when_two_differ(folder: Path) ->
         scripts = {name: lines(text) for name, text in zip(names, said, strict=True)}
         [episode] = await play(environment, workflow, names, scripts, task)
         assert (len(episode.turns), episode.success) == (spoke, success)
+
+
+def test_the_train_engine_learns_and_tells_its_time(folder: Path) -> None:
+    small = ("warmup=null", "training.steps=1", "training.tasks_per_step=2", "algorithm.group_size=2")
+    named = "train_engine.name=clocked:Clocked"
+    with Trainer.from_recipe(str(folder / "mine.yaml"), *small, named, "evaluation=null") as trainer:
+        [step] = trainer.steps(1)
+    assert step.metrics["update_seconds"] > 0

@@ -68,6 +68,7 @@ class TestRunsOfBefore:
         (tmp_path / "config.yaml").write_text(without(asked.yaml()))
         assert load_recipe(str(tmp_path / "config.yaml")).config == asked.config
 
+    @pytest.mark.slow
     def test_a_run_directory_without_it_goes_on(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
         with Trainer(run_dir=run, **sections()) as whole:
@@ -79,6 +80,7 @@ class TestRunsOfBefore:
             again.train(1)
 
 
+@pytest.mark.slow
 class TestAnotherEngine:
     """A run that learns by an engine of its own, which keeps its weights where nobody else looks."""
 

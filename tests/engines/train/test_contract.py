@@ -53,7 +53,9 @@ NLL = Objective(negative_log_likelihood, ValueLossConfig().build(), parity=False
 Make = Callable[[], TrainEngine]
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "two processes")) for name in ENGINES]
+)
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Builds engines on a fresh base: policies `a` and `b` with adapters, `still` that does not learn, a critic `v`."""
     made: list[TrainEngine] = []

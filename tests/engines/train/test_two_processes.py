@@ -70,6 +70,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_learn_what_one_learns(name: str) -> None:
     over = {"optimizer": {"lr": 1e-2, "eps": 1e-4}, **RUNS[name]}
@@ -99,6 +100,7 @@ def test_what_a_loss_compares_stays_on_one_rank() -> None:
 PAIRS = [replace(s, bundle=k // 2) for k, s in enumerate(draw_samples(["a"], [(3, 2)] * 6))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["rank 0", "rank 1", "a stop"])
 def test_what_breaks_off_in_one_process_leaves_none_behind(
     where: str, monkeypatch: pytest.MonkeyPatch
