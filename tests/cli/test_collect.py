@@ -17,19 +17,14 @@ def rows(path: str = "sft.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
 
 
+def collecting(run: Path, tasks: int, samples: int) -> tuple[str, ...]:
+    """The words that collect every episode of so many tasks."""
+    out = ("--out", "sft.jsonl", "--min-reward", "0")
+    return ("collect", str(run), *out, "--tasks", str(tasks), "--samples", str(samples))
+
+
 def test_episodes_of_train_tasks_become_rows_for_sft(kapelle: Kapelle, finished: tuple[Path, Said]) -> None:
-    words = (
-        "collect",
-        str(finished[0]),
-        "--out",
-        "sft.jsonl",
-        "--min-reward",
-        "0",
-        "--tasks",
-        "3",
-        "--samples",
-        "2",
-    )
+    words = collecting(finished[0], tasks=3, samples=2)
     said = kapelle(*words, "--json")
     assert said.code == 0, said.err
     found = rows()
@@ -110,18 +105,6 @@ def test_ctrl_c_keeps_what_was_collected(
 ) -> None:
     monkeypatch.setattr(collect, "TASKS_AT_ONCE", 2)
     interrupt_at("4/", collect, monkeypatch)
-    said = kapelle(
-        "collect",
-        str(finished[0]),
-        "--out",
-        "sft.jsonl",
-        "--min-reward",
-        "0",
-        "--tasks",
-        "8",
-        "--samples",
-        "1",
-        "--json",
-    )
+    said = kapelle(*collecting(finished[0], tasks=8, samples=1), "--json")
     assert (said.code, said.json["stopped_by"], said.json["kept"]) == (130, 130, 4)
     assert len({row["task"] for row in rows()}) == 4

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -31,15 +32,17 @@ def test_scores_are_percentages_with_their_interval() -> None:
     assert output.score(None, None) == "no score"
 
 
+def recipes_into(output: int | IO[str]) -> subprocess.CompletedProcess[str]:
+    """Run `kapelle recipes` in a process of its own, with that standard output."""
+    program = "import sys; from kapelle.cli import main; sys.exit(main(['recipes']))"
+    return subprocess.run(
+        [sys.executable, "-c", program], stdout=output, stderr=subprocess.PIPE, text=True, check=False
+    )
+
+
 def test_a_full_disk_behind_a_command_is_one_line_and_exit_code_2() -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", "import sys; from kapelle.cli import main; sys.exit(main(['recipes']))"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        done = recipes_into(full)
     assert done.returncode == 2
     assert done.stderr.startswith("kapelle: The output cannot be written: No space left on device.")
 
@@ -47,13 +50,7 @@ def test_a_full_disk_behind_a_command_is_one_line_and_exit_code_2() -> None:
 def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from kapelle.cli import main; sys.exit(main(['recipes']))"],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    done = recipes_into(write)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 
