@@ -69,6 +69,7 @@ MODULES: Mapping[str, str] = {
     "environments.spaces": "environments.adapters.spaces",
     "environments.stepping": "environments.adapters.stepping",
     "environments.textarena": "environments.adapters.textarena",
+    "environments.told": "environments.game_settings",
     "environments.tool_arguments": "environments.tools.arguments",
     "environments.tool_calculator": "environments.tools.calculator",
     "environments.tool_contract": "environments.tools.contract",
@@ -149,6 +150,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "engines.rollout.protocol": {"BUILTIN_ENGINES": "engines.rollout:BUILTIN"},
     "environment": {"BUILTIN_ENVIRONMENTS": "environments:BUILTIN"},
+    "environments.game_settings": {"Told": "GameSettings"},
     "settings.base": {
         "Configured": "Settings",
         "find_class": "runtime.plugins:find_class",

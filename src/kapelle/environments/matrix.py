@@ -11,8 +11,8 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from kapelle.environment import Outcome
 from kapelle.environments import matrix_games
+from kapelle.environments.game_settings import GameSettings
 from kapelle.environments.matrix_games import Game
-from kapelle.environments.told import Told
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message, Split, Task
 
@@ -25,7 +25,7 @@ MOST_LISTED = 64
 """Most joint moves whose payoffs the rules list."""
 
 
-class Matrix(Told):
+class Matrix(GameSettings):
     """A matrix game; every agent of the team is one player, in seat order, and writes one letter.
 
     An observation is the rules and `2/3 AB CAA`: second player of three, may say A or B, the last round went CAA

@@ -11,12 +11,12 @@ from pydantic import Field, FiniteFloat
 
 from kapelle.environment import Outcome
 from kapelle.environments.adapters.spaces import actions_text, legal_numbers, observation_text, read_number
-from kapelle.environments.told import Told
+from kapelle.environments.game_settings import GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 
 
-class PettingZoo(Told):
+class PettingZoo(GameSettings):
     """An environment by its module; agents take its seats in order and write actions as numbers."""
 
     name: Literal["pettingzoo"] = "pettingzoo"

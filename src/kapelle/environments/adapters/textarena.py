@@ -9,12 +9,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Outcome
-from kapelle.environments.told import Told
+from kapelle.environments.game_settings import GameSettings
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Json, Split, Task
 
 
-class TextArena(Told):
+class TextArena(GameSettings):
     """A game by its id; agents are its players in order and write moves as the game explains them.
 
     An observation is everything that the game has shown the player so far, the game's own rules first: the workflow `play` needs no

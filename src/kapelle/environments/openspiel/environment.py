@@ -8,18 +8,18 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
+from kapelle.environments.game_settings import GameSettings
 from kapelle.environments.openspiel.games import Value, load_game, spiel
 from kapelle.environments.openspiel.opponents import Opponent
 from kapelle.environments.openspiel.rules import full_rules, short_rules
 from kapelle.environments.openspiel.text import View, Wording, read_listed
 from kapelle.environments.openspiel.world import GameWorld, Players, Rules
-from kapelle.environments.told import Told
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.seeds import derive_seed
 from kapelle.types import Message, Split, Task
 
 
-class OpenSpiel(Told):
+class OpenSpiel(GameSettings):
     """A game by name; agents take the seats that no opponent has, in order.
 
     One agent per free seat, or one agent for all of them. A player sees OpenSpiel's string of what it may

@@ -7,13 +7,14 @@ from pydantic import field_validator
 from kapelle.environments.endless import Endless
 from kapelle.environments.thinking import INVITATION, spoken
 from kapelle.errors import did_you_mean
+from kapelle.former_names import renamed_in
 
 RULES = ("full", "short", "none")
 """What `rules` may say beside a text of the user's own."""
 
 
-class Told(Endless):
-    """Settings that all games share."""
+class GameSettings(Endless):
+    """What every game lets a recipe set."""
 
     rules: str | None = None
     """What stands before every view: `full` or `short` rules, `none`, or a text of your own; null is `full`, and `none`
@@ -38,3 +39,6 @@ class Told(Endless):
     def move_in(self, text: str) -> str | None:
         """Return the part of a text in which a move is looked for; None where thinking is not closed."""
         return spoken(text) if self.thinking else text
+
+
+__getattr__ = renamed_in(__name__)
