@@ -12,7 +12,7 @@ code subtracts the b before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -80,15 +80,15 @@ class RunningBaselines:
         rows = [[*place, value] for place, value in self._baseline.items()]
         return {"baselines": rows, "start": dict(self._start)}
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned, or the one baseline per agent of an older checkpoint, from which all start."""
         if "baselines" not in state:
-            self._start = dict(cast("Mapping[str, float]", state["baseline"]))
+            self._start = dict(state["baseline"])
             self._baseline = {}
             return
-        rows = cast("Sequence[tuple[str, str, str, float]]", state["baselines"])
+        rows: Sequence[tuple[str, str, str, float]] = state["baselines"]
         self._baseline = {(part, agent, role): value for part, agent, role, value in rows}
-        self._start = dict(cast("Mapping[str, float]", state["start"]))
+        self._start = dict(state["start"])
 
 
 def _place(groups: Sequence[Group], member: Member) -> Place:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
@@ -181,9 +181,9 @@ def _own_file(name: str) -> list[tuple[str, dict[str, Any]]]:
 def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str, Any]]) -> Contender:
     if not re.fullmatch(NAME, label):
         raise ConfigError(f"'{label}' is no name for a row. Take letters, digits and _.")
-    kind = algorithm_class(name)
+    kind: type[Settings] = algorithm_class(name)
     base = recipe.config.model_dump(mode="json")
-    section = {"name": name, **_carried(recipe, cast("type[Settings]", kind))}
+    section = {"name": name, **_carried(recipe, kind)}
     layers = [("recipe", base), (f"comparison, {label}", {"algorithm": section})]
     try:
         laid = lay_over([*layers, *((f"--set {label}", values) for values in own)])

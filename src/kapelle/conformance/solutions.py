@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from kapelle.conformance.driving import NOTHING, accepts, always, attempt, in_words, scripted
 from kapelle.conformance.finding import Finding
@@ -52,7 +51,7 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
 
 def _unpaid(environment: Environment, task: Task, tasks: Sequence[Task]) -> list[str]:
     """Return nonsense, the question and solutions of other tasks, save those that happen to give the answer."""
-    answers = cast("Answerable", environment)
-    gold = answers.extract(scripted(environment, task)("solver", task.question, 0))
+    assert isinstance(environment, Answerable), "others have no solutions to try"
+    gold = environment.extract(scripted(environment, task)("solver", task.question, 0))
     solutions = [scripted(environment, other)("solver", other.question, 0) for other in tasks]
-    return [text for text in (*NOTHING, task.question, *solutions) if answers.extract(text) != gold]
+    return [text for text in (*NOTHING, task.question, *solutions) if environment.extract(text) != gold]

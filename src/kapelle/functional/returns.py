@@ -8,14 +8,14 @@ discount and the recursion passes over it. Discounts are floats, or tensors [N, 
 import functools
 import operator
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kapelle.functional.masking import as_float, keep_masked
 
-Reward = TypeVar("Reward", bound=float | Tensor)
+Reward = TypeVar("Reward", float, Tensor)
 
 
 def backward_recurrence(
@@ -100,7 +100,7 @@ def team_sum(reward: Mapping[str, Reward]) -> dict[str, Reward]:
 
 def team_mean(reward: Mapping[str, Reward]) -> dict[str, Reward]:
     """Give every agent the mean of all agents' rewards; floats, or tensors of one shape."""
-    return {agent: cast("Reward", total / len(reward)) for agent, total in team_sum(reward).items()}
+    return {agent: total / len(reward) for agent, total in team_sum(reward).items()}
 
 
 def team_max(reward: Mapping[str, Reward]) -> dict[str, Reward]:
@@ -115,10 +115,7 @@ def team_min(reward: Mapping[str, Reward]) -> dict[str, Reward]:
 
 def team_last(reward: Mapping[str, Reward], closing_agent: str) -> dict[str, Reward]:
     """Leave the agent that closed the episode its own reward and give the others 0 (MARFT, 2504.16129)."""
-    return {
-        agent: value if agent == closing_agent else cast("Reward", value * 0.0)
-        for agent, value in reward.items()
-    }
+    return {agent: value if agent == closing_agent else value * 0.0 for agent, value in reward.items()}
 
 
 def team_individual(reward: Mapping[str, Reward]) -> dict[str, Reward]:
@@ -127,12 +124,12 @@ def team_individual(reward: Mapping[str, Reward]) -> dict[str, Reward]:
 
 
 def _larger(a: Reward, b: Reward) -> Reward:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return cast("Reward", torch.maximum(a, b))
+    if isinstance(a, Tensor):
+        return torch.maximum(a, b)
     return max(a, b)
 
 
 def _smaller(a: Reward, b: Reward) -> Reward:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return cast("Reward", torch.minimum(a, b))
+    if isinstance(a, Tensor):
+        return torch.minimum(a, b)
     return min(a, b)

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from kapelle.errors import CheckpointError, RunDirectoryError
 from kapelle.models.finite import learned, poisoned
@@ -92,7 +92,7 @@ def plan_rollback(run: Path, step: int) -> Plan:
     _refuse_no_run(run)
     folders = list_checkpoints(run / "checkpoints")
     to = _sound(run, folders, step)
-    positions = cast("Mapping[str, int]", checkpoint.read(to)["loop"]["positions"])
+    positions: Mapping[str, int] = checkpoint.read(to)["loop"]["positions"]
     rows = {table: _after(run / table, positions.get(table, 0)) for table in _TABLES}
     checkpoints, stages = tuple(folders[folders.index(to) + 1 :]), _later_stages(run)
     episodes = tuple(

@@ -110,6 +110,7 @@ def build_train_engine(
 def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) -> ScriptedEngine:
     """Return an engine in which the environment's records or script speak for every agent, in the models' tokens."""
     environment = config.environment
+    assert isinstance(environment, Recorded | Scripted), "who has nothing to say is refused before"
 
     def speak(request: Request) -> str:
         what, seconds = "`script` of the environment", config.patience.environment
@@ -119,9 +120,7 @@ def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) 
         if isinstance(environment, Recorded):
             turn = sum(message.role == "assistant" for message in request.messages)
             return environment.recorded(request.agent, request.task, turn, request.sample)
-        return cast("Scripted", environment).script(
-            request.agent, request.task, request.messages, request.seed
-        )
+        return environment.script(request.agent, request.task, request.messages, request.seed)
 
     local = {name: policy for name, policy in team.policies.items() if policy.endpoint is None}
     return ScriptedEngine(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ def by_sentences(encode: Callable[[Sequence[str]], Tensor]) -> TurnReader:
 @lru_cache(maxsize=1)
 def load_sentences(name: str) -> Callable[[Sequence[str]], Tensor]:
     """Return what encodes texts by a model of sentence-transformers; ModelError says why it cannot be loaded."""
-    library = cast("Any", import_module("sentence_transformers"))
+    library: Any = import_module("sentence_transformers")
     try:
         model = library.SentenceTransformer(name)
     except (OSError, ValueError, RuntimeError) as error:
@@ -115,7 +115,8 @@ def load_sentences(name: str) -> Callable[[Sequence[str]], Tensor]:
 
     def encode(texts: Sequence[str]) -> Tensor:
         with torch.no_grad():
-            return cast("Tensor", model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False))
+            found: Tensor = model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
+        return found
 
     return encode
 

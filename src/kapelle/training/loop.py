@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any
 
 from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditFunction, CreditMemory
 from kapelle.algorithms.shared.rewards import with_scores
@@ -234,11 +234,11 @@ class Loop:
         memory = self._memory.state() if self._memory is not None else {}
         return {"memory": memory, "ahead": self._ahead.state()}
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned."""
-        self._ahead.load_state(cast("Mapping[str, object]", state["ahead"]))
+        self._ahead.load_state(state["ahead"])
         if self._memory is not None:
-            self._memory.load_state(cast("Mapping[str, object]", state["memory"]))
+            self._memory.load_state(state["memory"])
 
     def publish(self) -> None:
         """Let the rollout engine play with what has been learned, or loaded, since the last time."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from kapelle.errors import ParityError
 from kapelle.rows import turns_of
@@ -76,9 +76,9 @@ class RolloutQueue:
             "versions": [dict(versions) for versions in self._versions],
         }
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned."""
-        texts = cast("Sequence[str]", state["queue"])
-        self._queue = deque(load_groups([json.loads(line) for line in text.splitlines()]) for text in texts)
-        versions = cast("Sequence[Mapping[str, Any]]", state["versions"])
-        self._versions = deque((dict(each) for each in versions), maxlen=self._most + 1)
+        self._queue = deque(
+            load_groups([json.loads(line) for line in text.splitlines()]) for text in state["queue"]
+        )
+        self._versions = deque((dict(each) for each in state["versions"]), maxlen=self._most + 1)

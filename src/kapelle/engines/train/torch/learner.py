@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -136,7 +136,7 @@ class Learner:
             for name, parameter in self.parameters.items():
                 parameter.copy_(state["weights"][name])
         names = list(self.parameters)
-        moments = cast("Mapping[str, Mapping[str, Tensor]]", state["optimizer"])
+        moments: Mapping[str, Mapping[str, Tensor]] = state["optimizer"]
         self._optimizer.load_state_dict(
             {
                 "state": {names.index(name): _copied(entry) for name, entry in moments.items()},

@@ -177,17 +177,17 @@ class Learners:
             "references": references,
         }
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take what `state` returned, bit for bit."""
         if not {"learners", "references"} <= state.keys():
             raise CheckpointError(
                 f"The state holds {sorted(state)}, not what the train engine `torch` keeps. Set `train_engine.name` as it "
                 "was when the checkpoint was written."
             )
-        for name, entry in cast("Mapping[str, Any]", state["learners"]).items():
+        for name, entry in state["learners"].items():
             self.by_name[name].load_state(entry)
             self.by_name[name].changed = True
         with torch.no_grad():
-            for name, tensors in cast("Mapping[str, Any]", state["references"]).items():
+            for name, tensors in state["references"].items():
                 for key, tensor in self.weights(name).items():
                     tensor.copy_(tensors[key])
