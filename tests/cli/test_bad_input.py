@@ -72,7 +72,7 @@ def nothing_expensive(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("work begins before everything is checked")
 
-    monkeypatch.setattr("kapelle.training.trainer.warmed_bases", refuse)
+    monkeypatch.setattr("kapelle.training.starting.warmed_bases", refuse)
     monkeypatch.setattr("kapelle.setup.preparation.load_models", refuse)
 
 
