@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BUILTIN_ALGORITHMS: Mapping[str, str] = {
     "sft": "kapelle.algorithms.sft:SFT",
     "verifier": "kapelle.algorithms.verifier:Verifier",
+    "distill": "kapelle.algorithms.distill:Distill",
     "dpo": "kapelle.algorithms.dpo:DPO",
     "grpo": "kapelle.algorithms.grpo:GRPO",
     "rloo": "kapelle.algorithms.rloo:RLOO",

@@ -157,6 +157,15 @@ class Beside(Protocol):
 
 
 @runtime_checkable
+class ReadsTokens(Protocol):
+    """A signal whose weights beside the team read the very tokens of policies: their tokenisers have to be the same."""
+
+    def readers(self, team: Team) -> Mapping[str, str]:
+        """Return, by policy, the policy beside the team that reads its tokens."""
+        ...
+
+
+@runtime_checkable
 class Loads(Protocol):
     """A signal that reads turns with something that no train engine holds."""
 

@@ -11,12 +11,15 @@ from tests.support.tiny import frozen_copy, learners_of, same_bits
 
 from kapelle import Trainer
 from kapelle.algorithm import BUILTIN_ALGORITHMS
+from kapelle.models.language_model import load_language_model
 from kapelle.runs.reader import read_metrics
+from kapelle.settings.schema import ModelConfig
 from kapelle.team import VERIFIER
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "at_grpo": {"group_size": 2},
     "cory": {"swap_every": 2, "base": {"name": "rloo", "group_size": 2}},
+    "distill": {"teacher": "teacher"},
     "dpo": {"group_size": 3},
     "grpo": {"group_size": 2, "redraw": 1},
     "maporl": {"group_size": 2},
@@ -60,6 +63,9 @@ def learned(trainer: Trainer) -> dict[str, Any]:
 @pytest.mark.parametrize("name", BUILTIN_ALGORITHMS)
 def test_it_learns_and_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     settings = run_of(name)
+    if name == "distill":
+        another = {"embedded": {**settings["model"]["embedded"], "seed": 9}}
+        settings["models"] = {"teacher": load_language_model(ModelConfig.model_validate(another))}
     with Trainer(**settings) as whole:
         before = learned(whole)
         whole.train()

@@ -24,6 +24,7 @@ from kapelle.training.stages import checkable, read_stages
 from kapelle.types import Group
 
 PAID_OTHERWISE = {
+    "distill": "learns from no such rewards",
     "sft": "learns from no such rewards",
     "verifier": "learns from no such rewards",
     "maporl": "pays by a verifier's scores alone",

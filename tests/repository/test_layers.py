@@ -59,6 +59,7 @@ def test_the_layers_hold() -> None:
     [
         ("types.py", "from kapelle.team import Team", "Of the nouns only the team"),
         ("runs/reader.py", "from kapelle.setup import recipe", "What sets a run up"),
+        ("models/paths.py", "from kapelle.signals import greedy", "Signals know what models are"),
         ("rollout/play.py", "from kapelle.training import loop", "Training evaluates"),
         ("environment.py", "from kapelle.workflow import Scene", "A workflow knows"),
         ("environment.py", "from kapelle.settings import sections", "A workflow knows"),

@@ -22,6 +22,7 @@ from kapelle.algorithm import Algorithm, Outputs, Targets
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.rows import Sample, Signals, TurnKey, turns_of
 from kapelle.signals.proximal import ProximalLogProbs
+from kapelle.signals.teacher import TEACHER
 from kapelle.training.collate import policy_samples
 from kapelle.training.updates import update_in_order
 from kapelle.types import Episode, Group, Payment, Task, Turn
@@ -174,7 +175,9 @@ class Tables:
         return dict(zip(self.logits, of, strict=True))
 
 
-def expected_update(algorithm: Algorithm, game: Game, seed: int | None = None) -> tuple[Tables, list[Group]]:
+def expected_update(
+    algorithm: Algorithm, game: Game, seed: int | None = None, teacher: Tables | None = None
+) -> tuple[Tables, list[Group]]:
     """Return tables that have noted the update of a whole population, and the population.
 
     Critics say something else after every prompt and every token: with λ = 1 no baseline changes an expectation that
@@ -186,6 +189,11 @@ def expected_update(algorithm: Algorithm, game: Game, seed: int | None = None) -
     keyed = turns_of(groups)
     per_turn = algorithm.critic is not None and algorithm.critic.unit == "turn"
     values = {key: _values(t)[: 1 if per_turn else None] for key, t in keyed}
+    taught: dict[TurnKey, Tensor] = {}
+    if teacher is not None:
+        for key, t in keyed:
+            places = range(len(t.prompt_ids), len(t.prompt_ids) + len(t.completion_ids))
+            taught[key] = teacher.log_probs(t.agent, t.prompt_ids + t.completion_ids, places).detach()
     proximal: dict[TurnKey, Tensor] = {}
     if algorithm.need(ProximalLogProbs):
         for key, t in keyed:
@@ -195,9 +203,11 @@ def expected_update(algorithm: Algorithm, game: Game, seed: int | None = None) -
         values=values if algorithm.critic else {},
         proximal=proximal,
         greedy={g: game.episode((0,) * len(game.order), one.task) for g, one in enumerate(groups)},
+        more={TEACHER: taught},
     )
-    assert algorithm.credit is not None
-    samples = policy_samples(groups, team, algorithm.credit(groups, signals), signals)
+    give = algorithm.credit or (algorithm.memory(team, 0) if algorithm.memory else None)
+    assert give is not None
+    samples = policy_samples(groups, team, give(groups, signals), signals)
     objective = Objective(algorithm.policy_loss)
     engine = cast("TrainEngine", tables)
     update_in_order(engine, objective, algorithm.update.order, game.agents, samples, [], groups)

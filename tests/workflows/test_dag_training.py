@@ -33,7 +33,7 @@ NEED: dict[str, dict[str, Any]] = {
     "vdn": {"group_size": 4, "credit_warmup_steps": 0, "fit": {"min_fill": 2, "updates": 2}},
 }
 """What an algorithm needs said beside its name; the others play groups of four."""
-PLAYING = [name for name in BUILTIN_ALGORITHMS if name not in {"sft", "dpo", "verifier"}]
+PLAYING = [name for name in BUILTIN_ALGORITHMS if name not in {"sft", "distill", "dpo", "verifier"}]
 
 
 BASE: dict[str, Any] = {

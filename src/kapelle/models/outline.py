@@ -63,11 +63,11 @@ def adapter_parameters(model: nn.Module, lora: Lora) -> int:
 
 def check_adapters(team: Team, models: Mapping[str, PreTrainedModel]) -> None:
     """Raise ModelError when an adapter of the team, or one that it takes from a folder, cannot stand on its base."""
-    adapters = [(policy.base, policy.lora) for policy in team.policies.values() if policy.lora is not None]
+    adapters = [(policy.base, policy.lora) for policy in team.every.values() if policy.lora is not None]
     adapters += [(critic.base, critic.lora) for critic in team.critics.values()]
     for base, lora in adapters:
         adapter_parameters(models[base], lora)
-    for policy in team.policies.values():
+    for policy in team.every.values():
         if policy.past is not None:
             check_saved(f"Agent '{policy.name}'", Path(policy.past), policy.lora, models[policy.base])
 

@@ -42,6 +42,11 @@ class ChatRenderer:
         """Most tokens that prompt and completion may have together."""
         return self._context
 
+    def same_tokens(self, other: ChatRenderer) -> bool:
+        """Return whether the other one's token ids mean the same texts."""
+        ours, theirs = self._tokenizer.get_vocab(), other._tokenizer.get_vocab()
+        return bool(ours == theirs)
+
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt ids of a new conversation, ready for the agent to speak."""
         return self._ids(self._text(messages, speak=True))

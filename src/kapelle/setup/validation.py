@@ -13,6 +13,7 @@ from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Sc
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.paths import check_model_path
+from kapelle.rows import ReadsTokens
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
@@ -22,6 +23,7 @@ from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
+    from kapelle.models.renderer import ChatRenderer
 
 
 def check_run(
@@ -226,6 +228,7 @@ def check_prompts(
     renderers = {
         path: memory.get(path) or load_renderer(path, config.model) for path in set(team.bases.values())
     }
+    _check_readers(config, team, renderers)
     for split in ("train", "test"):
         size = environment.size(split)
         for index in range(min(problems, problems if size is None else size)):
@@ -247,6 +250,20 @@ def check_prompts(
                         f"{renderer.context}. Use a model with a longer context (`model.embedded.context` for the "
                         "embedded one), or shorter prompts."
                     )
+
+
+def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]) -> None:
+    """Refuse weights beside the team to which the token ids of the policies that they read mean other texts."""
+    for signal in config.algorithm.build().needs:
+        pairs = signal.readers(team) if isinstance(signal, ReadsTokens) else {}
+        for policy, reader in pairs.items():
+            own, other = (team.bases[team.every[name].base] for name in (policy, reader))
+            if not renderers[own].same_tokens(renderers[other]):
+                raise ConfigError(
+                    f"Policy '{policy}' speaks in tokens of '{own}', and '{other}' is to read them with another "
+                    f"vocabulary: its log-probs would be of other texts. Name a model of the same family as the "
+                    f"{reader.split(':')[0]} of '{policy}'."
+                )
 
 
 def _opening(prompt: str | None, question: str) -> str:

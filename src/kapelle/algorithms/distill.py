@@ -1,0 +1,115 @@
+"""Distillation on policy: each policy learns from a frozen teacher on what it said itself.
+
+What is lowered is the reverse KL to the teacher over whole completions y of the prompts x that the team meets,
+KL(π(·|x) ‖ T(·|x)) = E_{y~π}[Σ_t log π(y_t) − log T(y_t)] (generalised knowledge distillation of 2306.13649 with λ = 1 and
+the reverse KL; MiniLLM, 2306.08543, eq. 2). Its gradient is E[Σ_t ∇log π(y_t) · Σ_{s≥t} (log π(y_s) − log T(y_s))], so the
+advantage of a token is
+
+    R_t = Σ_{s≥t} γ^{s−t} · (log T(y_s) − log π(y_s)),    A_t = R_t − mean of R_t in the task's other episodes
+
+with γ = `discount` = 1. The mean is over the same turn of the same agent at the same place t: it holds nothing of what
+is judged, and takes away what all attempts have in common, which is most of R_t while the two are far apart. `discount: 0` keeps each token's own term: the sum of per-token KLs at the places that the policy
+reaches, as if what it says had no effect on where it gets. Rewards are not read, and no critic or group is needed.
+
+Deviations from the papers: the sampled form of the divergence, not the sum over the vocabulary (no logits of the teacher
+are kept); the clipped surrogate stands for plain policy gradient, and with one pass over the data they are the same;
+MiniLLM's length normalisation and mixed-in teacher samples are left out. Both log-probs are at the agent's sampling
+temperature. Prompts are what they are: a policy is not taught to bring about prompts that its teacher finds easy.
+With `training.max_staleness` log π is that of the weights that sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from kapelle.algorithm import Algorithm, Credit, Data, Update
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.functional.advantages import leave_one_out
+from kapelle.functional.returns import return_to_go
+from kapelle.functional.shaping import kl_in_reward
+from kapelle.rows import Signals, TurnKey, turns_of
+from kapelle.settings.base import Settings
+from kapelle.signals.teacher import TEACHER, TeacherLogProbs
+from kapelle.types import Group
+
+
+class Distill(Settings):
+    """Settings of distillation on policy."""
+
+    name: Literal["distill"] = "distill"
+    teacher: str | dict[str, str]
+    """Path of the model that teaches, or the PEFT folder of an adapter that an earlier run saved; one for all policies,
+    or one for each, by policy."""
+    discount: float = Field(1.0, ge=0.0, le=1.0)
+    """γ: 1 lowers the divergence of whole completions, 0 that of each token alone."""
+    group_size: int = Field(4, ge=1)
+    """Episodes per task; one alone has no baseline."""
+    epochs: int = Field(1, ge=1)
+    minibatches: int = Field(1, ge=1)
+
+    def build(self) -> Algorithm:
+        """Return the algorithm's row."""
+        return Algorithm(
+            name=self.name,
+            policy_loss=SurrogateConfig().build(),
+            data=Data(group_size=self.group_size),
+            needs=(TeacherLogProbs(self.teacher),),
+            update=Update(self.epochs, self.minibatches),
+            memory=lambda team, seed: TaughtCredit(self.discount),
+        )
+
+
+class TaughtCredit:
+    """Advantages by a teacher's log-probs; a `CreditMemory` that shows how far each policy is from its teacher."""
+
+    def __init__(self, discount: float) -> None:
+        """Take γ."""
+        self._discount = discount
+        self._row: dict[str, float] = {}
+
+    def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+        """Return each token's advantage."""
+        turns = turns_of(groups)
+        if not turns:
+            return {}
+        reward: list[Tensor] = []
+        returns: list[Tensor] = []
+        places: list[int] = []
+        taken: dict[tuple[int, int, str], int] = {}
+        numbers: dict[tuple[int, str, int, int], int] = {}
+        for key, turn in turns:
+            whose = (key.group, key.episode, turn.agent)
+            k = taken[whose] = taken.get(whose, -1) + 1
+            reward_T = kl_in_reward(torch.tensor(turn.logprobs), signals[TEACHER][key], beta=1.0)
+            reward.append(reward_T)
+            returns.append(return_to_go(reward_T[None], torch.ones_like(reward_T)[None], self._discount)[0])
+            at = [(key.group, turn.agent, k, t) for t in range(len(reward_T))]
+            places.extend(numbers.setdefault(place, len(numbers)) for place in at)
+        advantage_K = leave_one_out(torch.cat(returns), torch.tensor(places), len(numbers))
+        pieces = advantage_K.split([len(reward_T) for reward_T in reward])
+        self._row = _distance([turn.policy for _, turn in turns], reward)
+        return {key: Credit(piece_T) for (key, _), piece_T in zip(turns, pieces, strict=True)}
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return each policy's reverse KL to its teacher, nats per token, as sampled."""
+        return self._row
+
+    def state(self) -> dict[str, object]:
+        """Remember nothing."""
+        return {}
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        """Take nothing."""
+
+
+def _distance(policies: Sequence[str], reward: Sequence[Tensor]) -> dict[str, float]:
+    row: dict[str, float] = {}
+    for name in dict.fromkeys(policies):
+        own = [reward_T for policy, reward_T in zip(policies, reward, strict=True) if policy == name]
+        row[f"teacher_kl/{name}"] = -float(torch.cat(own).mean())
+    return row
