@@ -153,8 +153,7 @@ class Trainer:
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
         """Play held-out problems of the test split, or measure the verifier that is trained; record the result."""
         problems = problems or self.config.evaluation.problems
-        known = self._held_out.known(self.done, problems)
-        if known is not None:
+        if (known := self._held_out.known(self.done, problems)) is not None:
             return known
         self._progress.keep_start()
         self._phase("evaluation", "unseen problems")
