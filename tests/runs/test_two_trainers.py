@@ -300,6 +300,7 @@ def begin() -> Iterator[Callable[..., tuple[Any, Connection]]]:
         process.join()
 
 
+@pytest.mark.slow
 class TestTrainers:
     def test_one_whose_lock_is_removed_ends_with_the_bits_of_one_left_alone(
         self, tmp_path: Path, begin: Callable[..., tuple[Any, Connection]]

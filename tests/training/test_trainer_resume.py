@@ -72,8 +72,8 @@ def kill(method: str, run: Path, death: Death, *, resume: bool = False) -> None:
     assert start(method, run, resume=resume, death=death) == -death.number
 
 
+@pytest.mark.slow
 class TestKilled:
-    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("method", "death"),
         [
@@ -201,6 +201,7 @@ class TestGoingOn:
         assert recorded(tmp_path / "twice") == before
 
 
+@pytest.mark.slow
 class TestAsked:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(
