@@ -143,6 +143,7 @@ def on_records(folder: Path) -> str:
     )
 
 
+@pytest.mark.slow
 def test_sft_on_records_shows_its_loss_and_says_how_many_answers_were_scored(
     kapelle: Kapelle, records: Path
 ) -> None:

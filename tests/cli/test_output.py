@@ -40,6 +40,7 @@ def recipes_into(output: int | IO[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_a_command_is_one_line_and_exit_code_2() -> None:
     with Path("/dev/full").open("w") as full:
         done = recipes_into(full)
@@ -47,6 +48,7 @@ def test_a_full_disk_behind_a_command_is_one_line_and_exit_code_2() -> None:
     assert done.stderr.startswith("kapelle: The output cannot be written: No space left on device.")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
     read, write = os.pipe()
     os.close(read)

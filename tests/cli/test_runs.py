@@ -18,6 +18,19 @@ from kapelle.runs.lock import RunLock
 from kapelle.runs.rollback import ASIDE
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five steps, each with its checkpoint."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    train(run)
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
 def test_it_says_what_it_would_do_then_what_it_did(run: Path, kapelle: Kapelle) -> None:
     before = files(run)
     said = kapelle("runs", "rollback", run, "--to", "3", "--dry-run")

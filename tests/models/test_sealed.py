@@ -43,6 +43,7 @@ def adapter(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made / "policies" / "ada", tmp_path / "ada"))
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_what_is_said_is_refused_or_says_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"weights")
     seal(tmp_path, "0123456789abcdef")

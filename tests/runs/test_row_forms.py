@@ -69,6 +69,7 @@ def of_evaluations(run: Run) -> None:
     held_out(run), unscored([run]), seats_of([run]), last_evaluation(run.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "row", "read"),
     [

@@ -26,6 +26,7 @@ from kapelle.runs.writer import (
     read_status,
     saved_steps,
 )
+from kapelle.types import Json
 
 # ------------------------------------------------------------------------------------------- a new run
 
@@ -52,11 +53,19 @@ def test_a_new_run_has_every_file_of_the_documentation(tmp_path: Path) -> None:
         }
 
 
+MEASURED: dict[str, Json] = {
+    "problems": 20,
+    "success": 0.54,
+    "interval": [0.49, 0.58],
+    "reward": {"actor": 0.1 + 0.2},
+}
+
+
 def test_rows_are_read_back_exactly(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         run.record_metrics(1, {"loss/actor": 0.1 + 0.2, "samples": 256})
         run.record_metrics(2, {"loss/actor": -1e-300})
-        run.record_evaluation(0, {"accuracy": 0.54, "interval": [0.49, 0.58], "split": "test"})
+        run.record_evaluation(0, MEASURED)
         run.record_episodes(1, [group("a", 1, 2), group("b", 3)])
         run.record_episodes(2, [group("a", 4)])
         run.record_episodes(0, [group("t", 5)], "test")
@@ -64,9 +73,7 @@ def test_rows_are_read_back_exactly(tmp_path: Path) -> None:
         {"step": 1, "loss/actor": 0.30000000000000004, "samples": 256},
         {"step": 2, "loss/actor": -1e-300},
     ]
-    assert read_evaluations(run.path) == [
-        {"step": 0, "accuracy": 0.54, "interval": [0.49, 0.58], "split": "test"}
-    ]
+    assert read_evaluations(run.path) == [{"step": 0, **MEASURED}]
     assert episode_steps(run.path) == [1, 2]
     assert read_groups(run.path, 1) == [group("a", 1, 2), group("b", 3)]
     assert [episode.seed for episode in read_episodes(run.path)] == [1, 2, 3, 4]
@@ -244,8 +251,8 @@ def test_a_run_without_a_whole_row_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "run" / "evaluations.jsonl").write_bytes(b'{"step": 0, "accu')
     with open_run(tmp_path / "run", resume=True) as run:
         run.start_anew()
-        run.record_evaluation(0, {"accuracy": 0.5})
-    assert read_evaluations(run.path) == [{"step": 0, "accuracy": 0.5}]
+        run.record_evaluation(0, MEASURED)
+    assert read_evaluations(run.path) == [{"step": 0, **MEASURED}]
 
 
 def test_a_resumed_run_must_rewind_first(tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ LAYERS: dict[str, tuple[Change, Change, Hostile]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYERS)
 def test_without_the_layer_a_program_gets_through(
     sandbox: Bubblewrap, host: Host, monkeypatch: pytest.MonkeyPatch, layer: str

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,9 @@ def library(sandbox: Bubblewrap, tmp_path_factory: pytest.TempPathFactory) -> Pa
     if os.geteuid() != 0:
         pytest.skip("this whole run is an unprivileged user's already")
     folder = tmp_path_factory.mktemp("library")
-    for parent in (folder, *folder.parents[:2]):
+    for parent in itertools.takewhile(
+        lambda one: one != Path(tempfile.gettempdir()), (folder, *folder.parents)
+    ):
         parent.chmod(0o755)
     source = Path(kapelle.__file__).parent
     for room in ("runtime", "sandbox"):

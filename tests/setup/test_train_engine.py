@@ -84,6 +84,7 @@ class TestRunsOfBefore:
 class TestAnotherEngine:
     """A run that learns by an engine of its own, which keeps its weights where nobody else looks."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "algorithm",
         [

@@ -185,6 +185,7 @@ class TestLost:
 
 
 class TestGoingOn:
+    @pytest.mark.slow
     def test_more_steps_keep_what_was_measured_at_the_former_end(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
         assert start("grpo", run) == 0

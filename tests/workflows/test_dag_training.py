@@ -176,6 +176,7 @@ def test_three_turns_are_learned_from_and_a_resumed_run_goes_on_bit_for_bit(tmp_
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_use_all_traj_says_whether_earlier_turns_are_trained_on(tmp_path: Path) -> None:
     settings = three_turns(tmp_path, "config/math_env.py:MathEnv")
     last = settings.workflow.model_copy(update={"use_all_traj": False})

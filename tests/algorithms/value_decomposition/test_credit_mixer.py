@@ -135,6 +135,7 @@ class TestWhoDeservesWhat:
         step, credit, _ = judged(settings, "modelled")
         assert ranked(step, credit) >= 0.9
 
+    @pytest.mark.slow
     def test_a_lazy_agent_s_modelled_credit_is_noise(self, settings: type[VDN | QMIX]) -> None:
         # The noise of one return has size 0.1; the words of `a` move it by 0.68 and those of `b` by 0.2. The team's
         # return would pay all three alike, by about 0.7.

@@ -124,6 +124,7 @@ class TestWhatRoundingExplains:
 
 
 class TestFaults:
+    @pytest.mark.slow
     def test_one_row_in_a_thousand_that_another_adapter_sampled_is_named(self) -> None:
         engine = train_engine(lora_policies("a", "b"))
         samples = draw_samples(["a"], [(3, 2)] * 998) + draw_samples(["b"], [(3, 2)] * 2, seed=5)

@@ -27,6 +27,7 @@ HUMANEVAL_LIKE = {
 }
 
 
+@pytest.mark.slow
 def test_a_sample_of_honest_solutions_of_mbpp_passes(
     sandbox: Bubblewrap, mbpp_rows: list[dict[str, Any]]
 ) -> None:

@@ -158,6 +158,7 @@ NUMBERS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(NUMBERS, NUMBERS)
 def test_comparison_does_not_depend_on_the_order(one: Number, other: Number) -> None:
     assert same_value(one, other) == same_value(other, one)
@@ -276,6 +277,7 @@ def test_units_count_only_against_each_other() -> None:
     assert same_value(bare, yards)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_agreement_with_every_labelled_gsm8k_solution(gsm8k_folder: Path) -> None:
     labelled = gsm8k_folder / "example_model_solutions.jsonl.gz"
