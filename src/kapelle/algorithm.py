@@ -83,7 +83,7 @@ class Targets:
     mask_K: Tensor
     """1.0 where a token counts."""
     columns: Mapping[str, Tensor]
-    """Per-token columns by name: `behaviour`, `advantage`, `return`, `value`, `reference`."""
+    """Per-token columns: see `rows.Column`, whose members are these very strings."""
 
     def __getitem__(self, column: str) -> Tensor:
         return self.columns[column]

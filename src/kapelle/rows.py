@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -25,6 +26,29 @@ class TurnKey(NamedTuple):
     turn: int
 
 
+class Column(StrEnum):
+    """What a sample says of each of its targets, beside the token: one float each."""
+
+    BEHAVIOUR = "behaviour"
+    """Log-prob by the weights that sampled it, nats."""
+    ADVANTAGE = "advantage"
+    """How much better than expected it was; of pairs +1 on the chosen side, −1 on the rejected."""
+    REFERENCE = "reference"
+    """Log-prob by the policy's reference (`ReferenceLogProbs`)."""
+    PROXIMAL = "proximal"
+    """Log-prob by the trainer's own weights before the update (`ProximalLogProbs`)."""
+    RETURN = "return"
+    """What a critic is fitted to; of a verifier the label."""
+    VALUE = "value"
+    """What the critic said before the update."""
+    WEIGHT = "weight"
+    """How much the target counts; a loss that knows no weights leaves it unread."""
+    PAIR = "pair"
+    """Number of the pair that the sample belongs to (`Sample.bundle`)."""
+    OBSERVED = "observed"
+    """1 where the agent heard the token, 0 where it said it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One sequence and the tokens in it that a learner is asked about."""
@@ -35,7 +59,7 @@ class Sample:
     """Ascending places of the target tokens, each asked for from the token before it; a critic may
     also be asked for the place after the last token."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """Name → one float per target."""
+    """`Column` → one float per target."""
     mask: Tensor | None = None
     """1.0 where a target counts; None counts all."""
     temperature: float = 1.0
@@ -195,6 +219,18 @@ def turns_of(groups: Sequence[Group], trained_only: bool = True) -> list[tuple[T
         for turn in (*episode.turns, *episode.branches)
         if turn.trained or not trained_only
     ]
+
+
+def in_rounds(groups: Sequence[Group]) -> list[tuple[TurnKey, Turn, int]]:
+    """Return every trained turn of every valid episode, its branches left out, with its number among its agent's."""
+    found: list[tuple[TurnKey, Turn, int]] = []
+    for g, group in enumerate(groups):
+        for e, episode in enumerate(group.episodes):
+            rounds = enumerate(episode.rounds(trained=True))
+            number = {turn.index: k for k, movers in rounds for turn in movers.values()}
+            if episode.error is None:
+                found += [(TurnKey(g, e, t.index), t, number[t.index]) for t in episode.turns if t.trained]
+    return found
 
 
 def label_of(episode: Episode, turn: Turn) -> float | None:

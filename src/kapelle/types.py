@@ -138,6 +138,24 @@ class Episode:
         """Return the turns of one agent in time order: its trajectory, as a view."""
         return tuple(turn for turn in self.turns if turn.agent == agent)
 
+    def rounds(self, agents: Sequence[str] | None = None, *, trained: bool = False) -> list[dict[str, Turn]]:
+        """Return, for each round, who took which turn: the k-th turns of all agents are one round.
+
+        Agents stand in time order; with `agents` only those count, in that order. With `trained` only turns that are
+        trained on count.
+        """
+        rounds: list[dict[str, Turn]] = []
+        taken: dict[str, int] = {}
+        for turn in self.turns:
+            if turn.trained or not trained:
+                k = taken[turn.agent] = taken.get(turn.agent, -1) + 1
+                rounds.extend([{}] if k == len(rounds) else [])
+                rounds[k][turn.agent] = turn
+        if agents is None:
+            return rounds
+        chosen = [{name: movers[name] for name in agents if name in movers} for movers in rounds]
+        return [movers for movers in chosen if movers]
+
     def total(self, agent: str) -> float:
         """Return the undiscounted return of one agent."""
         return sum(turn.reward for turn in self.by(agent)) + self.rewards.get(agent, 0.0)

@@ -22,7 +22,11 @@ GROUPS = [group(episode(FIRST, OTHER, SECOND, FRESH))]
 def test_what_is_heard_next_is_what_the_next_prompt_adds() -> None:
     samples = demonstrated_samples(GROUPS, team_of("a", "b"), 0.5)
     asked = [
-        ([s.tokens[place] for place in s.targets], s.columns["weight"].tolist(), s.columns["heard"].tolist())
+        (
+            [s.tokens[place] for place in s.targets],
+            s.columns["weight"].tolist(),
+            s.columns["observed"].tolist(),
+        )
         for s in samples
     ]
     assert asked == [
@@ -42,7 +46,7 @@ def test_without_a_world_model_nothing_is_foreseen() -> None:
 
 def test_the_weighed_mean_by_hand() -> None:
     # Said: nll 1 and 3; heard: nll 2 and 4, weight ½: (1 + 3 + ½·6) / (2 + ½·2) = 7/3.
-    columns = {"weight": torch.tensor([1, 1, 0.5, 0.5]), "heard": torch.tensor([0.0, 0, 1, 1])}
+    columns = {"weight": torch.tensor([1, 1, 0.5, 0.5]), "observed": torch.tensor([0.0, 0, 1, 1])}
     targets = Targets(torch.arange(4), 4, torch.ones(4), columns)
     loss = negative_log_likelihood(Outputs(torch.tensor([-1.0, -3, -2, -4])), targets)
     assert float(loss.total / loss.weight) == pytest.approx(7 / 3)
@@ -65,7 +69,7 @@ def test_a_partner_can_be_foreseen() -> None:
             )
         )
         groups = list(run.steps())[-1].groups
-        heard = [s for s in demonstrated_samples(groups, run.team, 1.0) if s.columns["heard"].sum() > 0]
+        heard = [s for s in demonstrated_samples(groups, run.team, 1.0) if s.columns["observed"].sum() > 0]
         found[weight] = float(torch.cat(run.engine.score(heard)).mean())
     assert found[1.0] > found[0.0] + 1.0
 

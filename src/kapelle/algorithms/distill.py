@@ -32,7 +32,7 @@ from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.functional.advantages import leave_one_out
 from kapelle.functional.returns import return_to_go
 from kapelle.functional.shaping import kl_in_reward
-from kapelle.rows import Signals, TurnKey, turns_of
+from kapelle.rows import Signals, TurnKey, in_rounds
 from kapelle.settings.base import Settings
 from kapelle.signals.teacher import TEACHER, TeacherLogProbs
 from kapelle.types import Group
@@ -74,17 +74,14 @@ class TaughtCredit:
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each token's advantage."""
-        turns = turns_of(groups)
+        turns = in_rounds(groups)
         if not turns:
             return {}
         reward: list[Tensor] = []
         returns: list[Tensor] = []
         places: list[int] = []
-        taken: dict[tuple[int, int, str], int] = {}
         numbers: dict[tuple[int, str, int, int], int] = {}
-        for key, turn in turns:
-            whose = (key.group, key.episode, turn.agent)
-            k = taken[whose] = taken.get(whose, -1) + 1
+        for key, turn, k in turns:
             reward_T = kl_in_reward(torch.tensor(turn.logprobs), signals[TEACHER][key], beta=1.0)
             reward.append(reward_T)
             returns.append(return_to_go(reward_T[None], torch.ones_like(reward_T)[None], self._discount)[0])
@@ -92,8 +89,8 @@ class TaughtCredit:
             places.extend(numbers.setdefault(place, len(numbers)) for place in at)
         advantage_K = leave_one_out(torch.cat(returns), torch.tensor(places), len(numbers))
         pieces = advantage_K.split([len(reward_T) for reward_T in reward])
-        self._row = _distance([turn.policy for _, turn in turns], reward)
-        return {key: Credit(piece_T) for (key, _), piece_T in zip(turns, pieces, strict=True)}
+        self._row = _distance([turn.policy for _, turn, _ in turns], reward)
+        return {key: Credit(piece_T) for (key, _, _), piece_T in zip(turns, pieces, strict=True)}
 
     def metrics(self) -> Mapping[str, float]:
         """Return each policy's reverse KL to its teacher, nats per token, as sampled."""

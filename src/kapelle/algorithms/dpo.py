@@ -28,7 +28,7 @@ from kapelle.algorithms.shared.rewards import TeamReward, agent_returns, shared_
 from kapelle.algorithms.shared.surrogate import ones_like_turn
 from kapelle.functional import preferences
 from kapelle.functional.masking import segment_mean, segment_sum
-from kapelle.rows import Signals, TurnKey, turns_of
+from kapelle.rows import Column, Signals, TurnKey, turns_of
 from kapelle.settings.base import Settings
 from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.types import Group
@@ -139,11 +139,11 @@ class _Sides:
     """Which tokens of a batch are the chosen and the rejected side of which pair. N pairs, K tokens."""
 
     def __init__(self, targets: Targets) -> None:
-        numbers_N, self._pair_K = torch.unique(targets["pair"], return_inverse=True)
+        numbers_N, self._pair_K = torch.unique(targets[Column.PAIR], return_inverse=True)
         self._pairs = len(numbers_N)
-        self._reference_K = targets["reference"]
-        self._chosen_K = (targets["advantage"] > 0) & targets.mask_K.bool()
-        self._rejected_K = (targets["advantage"] < 0) & targets.mask_K.bool()
+        self._reference_K = targets[Column.REFERENCE]
+        self._chosen_K = (targets[Column.ADVANTAGE] > 0) & targets.mask_K.bool()
+        self._rejected_K = (targets[Column.ADVANTAGE] < 0) & targets.mask_K.bool()
         for side_K in (self._chosen_K, self._rejected_K):
             held = len(torch.unique(self._pair_K[side_K]))
             assert held == self._pairs, "both sides of a pair are in one batch"

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Data, Loss, Outputs, Targets, Update
 from kapelle.functional.masking import token_mean
+from kapelle.rows import Column
 from kapelle.settings.base import Settings
 
 
@@ -41,11 +42,14 @@ class SFT(Settings):
 
 def negative_log_likelihood(outputs: Outputs, targets: Targets) -> Loss:
     """Return −Σ log π over the counted tokens, and how many they are; a column `weight` weighs them."""
-    if "weight" not in targets.columns:
+    if Column.WEIGHT not in targets.columns:
         total, weight = token_mean(-outputs.logp_K, targets.mask_K)
         return Loss(total, weight, {"nll": (total.detach(), weight)})
-    heard_K, said_K = targets["heard"] * targets.mask_K, (1.0 - targets["heard"]) * targets.mask_K
-    nll_K, weight_K = -outputs.logp_K, targets["weight"] * targets.mask_K
+    heard_K, said_K = (
+        targets[Column.OBSERVED] * targets.mask_K,
+        (1.0 - targets[Column.OBSERVED]) * targets.mask_K,
+    )
+    nll_K, weight_K = -outputs.logp_K, targets[Column.WEIGHT] * targets.mask_K
     return Loss(
         (nll_K * weight_K).sum(),
         weight_K.sum(),

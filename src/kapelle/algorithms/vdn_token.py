@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
-from kapelle.algorithms.value_decomposition.replay import round_rewards, round_turns
+from kapelle.algorithms.value_decomposition.replay import round_rewards
 from kapelle.functional.advantages import gae
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.mixing import vdn_mix
@@ -95,7 +95,7 @@ class SummedValues:
 
     def _episode(self, place: tuple[int, int], episode: Episode, signals: Signals) -> dict[TurnKey, _Turn]:
         s = self._settings
-        rounds = round_turns(episode, episode.agents)
+        rounds = episode.rounds(episode.agents, trained=True)
         if not rounds:
             return {}
         paid = round_rewards(episode, rounds, s.team_reward, s.penalties).tolist()

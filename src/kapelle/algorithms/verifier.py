@@ -30,7 +30,7 @@ from kapelle.algorithm import Algorithm, Credit, CriticSpec, Data, Loss, Outputs
 from kapelle.functional.masking import segment_sum
 from kapelle.functional.preferences import bradley_terry_loss, verifier_loss
 from kapelle.metrics.statistics import area_under_curve
-from kapelle.rows import Signals, TurnKey, label_of, turns_of
+from kapelle.rows import Column, Signals, TurnKey, label_of, turns_of
 from kapelle.settings.base import Settings
 from kapelle.signals.critic_values import CriticValues
 from kapelle.types import Group
@@ -145,17 +145,17 @@ def _how_well(labelled: Sequence[Labelled], signals: Signals) -> dict[str, float
 
 def weighted_cross_entropy(values_K: Tensor, targets: Targets) -> Loss:
     """Return Σ w·BCE(value, label) over the counted answers, Σ w, and the share judged rightly."""
-    weight_K = targets["weight"] * targets.mask_K
-    total = (verifier_loss(values_K, targets["return"]) * weight_K).sum()
-    agree_K = (values_K.detach() > 0) == (targets["return"] > 0.5)
+    weight_K = targets[Column.WEIGHT] * targets.mask_K
+    total = (verifier_loss(values_K, targets[Column.RETURN]) * weight_K).sum()
+    agree_K = (values_K.detach() > 0) == (targets[Column.RETURN] > 0.5)
     weight = weight_K.sum()
     return Loss(total, weight, {"verifier_accuracy": ((agree_K * weight_K).sum(), weight)})
 
 
 def bradley_terry_over_pairs(values_K: Tensor, targets: Targets) -> Loss:
     """Return Σ −log σ(s_right − s_wrong) over the batch's pairs, and how many they are."""
-    numbers_N, pair_K = torch.unique(targets["pair"], return_inverse=True)
-    right_K = targets["return"] > 0.5
+    numbers_N, pair_K = torch.unique(targets[Column.PAIR], return_inverse=True)
+    right_K = targets[Column.RETURN] > 0.5
     right_N = segment_sum(values_K, right_K, pair_K, len(numbers_N))
     wrong_N = segment_sum(values_K, ~right_K, pair_K, len(numbers_N))
     assert 2 * len(numbers_N) == len(pair_K), "both sides of a pair are in one batch"

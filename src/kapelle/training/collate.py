@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from kapelle.algorithm import Credit, CriticSpec
-from kapelle.rows import Sample, Signals, TurnKey, turns_of
+from kapelle.rows import Column, Sample, Signals, TurnKey, turns_of
 from kapelle.signals.questions import Readers, judged_sample, policy_sample
 from kapelle.team import Team
 from kapelle.types import Group, Turn
@@ -22,7 +23,7 @@ def fresh_samples(groups: Sequence[Group], team: Team, most: int) -> list[Sample
     chosen: dict[str, list[Sample]] = {name: [] for name in team.trained}
     for _, turn in turns_of(groups):
         if len(chosen[turn.policy]) < most:
-            columns = {"behaviour": torch.tensor(turn.logprobs)}
+            columns: dict[str, Tensor] = {Column.BEHAVIOUR: torch.tensor(turn.logprobs)}
             chosen[turn.policy].append(policy_sample(turn, team, turn.policy, columns))
     return [sample for own in chosen.values() for sample in own]
 
@@ -35,12 +36,16 @@ def policy_samples(
     for key, turn in turns_of(groups):
         given = credit[key]
         if given.weight > 0:
-            columns = {
-                "behaviour": torch.tensor(turn.logprobs),
-                "advantage": given.advantage_T.float(),
-                **({"reference": signals.reference[key]} if key in signals.reference else {}),
-                **({"proximal": signals.proximal[key]} if key in signals.proximal else {}),
-                **({} if given.pair is None else {"pair": torch.full_like(given.advantage_T, given.pair)}),
+            columns: dict[str, Tensor] = {
+                Column.BEHAVIOUR: torch.tensor(turn.logprobs),
+                Column.ADVANTAGE: given.advantage_T.float(),
+                **({Column.REFERENCE: signals.reference[key]} if key in signals.reference else {}),
+                **({Column.PROXIMAL: signals.proximal[key]} if key in signals.proximal else {}),
+                **(
+                    {}
+                    if given.pair is None
+                    else {Column.PAIR: torch.full_like(given.advantage_T, given.pair)}
+                ),
             }
             samples[key] = replace(policy_sample(turn, team, turn.policy, columns), bundle=given.pair)
     return samples
@@ -60,14 +65,14 @@ def critic_samples(
         given = credit[key]
         target_T = given.return_T
         if target_T is not None:
-            columns = {
-                "return": target_T.float(),
-                "value": signals.values[key],
-                "weight": torch.full_like(target_T, given.weight, dtype=torch.float32),
+            columns: dict[str, Tensor] = {
+                Column.RETURN: target_T.float(),
+                Column.VALUE: signals.values[key],
+                Column.WEIGHT: torch.full_like(target_T, given.weight, dtype=torch.float32),
                 **(
                     {}
                     if given.pair is None
-                    else {"pair": torch.full_like(target_T, given.pair, dtype=torch.float32)}
+                    else {Column.PAIR: torch.full_like(target_T, given.pair, dtype=torch.float32)}
                 ),
             }
             episode = groups[key.group].episodes[key.episode]
@@ -88,7 +93,7 @@ def demonstrated_samples(groups: Sequence[Group], team: Team, observations: floa
     last: dict[tuple[int, int, str], Turn] = {}
     for key, turn in turns:
         ones_T = torch.ones(len(turn.completion_ids))
-        columns = {"weight": ones_T, "heard": torch.zeros_like(ones_T)}
+        columns: dict[str, Tensor] = {Column.WEIGHT: ones_T, Column.OBSERVED: torch.zeros_like(ones_T)}
         samples.append(policy_sample(turn, team, turn.policy, columns))
         before = last.get((key.group, key.episode, turn.agent))
         known = before.prompt_ids + before.completion_ids if before else ()
@@ -97,7 +102,10 @@ def demonstrated_samples(groups: Sequence[Group], team: Team, observations: floa
             ones_T = torch.ones(len(places))
             samples.append(
                 Sample(
-                    turn.policy, turn.prompt_ids, places, {"weight": observations * ones_T, "heard": ones_T}
+                    turn.policy,
+                    turn.prompt_ids,
+                    places,
+                    {Column.WEIGHT: observations * ones_T, Column.OBSERVED: ones_T},
                 )
             )
         last[key.group, key.episode, turn.agent] = turn

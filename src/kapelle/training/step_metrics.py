@@ -13,7 +13,7 @@ from torch import Tensor
 from kapelle.algorithm import Credit
 from kapelle.functional.value_losses import explained_variance
 from kapelle.metrics.timeline import Timeline
-from kapelle.rows import Sample, TurnKey, turns_of
+from kapelle.rows import Column, Sample, TurnKey, turns_of
 from kapelle.types import Group
 
 
@@ -36,7 +36,9 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     row: dict[str, float] = {}
     for critic in dict.fromkeys(sample.learner for sample in samples):
         own = [sample for sample in samples if sample.learner == critic]
-        value_K, return_K = (torch.cat([s.columns[column] for s in own]) for column in ("value", "return"))
+        value_K, return_K = (
+            torch.cat([s.columns[column] for s in own]) for column in (Column.VALUE, Column.RETURN)
+        )
         if len(return_K) > 1:
             row[f"explained_variance/{critic}"] = float(
                 explained_variance(value_K, return_K, torch.ones_like(return_K))

@@ -16,7 +16,7 @@ from kapelle.algorithm import Mover, Order
 from kapelle.errors import ConfigError
 from kapelle.functional.policy_losses import happo_factor
 from kapelle.metrics.statistics import merge_rows
-from kapelle.rows import Sample, TurnKey
+from kapelle.rows import Column, Sample, TurnKey
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.base import Settings
 from kapelle.team import Team
@@ -28,7 +28,7 @@ class Joint(Settings):
 
     name: Literal["joint"] = "joint"
 
-    def build(self, old: str = "behaviour") -> Order:
+    def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order."""
         return Order()
 
@@ -39,7 +39,7 @@ class Alternate(Settings):
     name: Literal["alternate"]
     interval: int = Field(1, ge=1)
 
-    def build(self, old: str = "behaviour") -> Order:
+    def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order."""
         return Order(partial(_alternating, interval=self.interval))
 
@@ -50,7 +50,7 @@ class Probability(Settings):
     name: Literal["probability"]
     probability: float = Field(0.5, gt=0.0, le=1.0)
 
-    def build(self, old: str = "behaviour") -> Order:
+    def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order."""
         return Order(partial(_tossed, probability=self.probability))
 
@@ -60,7 +60,7 @@ class Sequential(Settings):
 
     name: Literal["sequential"]
 
-    def build(self, old: str = "behaviour") -> Order:
+    def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order; `old` is the column of the log-probs that the loss's own ratio is against."""
         return Order(_shuffled, partial(one_after_another, old=old))
 
@@ -102,7 +102,7 @@ def one_after_another(
     critics: Sequence[Sample],
     groups: Sequence[Group],
     *,
-    old: str,
+    old: Column,
 ) -> dict[str, float]:
     """HAPPO (2109.11251 §4.2): M multiplies the advantages of whoever moves later, in the same round.
 
@@ -132,11 +132,13 @@ def one_after_another(
 
 
 def _times(sample: Sample, factor: Tensor) -> Sample:
-    advantage_T = sample.columns["advantage"] * factor.float()
-    return replace(sample, columns={**sample.columns, "advantage": advantage_T})
+    advantage_T = sample.columns[Column.ADVANTAGE] * factor.float()
+    return replace(sample, columns={**sample.columns, Column.ADVANTAGE: advantage_T})
 
 
-def _after(mover: Mover, own: Sequence[Sample], places: Sequence[int], factor_S: Tensor, old: str) -> Tensor:
+def _after(
+    mover: Mover, own: Sequence[Sample], places: Sequence[int], factor_S: Tensor, old: Column
+) -> Tensor:
     """Return M after a policy's update: times its turns' ratios against the log-probs in column `old`."""
     log_ratio_S, acted_S = torch.zeros_like(factor_S), torch.zeros_like(factor_S)
     for place, sample, logp_T in zip(places, own, mover.score(own), strict=True):
@@ -146,13 +148,11 @@ def _after(mover: Mover, own: Sequence[Sample], places: Sequence[int], factor_S:
 
 
 def rounds_of(groups: Sequence[Group]) -> dict[TurnKey, tuple[int, int, int]]:
-    """Return each turn's (group, episode, round); the k-th turns of all agents are one round."""
-    rounds: dict[TurnKey, tuple[int, int, int]] = {}
-    for g, group in enumerate(groups):
-        for e, episode in enumerate(group.episodes):
-            taken: dict[str, int] = {}
-            for turn in episode.turns:
-                k = taken.get(turn.agent, 0)
-                taken[turn.agent] = k + 1
-                rounds[TurnKey(g, e, turn.index)] = (g, e, k)
-    return rounds
+    """Return each turn's (group, episode, round)."""
+    return {
+        TurnKey(g, e, turn.index): (g, e, k)
+        for g, group in enumerate(groups)
+        for e, episode in enumerate(group.episodes)
+        for k, movers in enumerate(episode.rounds())
+        for turn in movers.values()
+    }

@@ -174,7 +174,7 @@ def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
     when it was paid, and the terminal reward on one of the last round, whichever turn is last in time: an agent that
     speaks once, at the end, has its turn in round 0. What was paid before anybody who learns had spoken is nobody's.
     """
-    rounds = [list(movers.values()) for movers in _rounds(_own_turns(episode, trained=True))]
+    rounds = [list(movers.values()) for movers in episode.rounds(episode.agents, trained=True)]
     rewards = {
         index: cost for index, cost in _penalties(episode, penalties).items() if _is_trained(episode, index)
     }
@@ -190,22 +190,14 @@ def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
     return rewards
 
 
-def _own_turns(episode: Episode, trained: bool = False) -> dict[str, tuple[Turn, ...]]:
-    """Return each speaking agent's turns (those that are trained), in seat order."""
+def _own_turns(episode: Episode) -> dict[str, tuple[Turn, ...]]:
+    """Return each speaking agent's turns, in seat order."""
     turns = {agent: episode.by(agent) for agent in episode.agents}
-    if trained:
-        turns = {agent: tuple(turn for turn in own if turn.trained) for agent, own in turns.items()}
     return {agent: own for agent, own in turns.items() if own}
 
 
 def _is_trained(episode: Episode, index: int) -> bool:
     return episode.turns[index].trained
-
-
-def _rounds(own: Mapping[str, Sequence[Turn]]) -> list[dict[str, Turn]]:
-    """Return, for each round, who took which turn."""
-    count = max((len(turns) for turns in own.values()), default=0)
-    return [{agent: turns[k] for agent, turns in own.items() if len(turns) > k} for k in range(count)]
 
 
 def _penalties(episode: Episode, penalties: PenaltyConfig) -> dict[int, float]:

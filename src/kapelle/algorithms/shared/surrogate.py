@@ -15,6 +15,7 @@ from torch import Tensor
 from kapelle.algorithm import Loss, Outputs, PolicyLoss, Targets
 from kapelle.functional import divergences, masking, policy_losses
 from kapelle.functional.advantages import importance_inliers, truncated_importance_weight
+from kapelle.rows import Column
 from kapelle.settings.base import Settings
 
 
@@ -82,9 +83,9 @@ class SurrogateConfig(Settings):
         return self
 
     @property
-    def old(self) -> Literal["behaviour", "proximal"]:
+    def old(self) -> Column:
         """Column of the log-probs that ρ is against: the sampler's, or the trainer's own before the update."""
-        return "behaviour" if self.importance_cap is None else "proximal"
+        return Column.BEHAVIOUR if self.importance_cap is None else Column.PROXIMAL
 
     @property
     def proximal(self) -> bool:
@@ -114,15 +115,15 @@ class _Surrogate:
         loss_K = surrogate.loss
         tokens = mask_K.sum()
         if s.importance_cap is not None:
-            said = [self._acted(targets[column], targets) for column in ("proximal", "behaviour")]
+            said = [self._acted(targets[column], targets) for column in (Column.PROXIMAL, Column.BEHAVIOUR)]
             weight_K = truncated_importance_weight(*said, cap=s.importance_cap)
             loss_K = loss_K * weight_K
             metrics["importance"] = (masking.masked_sum(weight_K, mask_K), tokens)
-        drift_K = divergences.kl_k3(targets["behaviour"], outputs.logp_K.detach())
+        drift_K = divergences.kl_k3(targets[Column.BEHAVIOUR], outputs.logp_K.detach())
         metrics["clip_share"] = (masking.masked_sum(surrogate.clipped, mask_K), tokens)
         metrics["drift"] = (masking.masked_sum(drift_K, mask_K), tokens)
-        if "reference" in targets.columns:
-            kl_K = self._kl(outputs.logp_K, targets["reference"])
+        if Column.REFERENCE in targets.columns:
+            kl_K = self._kl(outputs.logp_K, targets[Column.REFERENCE])
             loss_K = loss_K + s.kl_coefficient * kl_K
             metrics["kl"] = (masking.masked_sum(kl_K.detach(), mask_K), tokens)
         if s.entropy_coefficient:
@@ -132,7 +133,7 @@ class _Surrogate:
         return Loss(total, weight, metrics)
 
     def _surrogate(self, outputs: Outputs, targets: Targets) -> policy_losses.SurrogateTerms:
-        s, advantage_K = self._settings, targets["advantage"]
+        s, advantage_K = self._settings, targets[Column.ADVANTAGE]
         log_ratio_K = self._ratio(outputs.logp_K, targets[s.old], targets)
         clip = {"clip_low": s.clip_low, "clip_high": s.clip_high}
         if s.kind == "cispo":
@@ -157,7 +158,7 @@ class _Surrogate:
         if self._settings.importance_range is None:
             return targets
         low, high = self._settings.importance_range
-        inside_K = importance_inliers(targets["proximal"], targets["behaviour"], low=low, high=high)
+        inside_K = importance_inliers(targets[Column.PROXIMAL], targets[Column.BEHAVIOUR], low=low, high=high)
         mask_K = targets.mask_K * inside_K
         metrics["masked_share"] = ((targets.mask_K - mask_K).sum(), targets.mask_K.sum())
         return replace(targets, mask_K=mask_K)
@@ -215,7 +216,7 @@ class _ValueLoss:
         """Return the sum, the weight and the explained variance's parts of one batch."""
         from kapelle.functional import value_losses
 
-        s, return_K, before_K = self._settings, targets["return"], targets["value"]
+        s, return_K, before_K = self._settings, targets[Column.RETURN], targets[Column.VALUE]
         if s.clip is not None and s.huber is not None:
             loss_K = value_losses.clipped_huber_value_loss(
                 values_K, before_K, return_K, clip=s.clip, delta=s.huber

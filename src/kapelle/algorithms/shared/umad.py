@@ -28,7 +28,7 @@ from kapelle.algorithm import Credit, CreditFunction
 from kapelle.algorithms.shared.rewards import RewardSource
 from kapelle.errors import ConfigError
 from kapelle.functional.shaping import confidence_gain, relative_confidence_gain, umad_influence
-from kapelle.rows import Signals, TurnKey, turns_of
+from kapelle.rows import Signals, TurnKey, in_rounds
 from kapelle.settings.base import Settings
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Turn
@@ -104,7 +104,7 @@ def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: f
     Others who did not speak in both rounds are left out; where nobody did, nothing is paid.
     """
     reward = unmodified_rewards(place, episode, signals)
-    rounds = _rounds(episode.turns)
+    rounds = episode.rounds()
     paid: dict[int, float] = {}
     for now, following in itertools.pairwise(rounds):
         both = [agent for agent in now if agent in following]
@@ -147,7 +147,7 @@ def _against_own(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
     values: list[float] = []
     sets: list[int] = []
     number: dict[tuple[int, str, int], int] = {}
-    for key, turn, k in _numbered(groups):
+    for key, turn, k in in_rounds(groups):
         keys.append(key)
         values.append(nll(turn))
         sets.append(number.setdefault((key.group, turn.agent, k), len(number)))
@@ -161,7 +161,7 @@ def _against_own(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
 def _against_others(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
     """exp(−α·(NLL − mean NLL of the round's others)) of every trained turn that is not alone in its round."""
     rounds: dict[tuple[int, int, int], list[tuple[TurnKey, float]]] = {}
-    for key, turn, k in _numbered(groups):
+    for key, turn, k in in_rounds(groups):
         rounds.setdefault((key.group, key.episode, k), []).append((key, nll(turn)))
     factor: dict[TurnKey, float] = {}
     for members in rounds.values():
@@ -170,26 +170,3 @@ def _against_others(groups: Sequence[Group], alpha: float) -> dict[TurnKey, floa
             gain_A = relative_confidence_gain(torch.ones_like(nll_A), nll_A, alpha=alpha)
             factor |= {key: gain for (key, _), gain in zip(members, gain_A.tolist(), strict=True)}
     return factor
-
-
-def _numbered(groups: Sequence[Group]) -> list[tuple[TurnKey, Turn, int]]:
-    """Every trained turn with its number among its agent's trained ones."""
-    taken: dict[tuple[int, int, str], int] = {}
-    found = []
-    for key, turn in turns_of(groups):
-        whose = (key.group, key.episode, turn.agent)
-        found.append((key, turn, taken.setdefault(whose, 0)))
-        taken[whose] += 1
-    return found
-
-
-def _rounds(turns: Sequence[Turn]) -> list[dict[str, Turn]]:
-    rounds: list[dict[str, Turn]] = []
-    taken: dict[str, int] = {}
-    for turn in turns:
-        k = taken.get(turn.agent, 0)
-        taken[turn.agent] = k + 1
-        if k == len(rounds):
-            rounds.append({})
-        rounds[k][turn.agent] = turn
-    return rounds

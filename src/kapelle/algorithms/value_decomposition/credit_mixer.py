@@ -47,7 +47,6 @@ from kapelle.algorithms.value_decomposition.replay import (
     Replay,
     joined,
     read_groups,
-    round_turns,
 )
 from kapelle.algorithms.value_decomposition.utilities import (
     OwnUtilities,
@@ -208,7 +207,7 @@ class MixedCredit:
         rounds = [
             (g, e, k, movers)
             for g, e in played
-            for k, movers in enumerate(round_turns(groups[g].episodes[e], self._agents))
+            for k, movers in enumerate(groups[g].episodes[e].rounds(self._agents, trained=True))
         ]
         after_BAA = torch.zeros(len(rounds), size, size)
         for b, (g, e, k, movers) in enumerate(rounds):

@@ -57,13 +57,6 @@ class Fitted(NamedTuple):
     cut_N: Tensor
 
 
-def round_turns(episode: Episode, agents: Sequence[str]) -> list[dict[str, Turn]]:
-    """Return, for each round, who of `agents` took which turn."""
-    own = {agent: [turn for turn in episode.by(agent) if turn.trained] for agent in agents}
-    rounds = max((len(turns) for turns in own.values()), default=0)
-    return [{agent: turns[k] for agent, turns in own.items() if len(turns) > k} for k in range(rounds)]
-
-
 def round_rewards(
     episode: Episode,
     rounds: Sequence[Mapping[str, Turn]],
@@ -80,7 +73,7 @@ def read_episode(
     place: tuple[int, int], episode: Episode, signals: Signals, agents: Sequence[str], how: TeamReward
 ) -> Played | None:
     """Return an episode's joint rounds with the embeddings of its turns; None where no agent learns."""
-    rounds = round_turns(episode, agents)
+    rounds = episode.rounds(agents, trained=True)
     if not rounds:
         return None
     some = signals.embedding[TurnKey(*place, next(iter(rounds[0].values())).index)].observation_D

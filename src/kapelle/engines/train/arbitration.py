@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kapelle.models.exact import exact_logprobs, rounding_of
 from kapelle.models.language_model import LanguageModel
-from kapelle.rows import Sample
+from kapelle.rows import Column, Sample
 
 SHARE = 0.01
 """Greatest share of a step's tokens above the bound; one token always may be."""
@@ -88,7 +88,7 @@ def arbitrate(
     worst: float,
 ) -> Finding:
     """Judge the samples of a step whose largest gap is `worst`; `score` is the trainer's."""
-    policy = [sample for sample in samples if "behaviour" in sample.columns]
+    policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
     rows = [_row(*each, bound) for each in zip(policy, score(policy), strict=True)]
     total = sum(len(row.above_T) for row in rows)
     suspects = sorted((row for row in rows if bool(row.above_T.any())), key=lambda row: -row.worst)
@@ -109,7 +109,7 @@ def arbitrate(
 
 def _row(sample: Sample, trainer_T: Tensor, bound: float) -> _Row:
     counts_T = torch.ones_like(trainer_T) if sample.mask is None else sample.mask
-    gap_T = (trainer_T - sample.columns["behaviour"]).abs()
+    gap_T = (trainer_T - sample.columns[Column.BEHAVIOUR]).abs()
     return _Row(sample, trainer_T, ~(gap_T <= bound) & counts_T.bool(), float((gap_T * counts_T).max()))
 
 
@@ -118,7 +118,7 @@ def _held(row: _Row, homes: Homes, finding: Finding) -> Finding:
     asked = (model, adapter, sample.tokens, sample.targets, sample.temperature)
     exact_T = exact_logprobs(*asked)
     rounding_T = rounding_of(*asked, exact_T)
-    said = (sample.columns["behaviour"], row.trainer_T)
+    said = (sample.columns[Column.BEHAVIOUR], row.trainer_T)
     sampler_T, trainer_T = ((each.double() - exact_T).abs().nan_to_num(torch.inf) for each in said)
     each = [
         replace(finding, learner=sample.learner, sampler=float(s), trainer=float(t), rounding=float(r))

@@ -13,6 +13,7 @@ from torch import Tensor
 from kapelle.algorithm import Loss, Targets
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.functional.policy_losses import token_log_ratio
+from kapelle.rows import Column
 
 TAIL = 2.0
 """A token is in the tail when the weights have made it more than so many times likelier, or less likely."""
@@ -58,9 +59,9 @@ class UpdateSums:
         sums, mask_K = self.sums.setdefault(policy, {}), targets.mask_K
         tokens = float(mask_K.sum())
         book(sums, f"entropy/{policy}", float((said.entropy_K.detach() * mask_K).sum()), tokens)
-        if "behaviour" not in targets.columns:
+        if Column.BEHAVIOUR not in targets.columns:
             return
-        ratio_K = token_log_ratio(said.logp_K.detach(), targets["behaviour"]).exp()
+        ratio_K = token_log_ratio(said.logp_K.detach(), targets[Column.BEHAVIOUR]).exp()
         tail_K = (ratio_K > TAIL) | (ratio_K < 1 / TAIL)
         for name, value_K in {"tail": tail_K, "mean": ratio_K, "square": ratio_K.square()}.items():
             book(sums, f"ratio_{name}/{policy}", float((value_K * mask_K).sum()), tokens)

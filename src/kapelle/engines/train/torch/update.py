@@ -24,7 +24,7 @@ from kapelle.engines.train.torch.learners import Learners
 from kapelle.engines.train.torch.sharing import Sharing
 from kapelle.errors import NumericsError
 from kapelle.functional.divergences import TokenStatistics
-from kapelle.rows import Sample
+from kapelle.rows import Column, Sample
 from kapelle.runtime.seeds import derive_seed
 
 
@@ -61,9 +61,11 @@ class Updater:
 
     def parity(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return |trainer − sampler| log-prob of every target of every policy sample."""
-        policy = [sample for sample in samples if "behaviour" in sample.columns]
+        policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
         scored = self._forward.score(policy)
-        return [(s - sample.columns["behaviour"]).abs() for s, sample in zip(scored, policy, strict=True)]
+        return [
+            (s - sample.columns[Column.BEHAVIOUR]).abs() for s, sample in zip(scored, policy, strict=True)
+        ]
 
     def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Compare the samples' `behaviour` with what the weights of this moment say; see the protocol."""
@@ -144,8 +146,8 @@ class Updater:
             return objective.critic_loss(said, part.targets), None
         outputs = Outputs(said.logp_K, said.entropy_K if objective.entropy else None)
         gap_K = None
-        if "behaviour" in part.targets.columns:
-            gap_K = (said.logp_K.detach() - part.targets["behaviour"]).abs()[part.targets.mask_K.bool()]
+        if Column.BEHAVIOUR in part.targets.columns:
+            gap_K = (said.logp_K.detach() - part.targets[Column.BEHAVIOUR]).abs()[part.targets.mask_K.bool()]
         return objective.policy_loss(outputs, part.targets), gap_K
 
     def _bad_loss(self, learner: str) -> None:
