@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from tests.support import plain_engine
 from tests.support.plain_engine import Plain, PlainEngine
 from tests.support.tiny import frozen_copy, sections
 
 from kapelle import Trainer
+from kapelle.engines.train.protocol import TrainSetup
 from kapelle.engines.train.torch.engine import Torch, TorchTrainEngine
-from kapelle.errors import CheckpointError, ConfigError
+from kapelle.errors import CheckpointError, ConfigError, ModelError
+from kapelle.models.language_model import load_language_model
 from kapelle.runtime import plugins
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
+from kapelle.training import starting
 from kapelle.training.resuming import changed_settings
+from kapelle.training.warmup import warmup_key
+from kapelle.training.warmup_stage import train_stage
 
 PLAIN = {"name": "tests.support.plain_engine:Plain"}
 
@@ -134,3 +140,45 @@ class TestAnotherEngine:
             mine = other.engine.state()
         with Trainer(**sections()) as trainer, pytest.raises(CheckpointError, match=r"train_engine\.name"):
             trainer.engine.load_state(mine)
+
+
+class TestWarmup:
+    CONFIG = resolve(
+        sections(
+            environment={"name": "arithmetic", "digits": 1},
+            warmup={"steps": 2, "demonstrations": 4, "batch": 2},
+            train_engine=PLAIN,
+        )
+    )
+
+    def test_the_recipes_engine_makes_it(self) -> None:
+        weights = train_stage(self.CONFIG, None).base_parameters()
+        begun = load_language_model(self.CONFIG.model).base_parameters()
+        assert any(not torch.equal(tensor, weights[key]) for key, tensor in begun.items())
+
+    def test_what_another_engine_made_is_not_taken_for_it(self) -> None:
+        assert warmup_key(self.CONFIG) != warmup_key(self.CONFIG.model_copy(update={"train_engine": Torch()}))
+
+
+def test_an_engine_is_closed_with_its_run_and_where_the_run_never_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[PlainEngine] = []
+
+    class Kept(PlainEngine):
+        def __init__(self, setup: TrainSetup) -> None:
+            super().__init__(setup)
+            built.append(self)
+
+    monkeypatch.setattr(plain_engine, "PlainEngine", Kept)
+    with Trainer(**sections(train_engine=PLAIN)):
+        assert [each.closed for each in built] == [False]
+    assert [each.closed for each in built] == [True]
+
+    def fail(*_: object) -> None:
+        raise ModelError("no such weights")
+
+    monkeypatch.setattr(starting, "load_policies", fail)
+    with pytest.raises(ModelError):
+        Trainer(**sections(train_engine=PLAIN))
+    assert [each.closed for each in built] == [True, True]

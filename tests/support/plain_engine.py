@@ -48,6 +48,7 @@ class PlainEngine:
         self._homes: dict[str, tuple[LanguageModel, str | None]] = {}
         self._versions = {p.name: 0 for p in setup.policies if p.trained and p.endpoint is None}
         self._changed = set(self._versions)
+        self.closed = False
         for policy in setup.policies:
             if policy.endpoint is None:
                 for model in (own[policy.base], setup.models[policy.base]):
@@ -216,4 +217,4 @@ class PlainEngine:
         self._changed = set(self._versions)
 
     def close(self) -> None:
-        pass
+        self.closed = True

@@ -8,6 +8,7 @@ begin_with(start_from, pieces, …)          weights that training goes on from
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,16 +70,19 @@ def load_pieces(
     models = warmed.load()
     hashes = {base: weights_hash(model.base_parameters()) for base, model in models.items()}
     engine = build_train_engine(config, algorithm, warmed.team, models)
-    verifier = algorithm.need(VerifierScores)
-    if verifier is not None:
-        load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
-    past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
-    load_policies(past, team, engine, hashes)
-    play = acting = make_play(config, team, speaks or build_engine(config, models, team))
-    if not algorithm.plays:
-        acting = replace(play, engine=teacher(config, team, models))
-    loop = Loop(config, algorithm, acting, engine, player=play.engine)
-    loop.publish()
+    with ExitStack() as failing:
+        failing.callback(engine.close)
+        verifier = algorithm.need(VerifierScores)
+        if verifier is not None:
+            load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
+        past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
+        load_policies(past, team, engine, hashes)
+        play = acting = make_play(config, team, speaks or build_engine(config, models, team))
+        if not algorithm.plays:
+            acting = replace(play, engine=teacher(config, team, models))
+        loop = Loop(config, algorithm, acting, engine, player=play.engine)
+        loop.publish()
+        failing.pop_all()
     return Pieces(team, models, hashes, engine, play, acting, loop)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from kapelle.algorithm import Algorithm
@@ -73,18 +74,17 @@ def train_stage(config: RunConfig, progress: Progress | None) -> LanguageModel:
     models = load_models(team, stage.model, {})
     play = make_play(stage, team, teacher(stage, team, models))
     shown = demonstrations(play, stage, config.warmup.demonstrations)
-    engine = build_train_engine(stage, algorithm, team, models)
-    loop = Loop(stage, algorithm, play, engine, DrawnTurns(shown, config.warmup.batch, stage.seed))
-    for number in range(1, stage.training.steps + 1):
-        metrics = loop.step(number).metrics
-        if progress is not None:
-            # How fast a step was says nothing here: nobody samples.
-            learned = {name: value for name, value in metrics.items() if not name.startswith("time/")}
-            progress(number, stage.training.steps, learned)
     [policy] = [team.policies[name] for name in team.trained]
     model = models[policy.base]
-    copy_weights(model.base_parameters(), engine.weights(policy.name), f"policy '{policy.name}'")
-    engine.close()
+    with closing(build_train_engine(stage, algorithm, team, models)) as engine:
+        loop = Loop(stage, algorithm, play, engine, DrawnTurns(shown, config.warmup.batch, stage.seed))
+        for number in range(1, stage.training.steps + 1):
+            metrics = loop.step(number).metrics
+            if progress is not None:
+                # How fast a step was says nothing here: nobody samples.
+                learned = {name: value for name, value in metrics.items() if not name.startswith("time/")}
+                progress(number, stage.training.steps, learned)
+        copy_weights(model.base_parameters(), engine.weights(policy.name), f"policy '{policy.name}'")
     return model
 
 
