@@ -84,6 +84,10 @@ class Targets:
     """1.0 where a token counts."""
     columns: Mapping[str, Tensor]
     """Per-token columns: see `rows.Column`, whose members are these very strings."""
+    pair_S: Tensor | None = None
+    """Number of the pair that each sequence is a side of (`Credit.pair`), int64; None where nothing is paired."""
+    observed_S: Tensor | None = None
+    """1.0 for sequences that the agent heard, 0.0 for those that it said; None where it said them all."""
 
     def __getitem__(self, column: str) -> Tensor:
         return self.columns[column]

@@ -43,10 +43,6 @@ class Column(StrEnum):
     """What the critic said before the update."""
     WEIGHT = "weight"
     """How much the target counts; a loss that knows no weights leaves it unread."""
-    PAIR = "pair"
-    """Number of the pair that the sample belongs to (`Sample.bundle`)."""
-    OBSERVED = "observed"
-    """1 where the agent heard the token, 0 where it said it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +61,8 @@ class Sample:
     temperature: float = 1.0
     bundle: int | None = None
     """Samples of one learner and one bundle are compared by the loss: they share a forward pass and a step."""
+    observed: bool = False
+    """True where the agent heard the targets, False where it said them."""
 
     def __post_init__(self) -> None:
         assert self.targets, "a sample asks for something"

@@ -89,9 +89,9 @@ def test_credit_marks_all_turns_of_both_sides_and_leaves_the_rest_out() -> None:
 
 
 def targets(pair: list[float], side: list[float], reference: list[float]) -> Targets:
-    columns = {"pair": pair, "advantage": side, "reference": reference}
+    columns = {"advantage": side, "reference": reference}
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
-    return Targets(torch.arange(len(pair)), len(pair), torch.ones(len(pair)), tensors)
+    return Targets(torch.arange(len(pair)), len(pair), torch.ones(len(pair)), tensors, torch.tensor(pair))
 
 
 class TestTwoPairsMixed:
@@ -150,10 +150,7 @@ def paired(made: TorchTrainEngine) -> list[Sample]:
     for learner in "pq":
         for pair, side, (prompt, completion) in SIDES:
             tokens = tuple(torch.randint(6, 262, (prompt + completion,), generator=generator).tolist())
-            columns = {
-                "advantage": torch.full((completion,), side),
-                "pair": torch.full((completion,), float(pair)),
-            }
+            columns = {"advantage": torch.full((completion,), side)}
             places = tuple(range(prompt, prompt + completion))
             samples.append(Sample(learner, tokens, places, columns, bundle=pair))
     asked = [Sample(reference_name(s.learner), s.tokens, s.targets) for s in samples]

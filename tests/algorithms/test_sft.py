@@ -25,16 +25,16 @@ def test_what_is_heard_next_is_what_the_next_prompt_adds() -> None:
         (
             [s.tokens[place] for place in s.targets],
             s.columns["weight"].tolist(),
-            s.columns["observed"].tolist(),
+            s.observed,
         )
         for s in samples
     ]
     assert asked == [
-        ([20, 21], [1, 1], [0, 0]),
-        ([40], [1], [0]),
-        ([30], [1], [0]),
-        ([7, 8, 9], [0.5] * 3, [1] * 3),
-        ([41], [1], [0]),
+        ([20, 21], [1, 1], False),
+        ([40], [1], False),
+        ([30], [1], False),
+        ([7, 8, 9], [0.5] * 3, True),
+        ([41], [1], False),
     ]
 
 
@@ -46,8 +46,9 @@ def test_without_a_world_model_nothing_is_foreseen() -> None:
 
 def test_the_weighed_mean_by_hand() -> None:
     # Said: nll 1 and 3; heard: nll 2 and 4, weight ½: (1 + 3 + ½·6) / (2 + ½·2) = 7/3.
-    columns = {"weight": torch.tensor([1, 1, 0.5, 0.5]), "observed": torch.tensor([0.0, 0, 1, 1])}
-    targets = Targets(torch.arange(4), 4, torch.ones(4), columns)
+    columns = {"weight": torch.tensor([1, 1, 0.5, 0.5])}
+    heard_S = torch.tensor([0.0, 0, 1, 1])
+    targets = Targets(torch.arange(4), 4, torch.ones(4), columns, observed_S=heard_S)
     loss = negative_log_likelihood(Outputs(torch.tensor([-1.0, -3, -2, -4])), targets)
     assert float(loss.total / loss.weight) == pytest.approx(7 / 3)
     means = {name: float(total / weight) for name, (total, weight) in loss.metrics.items()}
@@ -69,7 +70,7 @@ def test_a_partner_can_be_foreseen() -> None:
             )
         )
         groups = list(run.steps())[-1].groups
-        heard = [s for s in demonstrated_samples(groups, run.team, 1.0) if s.columns["observed"].sum() > 0]
+        heard = [s for s in demonstrated_samples(groups, run.team, 1.0) if s.observed]
         found[weight] = float(torch.cat(run.engine.score(heard)).mean())
     assert found[1.0] > found[0.0] + 1.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_cross_entropy_by_hand() -> None:
 
 def test_pairs_by_hand() -> None:
     # Margins ln 3 and −1: −log ¾ and −log σ(−1), one of two the right way round.
-    targets = targets_of(**{"return": [1.0, 0.0, 0.0, 1.0], "pair": [4.0, 2.0, 4.0, 2.0]})
+    targets = replace(targets_of(**{"return": [1.0, 0.0, 0.0, 1.0]}), pair_S=torch.tensor([4, 2, 4, 2]))
     scores = torch.tensor([math.log(3), 1.0, 0.0, 0.0], dtype=torch.float64)
     loss = bradley_terry_over_pairs(scores, targets)
     assert loss.total.item() == pytest.approx(math.log(4 / 3) + math.log(1 + math.e))

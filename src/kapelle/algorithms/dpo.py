@@ -139,7 +139,9 @@ class _Sides:
     """Which tokens of a batch are the chosen and the rejected side of which pair. N pairs, K tokens."""
 
     def __init__(self, targets: Targets) -> None:
-        numbers_N, self._pair_K = torch.unique(targets[Column.PAIR], return_inverse=True)
+        assert targets.pair_S is not None, "pairs are compared"
+        numbers_N, pair_S = torch.unique(targets.pair_S, return_inverse=True)
+        self._pair_K = pair_S[targets.segment_K]
         self._pairs = len(numbers_N)
         self._reference_K = targets[Column.REFERENCE]
         self._chosen_K = (targets[Column.ADVANTAGE] > 0) & targets.mask_K.bool()

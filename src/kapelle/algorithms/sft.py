@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Data, Loss, Outputs, Targets, Update
@@ -45,10 +46,10 @@ def negative_log_likelihood(outputs: Outputs, targets: Targets) -> Loss:
     if Column.WEIGHT not in targets.columns:
         total, weight = token_mean(-outputs.logp_K, targets.mask_K)
         return Loss(total, weight, {"nll": (total.detach(), weight)})
-    heard_K, said_K = (
-        targets[Column.OBSERVED] * targets.mask_K,
-        (1.0 - targets[Column.OBSERVED]) * targets.mask_K,
-    )
+    heard_K = torch.zeros_like(targets.mask_K)
+    if targets.observed_S is not None:
+        heard_K = targets.observed_S[targets.segment_K]
+    heard_K, said_K = heard_K * targets.mask_K, (1.0 - heard_K) * targets.mask_K
     nll_K, weight_K = -outputs.logp_K, targets[Column.WEIGHT] * targets.mask_K
     return Loss(
         (nll_K * weight_K).sum(),

@@ -154,7 +154,9 @@ def weighted_cross_entropy(values_K: Tensor, targets: Targets) -> Loss:
 
 def bradley_terry_over_pairs(values_K: Tensor, targets: Targets) -> Loss:
     """Return Σ −log σ(s_right − s_wrong) over the batch's pairs, and how many they are."""
-    numbers_N, pair_K = torch.unique(targets[Column.PAIR], return_inverse=True)
+    assert targets.pair_S is not None, "pairs are compared"
+    numbers_N, pair_S = torch.unique(targets.pair_S, return_inverse=True)
+    pair_K = pair_S[targets.segment_K]
     right_K = targets[Column.RETURN] > 0.5
     right_N = segment_sum(values_K, right_K, pair_K, len(numbers_N))
     wrong_N = segment_sum(values_K, ~right_K, pair_K, len(numbers_N))

@@ -28,9 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     from kapelle.cli.player import open_player
     from kapelle.evaluation.baselines import compute_matched
-    from kapelle.evaluation.evaluate import choose_tasks, evaluate_tasks
+    from kapelle.evaluation.evaluate import choose_tasks, evaluate_tasks, greedy_play
     from kapelle.runtime.event_loop import run_async
-    from kapelle.training.loop import greedy_play
 
     player = open_player(arguments)
     settings = player.config.evaluation

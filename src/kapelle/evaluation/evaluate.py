@@ -131,6 +131,11 @@ def greedy(sampling: Sampling) -> Sampling:
     return replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
 
 
+def greedy_play(play: Play) -> Play:
+    """Return the same play with every agent choosing its likeliest tokens."""
+    return replace(play, sampling={agent.name: greedy(agent.sampling) for agent in play.team.agents})
+
+
 async def evaluate_tasks(
     play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
 ) -> Evaluation:

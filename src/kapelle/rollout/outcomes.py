@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kapelle.environment import Outcome
-from kapelle.errors import EngineError, EpisodeError
-from kapelle.types import Json, Turn
+from kapelle.errors import EngineError, EpisodeError, TrainingHalted
+from kapelle.types import Group, Json, Turn
 
 DEEPEST = 64
 """Levels of lists and mappings in `info`; writing and reading JSON fails at about a thousand."""
@@ -180,3 +181,15 @@ def _scalar(value: object) -> object:
 
 def _shown(value: object) -> str:
     return repr(value)[:100]
+
+
+def halt_on_failures(groups: Sequence[Group], bound: float) -> None:
+    """Raise TrainingHalted, with the most frequent reason, when more than this share of a step's episodes failed."""
+    errors = [e.error for group in groups for e in group.episodes if e.error is not None]
+    total = sum(len(group.episodes) for group in groups)
+    if len(errors) > bound * total:
+        reason, times = Counter(errors).most_common(1)[0]
+        raise TrainingHalted(
+            f"{len(errors)} of {total} episodes of this step failed, more than `training.max_failed_share` = "
+            f"{bound}. Most often ({times} times): {reason}"
+        )

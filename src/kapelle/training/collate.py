@@ -41,11 +41,6 @@ def policy_samples(
                 Column.ADVANTAGE: given.advantage_T.float(),
                 **({Column.REFERENCE: signals.reference[key]} if key in signals.reference else {}),
                 **({Column.PROXIMAL: signals.proximal[key]} if key in signals.proximal else {}),
-                **(
-                    {}
-                    if given.pair is None
-                    else {Column.PAIR: torch.full_like(given.advantage_T, given.pair)}
-                ),
             }
             samples[key] = replace(policy_sample(turn, team, turn.policy, columns), bundle=given.pair)
     return samples
@@ -69,11 +64,6 @@ def critic_samples(
                 Column.RETURN: target_T.float(),
                 Column.VALUE: signals.values[key],
                 Column.WEIGHT: torch.full_like(target_T, given.weight, dtype=torch.float32),
-                **(
-                    {}
-                    if given.pair is None
-                    else {Column.PAIR: torch.full_like(target_T, given.pair, dtype=torch.float32)}
-                ),
             }
             episode = groups[key.group].episodes[key.episode]
             sample = judged_sample(episode, turn, team, need, columns, readers)
@@ -93,7 +83,7 @@ def demonstrated_samples(groups: Sequence[Group], team: Team, observations: floa
     last: dict[tuple[int, int, str], Turn] = {}
     for key, turn in turns:
         ones_T = torch.ones(len(turn.completion_ids))
-        columns: dict[str, Tensor] = {Column.WEIGHT: ones_T, Column.OBSERVED: torch.zeros_like(ones_T)}
+        columns: dict[str, Tensor] = {Column.WEIGHT: ones_T}
         samples.append(policy_sample(turn, team, turn.policy, columns))
         before = last.get((key.group, key.episode, turn.agent))
         known = before.prompt_ids + before.completion_ids if before else ()
@@ -105,7 +95,8 @@ def demonstrated_samples(groups: Sequence[Group], team: Team, observations: floa
                     turn.policy,
                     turn.prompt_ids,
                     places,
-                    {Column.WEIGHT: observations * ones_T, Column.OBSERVED: ones_T},
+                    {Column.WEIGHT: observations * ones_T},
+                    observed=True,
                 )
             )
         last[key.group, key.episode, turn.agent] = turn

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kapelle.algorithm import Algorithm
-from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_tasks
+from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_tasks, greedy_play
 from kapelle.metrics.definitions import own_returns
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.settings.schema import RunConfig
-from kapelle.training.loop import greedy_play
 from kapelle.training.starting import Pieces
 from kapelle.training.verifier_judging import judge_held_out
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +13,13 @@ from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditFunction, CreditMem
 from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import Objective, TrainEngine
-from kapelle.errors import NumericsError, TrainingHalted
-from kapelle.evaluation.evaluate import verifier_metrics
+from kapelle.errors import NumericsError
+from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
 from kapelle.former_names import release_caches
 from kapelle.metrics.definitions import demonstrated, is_dead, own_returns, rollout_metrics
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
+from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.play import Play, rollout
 from kapelle.rows import Loads, Sample, Sampled, Signals, gathered, turns_of
 from kapelle.runtime.event_loop import run_async
@@ -101,7 +101,7 @@ class Loop:
         self._start = StepStart(self._ahead.mark(), self._engine.versions)
         play = replace(self._play, timeline=clock)
         groups = self._taken(replace(play, tree=self._algorithm.data.tree), number)
-        self._halt_on_failures(groups)
+        halt_on_failures(groups, self._config.training.max_failed_share)
         metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
         if not self._algorithm.plays:
             metrics = demonstrated(metrics)
@@ -245,21 +245,3 @@ class Loop:
         if self._player is not None:
             for policy, published in self._engine.publish().items():
                 self._player.load(policy, published.weights, published.version)
-
-    def _halt_on_failures(self, groups: Sequence[Group]) -> None:
-        errors = [e.error for group in groups for e in group.episodes if e.error is not None]
-        total = sum(len(group.episodes) for group in groups)
-        bound = self._config.training.max_failed_share
-        if len(errors) > bound * total:
-            reason, times = Counter(errors).most_common(1)[0]
-            raise TrainingHalted(
-                f"{len(errors)} of {total} episodes of this step failed, more than `training.max_failed_share` = "
-                f"{bound}. Most often ({times} times): {reason}"
-            )
-
-
-def greedy_play(play: Play) -> Play:
-    """Return the same play with every agent choosing its likeliest tokens."""
-    from kapelle.evaluation.evaluate import greedy
-
-    return replace(play, sampling={agent.name: greedy(agent.sampling) for agent in play.team.agents})

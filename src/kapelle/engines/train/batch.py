@@ -194,7 +194,22 @@ def _parts(
             for name in chosen[0].columns
         }
         segment_K = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
-        targets = Targets(segment_K, len(chosen), torch.cat(masks).to(device), columns)
+        targets = Targets(
+            segment_K, len(chosen), torch.cat(masks).to(device), columns, *_marks(chosen, device)
+        )
         parts[learner] = Part(first, last, targets, tuple(members))
         first = last
     return parts
+
+
+def _marks(
+    samples: Sequence[Sample], device: torch.device | str
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return each sample's pair, and whether it was heard; None where no sample has any such mark."""
+    pairs = [sample.bundle for sample in samples if sample.bundle is not None]
+    assert len(pairs) in (0, len(samples)), "a learner's samples are all paired, or none is"
+    heard = [float(sample.observed) for sample in samples]
+    return (
+        torch.tensor(pairs, device=device) if pairs else None,
+        torch.tensor(heard, device=device) if any(heard) else None,
+    )
