@@ -16,14 +16,17 @@ batch weigh the same (`loss.aggregation: sequence_mean` is the paper's), one upd
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm
-from kapelle.algorithms.shared.groups import by_agent, by_episode
-from kapelle.algorithms.shared.monte_carlo import MonteCarlo, SetCredit
+from kapelle.algorithm import Algorithm, Credit
+from kapelle.algorithms.shared.groups import by_agent, by_episode, compare
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import group_centred, group_scaled
+from kapelle.rows import Signals, TurnKey
+from kapelle.types import Group
 
 
 class GRPO(MonteCarlo):
@@ -37,7 +40,12 @@ class GRPO(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
+        return self.row(self.name, self.credit, redraw=self.redraw)
+
+    def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+        """Return A = (R − mean_g) / (std_g + ε) for every token of each turn; without `scale` A = R − mean_g."""
         sets = {"agent": by_agent, "episode": by_episode}[self.compare]
-        estimate = {"std": group_scaled, "none": group_centred}[self.scale]
         paying = {"agent": self.paying, "episode": self.paid_once}[self.compare]
-        return self.row(self.name, SetCredit(self, sets, estimate, paying), redraw=self.redraw)
+        estimate = {"std": group_scaled, "none": group_centred}[self.scale]
+        attempts = sets(groups, paying(signals))
+        return spread(self, groups, compare(attempts, estimate))
