@@ -80,6 +80,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_the_panel_unless_it_asks_for_lines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

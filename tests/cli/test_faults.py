@@ -282,6 +282,7 @@ def test_what_is_no_fault_of_the_machine_shows_where_it_was(
         kapelle("train", "demo", *TINY, "--run-dir", "run")
 
 
+@pytest.mark.slow
 def test_a_cache_that_fills_up_stops_no_training_and_changes_nothing_of_it(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

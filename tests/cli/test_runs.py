@@ -31,6 +31,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_it_says_what_it_would_do_then_what_it_did(run: Path, kapelle: Kapelle) -> None:
     before = files(run)
     said = kapelle("runs", "rollback", run, "--to", "3", "--dry-run")
@@ -74,6 +75,7 @@ def test_what_is_wrong_is_said_in_one_line(
     assert found.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_poisoned_run_is_told_the_way_back_which_leads_out(
     run: Path, kapelle: Kapelle, trained: Path
 ) -> None:

@@ -122,6 +122,7 @@ class TestRunning:
         assert said.code == 0, said.err
         return folder
 
+    @pytest.mark.slow
     def test_it_makes_one_run_per_stage(self, whole: Path) -> None:
         run = whole / "run"
         assert sorted(p.name for p in run.iterdir()) == [
@@ -156,6 +157,7 @@ class TestRunning:
         assert kapelle("train", "--resume", "run").code == 0
         assert told(Path("run/03-debate")) == told(whole / "run" / "03-debate")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("how", ["older", "none"])
     def test_a_stage_starts_from_the_newest_weights_whatever_latest_says(
         self, whole: Path, kapelle: Kapelle, how: str
@@ -169,6 +171,7 @@ class TestRunning:
         assert kapelle("train", "--resume", "run").code == 0
         assert told(Path("run/03-debate")) == told(whole / "run" / "03-debate")
 
+    @pytest.mark.slow
     def test_a_stage_whose_last_weights_are_damaged_learns_them_again_first(
         self, whole: Path, kapelle: Kapelle
     ) -> None:
@@ -193,6 +196,7 @@ class TestRunning:
         assert "algorithm.verifier was" in said.err
         assert [read_status(Path("run") / name).step for name in ("01-sft", "02-judge")] == [3, 3]
 
+    @pytest.mark.slow
     def test_a_stage_cut_off_before_its_first_checkpoint_starts_from_the_same_weights(
         self, tmp_path: Path, kapelle: Kapelle
     ) -> None:
@@ -246,6 +250,7 @@ def told(run: Path) -> list[dict[str, float]]:
 
 
 class TestGate:
+    @pytest.mark.slow
     def test_a_debate_does_not_start_on_a_verifier_at_chance_unless_asked_to(
         self, tmp_path: Path, kapelle: Kapelle
     ) -> None:

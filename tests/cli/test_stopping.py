@@ -48,6 +48,7 @@ def without_time(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
 )
@@ -116,6 +117,7 @@ def test_a_step_that_is_broken_off_is_said_to_be_done_again(
     assert "stopped; what came after step 1 is done again" in said.out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_loses_no_step(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

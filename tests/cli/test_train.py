@@ -68,6 +68,7 @@ def test_a_recipe_is_trained_into_a_run_named_after_it(kapelle: Kapelle) -> None
     assert f"kapelle train --resume {run} training.steps=4" in said.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

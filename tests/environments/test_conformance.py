@@ -249,6 +249,7 @@ class Unequal(Matrix):
     symmetric: bool = True
 
 
+@pytest.mark.slow
 async def test_seats_that_are_said_to_be_alike_are_held_to_it() -> None:
     game = Unequal(game="custom", payoffs={"AA": (0, 1), "AB": (5, 2), "BA": (3, 9), "BB": (7, 6)})
     assert isinstance(game, Symmetric)

@@ -146,6 +146,7 @@ def test_gsm8k_has_the_published_number_of_steps(gsm8k_folder: Path) -> None:
     assert 0.65 < seen < 0.70, "about two thirds of the test steps occur in train"
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_script_without_flaws_is_always_right_on_gsm8k(gsm8k_folder: Path) -> None:
     environment = GSM8KSteps(path=str(gsm8k_folder))

@@ -27,6 +27,7 @@ def run(
     return lines
 
 
+@pytest.mark.slow
 def test_a_workflow_of_ones_own_asks_the_third_only_when_two_differ(
     run: Callable[[str, int], list[str]],
 ) -> None:
@@ -43,6 +44,7 @@ def test_parts_of_a_mixture_are_told_apart(run: Callable[[str, int], list[str]])
     assert all("success/chains" in line and "success/sums" in line for line in shown)
 
 
+@pytest.mark.slow
 def test_siirls_train_cycle_lets_agents_take_turns(run: Callable[[str, int], list[str]]) -> None:
     shown = run("siirl_workflow.py", 4)
     assert shown[:4] == [

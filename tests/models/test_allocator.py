@@ -40,6 +40,7 @@ def told_and_faults(*arguments: str, **environment: str) -> tuple[str, int]:
     return told, int(blocks)
 
 
+@pytest.mark.slow
 def test_what_was_freed_is_used_again_without_asking_the_system() -> None:
     told, blocks = told_and_faults("ask")
     assert (told, blocks) == ("True", 0)

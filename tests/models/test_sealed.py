@@ -111,6 +111,7 @@ def test_in_a_checkpoint_of_an_earlier_version_its_manifest_is_asked(
         Trainer(**sections(team=team))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_whole_model_with_a_flipped_bit_is_not_loaded(tmp_path: Path, name: str) -> None:
     whole = {"agents": 2, "sharing": "shared", "sampling": {"max_tokens": 4}}

@@ -179,6 +179,7 @@ def test_the_deepest_that_is_taken_can_be_written(depth: int) -> None:
 
 
 class TestFromOutside:
+    @pytest.mark.slow
     async def test_an_episode_that_is_cancelled_ends(self) -> None:
         reached = asyncio.Event()
         swallowed = False

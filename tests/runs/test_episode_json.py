@@ -86,6 +86,7 @@ TURN = Turn(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(episodes)
 def test_an_episode_returns_with_every_field_equal(episode: Episode) -> None:

@@ -52,6 +52,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [1e38, 1e22])
 def test_a_rate_that_breaks_the_weights_stops_the_run_with_the_reason(lr: float, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -165,6 +166,7 @@ def test_under_skip_the_step_of_that_policy_alone_is_undone_and_counted(
     assert not same_bits(found["00000004"]["learners"]["agent_0"], before["agent_0"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", ["critic", "verifier"])
 @pytest.mark.parametrize("non_finite", ["stop", "skip"])
 def test_critics_and_verifiers_are_looked_at_as_policies_are(

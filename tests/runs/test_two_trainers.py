@@ -54,6 +54,7 @@ class TestALockThatIsRemoved:
             with writer(run, "resume", "no-folder-locks") as second:
                 assert f"is in use by process {first.pid} on " in second.said()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("what", ALL)
     def test_one_that_another_process_has_locked_stops_the_trainer(self, tmp_path: Path, what: str) -> None:
         run = tmp_path / "run"
@@ -101,6 +102,7 @@ class TestADiskThatLocksNoFolders:
             with writer(run, "resume", "no-folder-locks") as second:
                 assert f"is in use by process {first.pid} on " in second.said()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("what", ALL)
     def test_a_trainer_whose_lock_is_gone_stops_before_it_writes(self, tmp_path: Path, what: str) -> None:
         run = tmp_path / "run"

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 BEGIN = """
 import asyncio, os, signal, time
 from kapelle.runtime import interrupts, watchdog
@@ -44,6 +46,7 @@ async def work():
     assert said(script + CELL) == "stopped 130\nlives\n"
 
 
+@pytest.mark.slow
 def test_a_call_that_blocks_is_broken_off() -> None:
     script = """
 def compute():

@@ -171,6 +171,7 @@ class TestOrigin:
 
 
 class TestRerun:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", [*builtin_recipes()])
     def test_the_resolved_file_gives_the_same_run(self, name: str, tmp_path: Path) -> None:
         for found in [recipe for _, recipe in load_stages(name)] or [load_recipe(name)]:

@@ -30,6 +30,7 @@ def rows_of(recipe: str, run: Path, *settings: str) -> list[dict[str, float]]:
     return read_metrics(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", CASES)
 def test_every_agent_of_a_recipe_learns(recipe: str, tmp_path: Path) -> None:
     rows = rows_of(recipe, tmp_path / "run", *CASES[recipe])

@@ -186,6 +186,7 @@ def test_many_files_are_one_line() -> None:
 
 
 class TestContents:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz", "a.parquet"])
     def test_what_was_read_is_hashed_as_it_lies_there(self, tmp_path: Path, name: str) -> None:
         rows = [{"question": "é" * 1000, "answer": str(k)} for k in range(2000)]

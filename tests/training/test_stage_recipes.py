@@ -40,6 +40,7 @@ def rows_of(recipe: str, run: Path, *settings: str) -> dict[str, list[dict[str, 
     return {"" if folder == run else folder.name: read_metrics(folder) for folder in folders}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["mrlm_ppo", "mrlm_grpo", "mrlm_dpo", "mrlm_sft"])
 def test_mrlms_recipes_train(recipe: str, tmp_path: Path) -> None:
     # An untrained model is never right, and DPO compares right with wrong: here noise is paid.
@@ -49,6 +50,7 @@ def test_mrlms_recipes_train(recipe: str, tmp_path: Path) -> None:
     assert any(name.startswith("loss/") for name in rows[0])
 
 
+@pytest.mark.slow
 def test_the_pairs_of_a_script_are_right_against_wrong(tmp_path: Path) -> None:
     settings = ("training.tasks_per_step=16", "algorithm.group_size=6", "algorithm.data=recorded")
     (rows,) = rows_of("mrlm_dpo", tmp_path / "run", *settings).values()
@@ -56,6 +58,7 @@ def test_the_pairs_of_a_script_are_right_against_wrong(tmp_path: Path) -> None:
     assert rows[0]["dead_groups"] < 0.6
 
 
+@pytest.mark.slow
 def test_sft_then_ppo_goes_on_from_what_was_learned(tmp_path: Path) -> None:
     found = rows_of("mrlm_hybrid", tmp_path / "run")
     assert [*found] == ["01-sft", "02-ppo"]
@@ -72,6 +75,7 @@ def test_a_debate_is_judged_by_the_verifier_of_the_stage_before(recipe: str, tmp
     assert {"loss/ada", "loss/ben", "verifier_score/ada"} < found["02-debate"][0].keys()
 
 
+@pytest.mark.slow
 def test_as_it_stands_the_environment_pays_and_the_verifier_is_measured(tmp_path: Path) -> None:
     found = rows_of("maporl_gsm8k_debate", tmp_path / "run", ARITHMETIC)
     assert [*found] == ["01-judge", "02-debate"]
@@ -79,6 +83,7 @@ def test_as_it_stands_the_environment_pays_and_the_verifier_is_measured(tmp_path
     assert read_evaluations(tmp_path / "run" / "01-judge")[-1]["verifier"]["questions"] == 4
 
 
+@pytest.mark.slow
 def test_a_verifier_that_two_steps_have_taught_pays_nobody(tmp_path: Path) -> None:
     words = (*SMALL, ARITHMETIC, PAID[0], "--run-dir", str(tmp_path / "run"))
     said = call("train", "maporl_gsm8k_debate", *words)

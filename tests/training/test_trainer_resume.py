@@ -74,6 +74,7 @@ def kill(method: str, run: Path, death: Death, *, resume: bool = False) -> None:
 
 @pytest.mark.slow
 class TestKilled:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("method", "death"),
         [

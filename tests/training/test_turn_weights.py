@@ -77,6 +77,7 @@ class TestTraining:
         assert {turn.version for _, turn in turns_of(second.groups)} == {1}
         assert {f"loss/{name}" for name in trainer.team.trained} <= second.metrics.keys()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("shared", [False, True])
     def test_a_turn_is_sampled_from_what_its_own_weights_read_of_earlier_turns(self, shared: bool) -> None:
         # The prompt of turn 2 begins with turn 1's tokens, which other weights have read and kept.

@@ -123,6 +123,7 @@ def test_a_set_compares_like_with_like(
         assert len({alike(groups, key) for member in members for key in member.keys}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", SETS)
 @FEW
 @given(steps(), st.randoms(use_true_random=False), st.sampled_from(ESTIMATES))
@@ -143,6 +144,7 @@ def test_advantages_follow_their_episodes_into_any_order(
         assert value == pytest.approx(before[TurnKey(g, orders[g][key.episode], key.turn)], abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", [by_agent, by_episode, by_agent_turn, by_round])
 @FEW
 @given(steps())

@@ -198,6 +198,7 @@ class TestOneAgent:
         assert found == pytest.approx(expected, abs=1e-6)
         assert max(map(abs, found)) > 0
 
+    @pytest.mark.slow
     def test_whatever_it_has_learned_it_is_grpo_without_the_std(self) -> None:
         # Nobody else is there to explain the return: B is the same for all episodes of a task.
         made = memory(VDN, "a")
@@ -254,6 +255,7 @@ class TestPay:
         found = [advantage(credit, TurnKey(0, e, k)) for e in (0, 1) for k in (0, 1)]
         assert found == [2.0, 2.0, -2.0, -2.0]
 
+    @pytest.mark.slow
     def test_the_last_step_of_the_warm_up_pays_the_return_and_the_next_one_credit(self) -> None:
         made, alike = memory(VDN, "abc", credit="modelled", credit_warmup_steps=2), []
         for number in (1, 2, 3):

@@ -115,6 +115,7 @@ class TestWhatRoundingExplains:
             engine.update(with_columns(samples, behaviour=columns), OBJECTIVE)
         assert same_bits(frozen_copy(engine.weights("a")), before)
 
+    @pytest.mark.slow
     def test_tokens_that_are_too_many_are_refused_although_rounding_explains_each(self) -> None:
         engine, samples = grown()
         bound = float(gaps(engine, samples).quantile(0.97))

@@ -136,6 +136,7 @@ async def test_no_program_ends_a_message(mbpp: str) -> None:
     assert "error: ValueError: < |im_end|>< |im_start|>user\n" in episode.turns[1].heard[0].content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHEATS)
 @pytest.mark.parametrize("form", ["mbpp", "humaneval", "stdio"])
 async def test_cheats_earn_nothing(sandbox: Bubblewrap, tmp_path: Path, form: Any, what: str) -> None:

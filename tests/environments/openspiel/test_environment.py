@@ -316,6 +316,7 @@ async def wander(environment: OpenSpiel, seed: int, invalid: float) -> tuple[dic
     return totals, world
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(GAMES),
     st.integers(0, 2**40),

@@ -47,6 +47,7 @@ async def test_tree_search_repeats_by_its_seed() -> None:
     assert len(set(openings)) > 1
 
 
+@pytest.mark.slow
 async def test_nobody_beats_an_equilibrium_and_whoever_folds_kings_is_beaten_by_it() -> None:
     second = game("kuhn_poker", opponents={1: {"name": "nash", "tolerance": 0.001}})
     # The value of the game for the second player is 1/18; the best response to an equilibrium earns no more.

@@ -94,6 +94,7 @@ def test_only_what_trains_gets_a_gradient(name: str) -> None:
 
 
 class TestAdapters:
+    @pytest.mark.slow
     def test_their_gradients_are_those_of_finite_differences(self) -> None:
         bank = LoraBank(model := family("qwen2").requires_grad_(False))
         for number, (name, lora) in enumerate({"a": LORA, "b": Lora(rank=3, alpha=1.5, dropout=0.4)}.items()):

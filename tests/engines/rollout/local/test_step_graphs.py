@@ -79,6 +79,7 @@ def test_replayed_steps_give_the_same_logits_to_the_bit(dtype: str, fused: bool,
     assert recorder.replayed == 5 * TAIL + 3 - 6
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_rows_that_join_and_leave_begin_a_new_window() -> None:
     model, recorder = model_of(), TapeRecorder()
@@ -126,6 +127,7 @@ def to_the_end(decoder: Decoder) -> None:
         decoder.advance(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "flat"])
 def test_whole_conversations_are_the_same(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not fused:
@@ -160,6 +162,7 @@ def test_a_rested_decoder_lets_its_recordings_go() -> None:
     assert (recorder.forgotten, decoder.in_flight) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_run_that_records_learns_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = TapeRecorder()
 
