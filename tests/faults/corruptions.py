@@ -37,7 +37,7 @@ from tests.faults.world import Trial, World, go_on
 from kapelle.errors import KapelleError
 
 KINDS = ("demo", "mrlm_ppo", "maverl_debate_qmix")
-READ, RESUMED, EVALUATED = 9000, 800, 200
+READ, RESUMED, EVALUATED = 9500, 400, 100
 _BATCH = 100
 _PAGE = 4096
 

@@ -129,7 +129,7 @@ class _WorkerWorld(BoundedWorld):
     async def open(self, start: Callable[[], World]) -> None:
         self._worker = _Worker()
         try:
-            self.inner = await self._elsewhere("start", _at_once(start))
+            self.inner = await self._waiting("start", _at_once(start))
         except BaseException:
             self._worker.end()
             raise
@@ -140,7 +140,7 @@ class _WorkerWorld(BoundedWorld):
     async def _closing(self) -> None:
         try:
             if not self._worker.given_up:
-                await self._elsewhere("close", self.inner.close)
+                await self._waiting("close", self.inner.close)
         finally:
             self._worker.end()
 
@@ -153,16 +153,7 @@ class _WorkerWorld(BoundedWorld):
             self._worker.give_up()
             raise
 
-    def _waiting(
-        self,
-        method: str,
-        work: Callable[[], Awaitable[T]],
-        kind: str = "environment",
-        seconds: float | None = None,
-    ) -> Awaitable[T]:
-        return self._elsewhere(method, work, kind, seconds)
-
-    async def _elsewhere(
+    async def _waiting(
         self,
         method: str,
         work: Callable[[], Awaitable[T]],
