@@ -1,9 +1,9 @@
 """What an environment is: tasks, and a single-use world for each episode.
 
 An environment is a value: the same settings give the same task for the same split and index in every
-process, so that a group really holds one task. A world is alive for one episode. It says what each
-agent sees, who may move, and what a move pays. What it shows to one agent never contains what only
-another may know.
+process, so that all episodes of a group have the same task. A world lives for one episode. It decides what
+each agent sees, who may move, and what a move pays. What it shows to one agent never contains what only
+another agent may know.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Outcome:
     """How an episode ended, as the environment sees it."""
 
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Terminal reward of each agent that is scored; agents that are not scored are absent."""
+    """Terminal reward of each agent that is scored; agents that are not scored are left out."""
     success: float | None = None
-    """The team's score in [0, 1], or None where there is no such thing."""
+    """The team's score in [0, 1], or None where there is none."""
     info: Mapping[str, Json] = field(default_factory=dict)
     truncated: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class World(Protocol):
     """One episode of an environment. Used once, then closed."""
 
     def observe(self, agent: str) -> str:
-        """Return what this agent may see now, its private view included."""
+        """Return what this agent may see now, including its private view."""
         ...
 
     def movers(self) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class World(Protocol):
         ...
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the texts of agents that moved; return what each is paid for it now (often nothing).
+        """Take the texts of the agents that moved; return what each is paid for its move now (often nothing).
 
         `final` is the text that counts as the team's answer where a workflow names one (a vote, the
         last of a chain); None leaves it to the environment.
@@ -55,7 +55,7 @@ class World(Protocol):
         ...
 
     async def close(self) -> None:
-        """Free what the world holds; called exactly once, also after a failure."""
+        """Free what the world holds; called exactly once, even after a failure."""
         ...
 
 
@@ -64,12 +64,12 @@ class Environment(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that finds its class; a settings field."""
+        """The name by which its class is found; a settings field."""
         ...
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Least and greatest total that one agent can earn in an episode."""
+        """Smallest and largest total that one agent can earn in an episode."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Environment(Protocol):
         ...
 
     def check(self, agents: Sequence[str]) -> None:
-        """Refuse, before anything expensive, what cannot be played.
+        """Refuse what cannot be played, before anything expensive happens.
 
         Raises DataError for data that are missing or corrupt, ConfigError when these agents (names in
         seat order) do not fit. Cheap: it may read the data, never a model.
@@ -109,7 +109,7 @@ class Answerable(Protocol):
 
 @runtime_checkable
 class Mixed(Protocol):
-    """An environment whose tasks belong to several environments; `Task.part` says which."""
+    """An environment whose tasks belong to several environments; `Task.part` names the one."""
 
     @property
     def members(self) -> Mapping[str, Environment]:
@@ -118,14 +118,14 @@ class Mixed(Protocol):
 
 
 def asks_questions(environment: Environment) -> bool:
-    """Return whether all tasks are questions whose answers can be compared; a mixture is what its members are."""
+    """Return whether all tasks are questions whose answers can be compared; for a mixture, whether all its members' are."""
     members = environment.members.values() if isinstance(environment, Mixed) else ()
     return isinstance(environment, Answerable) and all(asks_questions(member) for member in members)
 
 
 @runtime_checkable
 class Scorable(Protocol):
-    """A world that can say what a text would earn as an answer before the episode is over."""
+    """A world that can score a text as an answer before the episode is over."""
 
     async def score(self, agent: str, text: str) -> float:
         """Return the score in [0, 1] of a text as this agent's answer; the world stays as it is."""
@@ -134,23 +134,23 @@ class Scorable(Protocol):
 
 @runtime_checkable
 class Retriable(Protocol):
-    """A world of a question that can take another answer after one that was not right."""
+    """A world of a question that accepts another answer after a wrong one."""
 
     def allow_answers(self, most: int) -> None:
-        """Stay open after a `final` text that is not right until `most` have come; called before the first step.
+        """Stay open after a wrong `final` text until there have been `most` of them; called before the first step.
 
-        `observe` then says that the answer was wrong, and never what is right. The last answer counts, alone.
+        `observe` then reports that the answer was wrong, but never the right one. Only the last answer counts.
         """
         ...
 
 
 @runtime_checkable
 class Alive(Protocol):
-    """An environment that may ask what answers otherwise each time, so that an episode cannot be played again."""
+    """An environment that may call something whose answers vary, so that an episode cannot be replayed."""
 
     @property
     def alive(self) -> Sequence[str]:
-        """Return what of its settings does (servers, endpoints), in words; empty when its worlds repeat."""
+        """Return, in words, the settings to blame (servers, endpoints); empty when its worlds repeat exactly."""
         ...
 
 
@@ -160,7 +160,7 @@ class Opposed(Protocol):
 
     @property
     def constant_sum(self) -> bool:
-        """Return whether what one agent wins the others lose: a shared reward would then teach nothing."""
+        """Return whether one agent wins what the others lose: a shared reward would then teach nothing."""
         ...
 
 
@@ -169,7 +169,7 @@ class Skipping(Protocol):
     """An environment of rows that leaves out those it cannot use, up to a stated share."""
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return, by split, how many rows are left out, where the first stand and why; empty where all are used."""
+        """Return, by split, how many rows are left out, where the first ones are and why; empty where all are used."""
         ...
 
 
@@ -178,13 +178,13 @@ class Reads(Protocol):
     """Settings, of an environment or of a part of one, that read files or a data set."""
 
     def contents(self) -> Mapping[str, str]:
-        """Return what they read, by name, with a hash of what was in it: a run that goes on says what has changed."""
+        """Return what they read, by name, with a hash of its content: a resumed run reports what has changed."""
         ...
 
 
 @runtime_checkable
 class Holding(Protocol):
-    """An environment whose worlds hold pipes or connections open; so many episodes wait that there are enough of them."""
+    """An environment whose worlds hold pipes or connections open; episodes wait where there would be too many."""
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that one world of a team of this many agents holds open."""
@@ -193,23 +193,23 @@ class Holding(Protocol):
 
 @runtime_checkable
 class Scripted(Protocol):
-    """An environment that can demonstrate what an agent in a role should say."""
+    """An environment that can demonstrate how an agent in a role should answer."""
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
-        """Return what the scripted expert in this role says; `seed` decides its stated flaws."""
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        """Return the text of the scripted expert in this role; `seed` decides where its intended flaws occur."""
         ...
 
 
 @runtime_checkable
 class Recorded(Protocol):
-    """An environment that has recorded what was said, and can pay nothing else."""
+    """An environment of recorded answers, which cannot reward any others."""
 
     def answers_per_task(self) -> int:
-        """Most recorded answers of one task: the episodes of a group that differ."""
+        """Return the largest number of recorded answers of one task: so many episodes of a group differ."""
         ...
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
-        """Return what this agent said in its turn (from 0), in record `sample` of the task."""
+        """Return this agent's text in its turn (from 0), in record `sample` of the task."""
         ...
 
 

@@ -1,8 +1,8 @@
 """Every error that kapelle raises on purpose.
 
     KapelleError
-    ├── ConfigError (ValueError)      a recipe, key, name or combination that cannot mean anything
-    ├── DataError (ValueError)        a data file that is missing, corrupt or of another form
+    ├── ConfigError (ValueError)      a recipe, key, name or combination that makes no sense
+    ├── DataError (ValueError)        a data file that is missing, corrupt or in the wrong format
     ├── ModelError (ValueError)       a model folder, tokeniser or adapter that cannot be used
     ├── ContextError (ValueError)     a prompt that does not fit the model's context
     ├── RunDirectoryError             a run directory that is in use, foreign or cannot be written
@@ -11,9 +11,9 @@
     │   └── ParityError               trainer and sampler disagree: the wrong weights acted
     ├── NumericsError                 a loss, gradient, reward or log-prob that is not finite
     ├── EpisodeError                  a fault inside one episode; recorded as data, never a crash
-    ├── SandboxError                  a sandbox that this machine cannot give; nothing ran
+    ├── SandboxError                  a sandbox that this machine cannot provide; nothing ran
     ├── TrainingHalted                a run that stopped by one of its own limits
-    └── OutputError                   a file or stream that a command writes and that cannot be written
+    └── OutputError                   an output file or stream of a command that cannot be written
 
 Messages say what is wrong, where, and what to do. The command line prints them as one line and
 exits with code 2; anything else that escapes is a defect of kapelle and shows its traceback.
@@ -30,11 +30,11 @@ class KapelleError(Exception):
 
 
 class ConfigError(KapelleError, ValueError):
-    """A recipe, key, name or combination of them that cannot mean anything."""
+    """A recipe, key, name or combination of them that makes no sense."""
 
 
 class DataError(KapelleError, ValueError):
-    """A data file that is missing, corrupt or of another form than said."""
+    """A data file that is missing, corrupt or not in the stated format."""
 
 
 class ModelError(KapelleError, ValueError):
@@ -58,7 +58,7 @@ class EngineError(KapelleError):
 
 
 class ParityError(EngineError):
-    """Trainer and sampler log-probs disagree: other weights acted than the ones that learn."""
+    """Trainer and sampler log-probs disagree: the sampler used other weights than the ones being trained."""
 
 
 class NumericsError(KapelleError):
@@ -70,7 +70,7 @@ class EpisodeError(KapelleError):
 
 
 class SandboxError(KapelleError):
-    """A sandbox, or a layer of it, that this machine cannot give; nothing was run without it."""
+    """A sandbox, or a layer of it, that this machine cannot provide; nothing was run without it."""
 
 
 class TrainingHalted(KapelleError):
@@ -78,11 +78,11 @@ class TrainingHalted(KapelleError):
 
 
 class OutputError(KapelleError):
-    """A file or stream that a command writes, and that cannot be written."""
+    """An output file or stream of a command that cannot be written."""
 
 
 def need_known(setting: str, kind: str, name: str, known: Collection[str]) -> None:
-    """Raise ConfigError when a setting names something (an agent, a node) that is not there."""
+    """Raise ConfigError when a setting names something (an agent, a node) that does not exist."""
     if name not in known:
         raise ConfigError(f"{setting} names the unknown {kind} '{name}'.{did_you_mean(name, known)}")
 

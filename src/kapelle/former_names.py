@@ -157,7 +157,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "load_file": "runtime.plugins:load_file",
     },
     "training.observer": {"Listener": "Observer"},
-    "workflow": {"BUILTIN_WORKFLOWS": "workflows:BUILTIN"},
+    "workflow": {"BUILTIN_WORKFLOWS": "workflows:BUILTIN", "told": "append_texts"},
     "workflows.play": {"Play": "PlayWorkflow"},
 }
 """Module → former name in it → name of today, with `module:` before it where it has moved."""

@@ -1,8 +1,8 @@
-"""Who plays, with which weights: the one map that drives sampling, training, saving and serving.
+"""Who plays with which weights: the one map that drives sampling, training, saving and serving.
 
 An `Agent` is a seat in a workflow. A `Policy` is a set of weights. Shared weights, one LoRA adapter
-per agent, different models, frozen agents and remote endpoints are values in this map and nothing
-else in the library asks how weights are shared.
+per agent, different models, frozen agents and remote endpoints are values in this map. No other part
+of the library asks how weights are shared.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ VERIFIER = "judge:verifier"
 """Name of the critic that judges answers; no agent, and so no policy, can have it."""
 
 EMBEDDER = "judge:embedder"
-"""Name of a model that reads turns as vectors and acts for nobody: of its base, and of the learner that is asked."""
+"""Name of a model that turns texts into vectors and acts for no agent: of its base, and of its learner."""
 
 
 def embedder_name(policy: str) -> str:
-    """Return the name under which the frozen base of a policy is asked for embeddings."""
+    """Return the name under which the frozen base of a policy computes embeddings."""
     return f"embedder:{policy}"
 
 
@@ -32,14 +32,14 @@ def reference_name(policy: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A seat in a workflow: a name, what it is told, and how it samples."""
+    """A seat in a workflow: a name, its prompts, and how it samples."""
 
     name: str
     system: str | None = None
-    """System message that opens its conversation."""
+    """System message at the start of its conversation."""
     prompt: str | None = None
     """Template of its user message, with `{question}` and the names of other agents in braces;
-    None takes the workflow's own."""
+    None uses the workflow's own."""
     sampling: Sampling = Sampling()
 
 
@@ -50,7 +50,7 @@ class Lora:
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Names of the linear layers that it adapts, as PEFT's `target_modules`."""
+    """Names of the linear layers that it adapts, like PEFT's `target_modules`."""
     dropout: float = 0.0
 
 
@@ -76,7 +76,7 @@ class Policy:
     trained: bool = True
     endpoint: Endpoint | None = None
     past: str | None = None
-    """PEFT folder of an adapter that is played as it was saved; such a policy is not trained."""
+    """PEFT folder of an adapter that is used as it was saved; such a policy is not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,16 @@ class Team:
     agents: tuple[Agent, ...]
     policies: Mapping[str, Policy]
     policy_of: Mapping[str, str]
-    """Agent name → policy name; where turns have policies of their own, the first turn's."""
+    """Agent name → policy name; where each turn has its own policy, that of the first turn."""
     bases: Mapping[str, str] = field(default_factory=lambda: {"base": "embedded"})
     """Base name → model path, hub name or `embedded`."""
     critics: Mapping[str, Critic] = field(default_factory=dict)
     critic_of: Mapping[str, str] = field(default_factory=dict)
     """Agent name → critic name; empty without critics."""
     turns_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Agent name → the policy of each of its own turns in an episode, for agents whose turns differ in weights."""
+    """Agent name → the policy of each of its turns in an episode, for agents whose weights differ by turn."""
     beside: Mapping[str, Policy] = field(default_factory=dict)
-    """Frozen policies that act for nobody and are asked about turns: a teacher, a model that reads turns as vectors."""
+    """Frozen policies that act for no agent and only read turns: a teacher, a model that computes embeddings."""
 
     def __post_init__(self) -> None:
         names = [agent.name for agent in self.agents]
@@ -138,9 +138,9 @@ class Team:
         for policy in (*self.policies.values(), *self.beside.values()):
             if policy.name != moving.get(policy.base, policy.name):
                 raise ConfigError(
-                    f"Policies '{moving[policy.base]}' and '{policy.name}' stand on the same base weights, which "
+                    f"Policies '{moving[policy.base]}' and '{policy.name}' use the same base weights, which "
                     f"'{moving[policy.base]}' trains: its updates would change '{policy.name}' too. "
-                    "Give every trained agent on this base `weights: lora`, or one of them a model of its own."
+                    "Give every trained agent on this base `weights: lora`, or give one of them its own model."
                 )
 
     def __getitem__(self, name: str) -> Agent:
@@ -156,7 +156,7 @@ class Team:
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """Names of the policies that learn, in the order of the team map."""
+        """Names of the policies that are trained, in the order of the team map."""
         return tuple(name for name, policy in self.policies.items() if policy.trained)
 
     @property
@@ -165,14 +165,14 @@ class Team:
         return {**self.policies, **self.beside}
 
     def with_beside(self, policy: Policy, path: str) -> Team:
-        """Return the team with a frozen policy beside it, on a base that is loaded from `path`."""
-        assert not policy.trained, "what acts for nobody learns nothing"
+        """Return the team with a frozen policy beside it, whose base is loaded from `path`."""
+        assert not policy.trained, "a policy that acts for no agent is not trained"
         return replace(
             self, bases={**self.bases, policy.base: path}, beside={**self.beside, policy.name: policy}
         )
 
     def policy(self, agent: str, turn: int = 0) -> Policy:
-        """Return the policy that acts for an agent in its own turn of this number, from 0.
+        """Return the policy that acts for an agent in its turn of this number, counted from 0.
 
         Raises ConfigError for a turn after the last one listed.
         """
@@ -181,8 +181,8 @@ class Team:
             return self.policies[self.policy_of[agent]]
         if turn >= len(listed):
             raise ConfigError(
-                f"Agent '{agent}' takes turn {turn + 1}, and its `weights.per_turn` has weights for {len(listed)}. Raise "
-                "it to the turns that the workflow gives an agent, or play fewer rounds."
+                f"Agent '{agent}' takes turn {turn + 1}, but its `weights.per_turn` has weights for {len(listed)}. Raise "
+                "it to the number of turns that the workflow gives an agent, or play fewer rounds."
             )
         return self.policies[listed[turn]]
 

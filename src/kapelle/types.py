@@ -23,7 +23,7 @@ class Message:
     role: str
     content: str
     speaker: str | None = None
-    """Name of the agent who said it, when an agent did."""
+    """Name of the agent that wrote it; None for a message of no agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class Task:
     id: str
     """Unique within the environment and its split."""
     question: str
-    """What every agent may read; empty for games, where `World.observe` speaks."""
+    """What every agent may read; empty for games, where `World.observe` gives the text."""
     data: Mapping[str, Json] = field(default_factory=dict)
-    """What only the environment reads, such as the gold answer. Never shown to an agent."""
+    """What only the environment reads, such as the correct answer. Never shown to an agent."""
     part: str = ""
-    """Which environment of a mixture it belongs to; empty outside of one. Returns of different parts are not
-    comparable, so credit may ask."""
+    """The environment of a mixture that it belongs to; empty outside of one. Returns of different parts are not
+    comparable, so credit can keep them apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One policy call: what the agent read, what it said, and which weights said it."""
+    """One policy call: what the agent read, what it answered, and which weights answered."""
 
     agent: str
     policy: str
@@ -67,7 +67,7 @@ class Turn:
     weights_hash: str
     """Content hash of those weights."""
     index: int
-    """Place in the episode's global time order, from 0."""
+    """Position in the episode's global time order, from 0."""
     seen: int
     """How many turns of the episode were complete when this one's prompt was fixed."""
     prompt_ids: tuple[int, ...]
@@ -82,11 +82,11 @@ class Turn:
     reward: float = 0.0
     """What the environment paid this agent between this turn and its next one."""
     score: float | None = None
-    """What this text would earn as its agent's answer, in [0, 1], where a workflow asked; never a reward."""
+    """The score in [0, 1] of this text as its agent's answer, where a workflow asked for one; never a reward."""
     parent: int | None = None
     """Index of the turn that the episode continued with in place of this candidate (tree sampling)."""
     worth: float | None = None
-    """What its agent earned, on average, in the episodes played on from it (tree sampling)."""
+    """Mean return of its agent over the episodes that continue from it (tree sampling)."""
     trained: bool = True
     """False for frozen agents, opponents and endpoints."""
 
@@ -96,7 +96,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Payment:
-    """What the environment paid an agent at one moment of an episode, its end aside."""
+    """What the environment paid an agent at one moment of an episode, before its end."""
 
     agent: str
     after: int
@@ -116,23 +116,23 @@ class Episode:
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Terminal reward of each agent that the environment scored, on top of `Turn.reward`."""
     success: float | None = None
-    """The team's score in [0, 1]; None where the environment knows no such thing."""
+    """The team's score in [0, 1]; None where the environment has none."""
     info: Mapping[str, Json] = field(default_factory=dict)
-    """What the environment has to say about the outcome, such as the extracted answer."""
+    """What the environment reports about the outcome, such as the extracted answer."""
     truncated: bool = False
     """True when a limit of turns or tokens ended it, not the task."""
     error: str | None = None
     """Why the episode failed; a failed episode has no reward and leaves its group."""
     branches: tuple[Turn, ...] = ()
-    """Candidates of tree sampling that the episode did not continue with; `parent` names the turn that it did, and
-    their indices go on after those of `turns`."""
+    """Candidates of tree sampling that the episode did not continue with. `parent` is the index of the turn that it
+    did continue with; their own indices follow those of `turns`."""
     payments: tuple[Payment, ...] = ()
-    """When agents were paid what their `Turn.reward` holds, in time order; empty in episodes recorded before this was."""
+    """When agents were paid what `Turn.reward` adds up, in time order; empty in episodes recorded by older versions."""
     continued: Mapping[str, int] = field(default_factory=dict)
-    """Policy → tokens sampled to play on from candidates (tree sampling); nothing is trained on them."""
+    """Policy → tokens sampled to continue from candidates (tree sampling); nothing is trained on them."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Agent → the seat that it was given, where seats are drawn anew for each episode; an agent that is absent has
-    one role only, its name."""
+    """Agent → its seat, where seats are drawn anew for each episode. An agent that is not listed has only one
+    role: its name."""
 
     def by(self, agent: str) -> tuple[Turn, ...]:
         """Return the turns of one agent in time order: its trajectory, as a view."""

@@ -7,8 +7,8 @@
         await scene.step({"writer": final.text}, final=final.text)
 
 `say` generates, records and returns the turn. Debate, chains and votes are workflows, not
-environments: any workflow runs on any environment that it is compatible with, and `check` refuses
-the others before a model loads.
+environments: a workflow runs on every environment that it is compatible with, and `check` refuses
+the others before a model is loaded.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Seat(Protocol):
         """The agent that sits here."""
         ...
 
-    async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
+    async def say(self, *messages: Message | str, fresh: bool = False) -> Turn:
         """Add messages to the agent's conversation, let it speak, record and return the turn.
 
-        A plain string is a user message. The conversation goes on from the very tokens that the
-        agent sampled before; with `fresh` it starts anew, the agent's system message first.
+        A plain string is a user message. The conversation continues from exactly the tokens that the
+        agent sampled before; with `fresh` it starts anew with the agent's system message.
         """
         ...
 
@@ -67,13 +67,13 @@ class Scene(Protocol):
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
-        """Let several agents speak at the same moment; none sees what another says. See `Seat.say`."""
+        """Let several agents speak at the same moment; none sees another's text. See `Seat.say`."""
         ...
 
     def allow_answers(self, most: int) -> None:
-        """Let the world of a question stay open after a final text that is not right, for `most` in all.
+        """Let the world of a question stay open after a wrong final text, for at most `most` texts in all.
 
-        Other worlds say themselves, by `movers`, whether they go on.
+        Other worlds decide through `movers` whether they continue.
         """
         ...
 
@@ -86,19 +86,19 @@ class Scene(Protocol):
         ...
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Hand the agents' texts to the world; what it pays lands on their last turns."""
+        """Hand the agents' texts to the world; what it pays is added to their last turns."""
         ...
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text where the environment knows answers, else None."""
+        """Return the final answer of a text; None where there is none, or where the environment has no answers."""
         ...
 
     def leave_out(self) -> None:
-        """Train on none of the turns that were recorded so far; they stay in the episode."""
+        """Do not train on the turns recorded so far; they stay in the episode."""
         ...
 
     async def score(self, turn: Turn) -> float:
-        """Score a turn's text as its agent's answer, write it on `Turn.score` and return it.
+        """Score a turn's text as its agent's answer, record it in `Turn.score` and return it.
 
         Nothing is paid and the world stays as it is. EpisodeError where the world cannot score a text.
         """
@@ -110,7 +110,7 @@ class Workflow(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that finds its class; a settings field."""
+        """The name by which its class is found; a settings field."""
         ...
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
@@ -127,7 +127,7 @@ class Drawable(Protocol):
     """A workflow that can be drawn."""
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return who reads whom as a Mermaid flowchart; `names` are the agents in seat order."""
+        """Return a Mermaid flowchart of who reads whom; `names` are the agents in seat order."""
         ...
 
 
@@ -161,19 +161,19 @@ _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 def fill(template: str, values: Mapping[str, str]) -> str:
     """Replace `{name}` by its value; braces around anything unknown stay as they are.
 
-    Nothing is evaluated and values are not scanned again, so what an agent said cannot reach into
-    the template.
+    Nothing is evaluated and values are not scanned again, so that an agent's text cannot change the
+    template.
     """
     return _FIELD.sub(lambda match: values.get(match[1], match[0]), template)
 
 
-def told(question: str, said: Mapping[str, str]) -> str:
-    """Return the question and below it what each agent said, as one prompt."""
-    return "\n\n".join([question, *(f"{name}: {text}" for name, text in said.items())])
+def append_texts(question: str, texts: Mapping[str, str]) -> str:
+    """Return the question followed by each agent's text, as one prompt."""
+    return "\n\n".join([question, *(f"{name}: {text}" for name, text in texts.items())])
 
 
 def need_answers(workflow: str, does: str, environment: Environment) -> None:
-    """Raise ConfigError for a game: `does` says what the workflow needs an answer for."""
+    """Raise ConfigError for a game: `does` describes what the workflow needs an answer for."""
     if not asks_questions(environment):
         own = (
             " Or give the class a method `extract`, if it asks questions." if ":" in environment.name else ""
@@ -185,19 +185,19 @@ def need_answers(workflow: str, does: str, environment: Environment) -> None:
 
 
 def need_two(what: str, agents: Sequence[Agent], remedy: str = "Add agents") -> None:
-    """Raise ConfigError for an agent alone: `what` says what the workflow needs more agents for."""
+    """Raise ConfigError for a single agent: `what` describes what the workflow needs more agents for."""
     if len(agents) < 2:
         raise ConfigError(
-            f"{what}, and the team has only '{agents[0].name}'. {remedy}, or set `workflow.name: solo`."
+            f"{what}, but the team has only '{agents[0].name}'. {remedy}, or set `workflow.name: solo`."
         )
 
 
 def check_names(agents: Sequence[Agent], taken: Sequence[str]) -> None:
-    """Raise ConfigError when an agent has the name of a field that templates know otherwise."""
+    """Raise ConfigError when an agent has the name of a field that templates already use."""
     for agent in agents:
         if agent.name in taken:
             raise ConfigError(
-                f"An agent named '{agent.name}' cannot be told from {{{agent.name}}}. Rename it."
+                f"An agent named '{agent.name}' cannot be distinguished from {{{agent.name}}}. Rename it."
             )
 
 
@@ -207,7 +207,7 @@ def braced(names: Sequence[str]) -> str:
 
 
 def check_template(agent: Agent, known: Sequence[str], where: str) -> None:
-    """Raise ConfigError when an agent's prompt names a field that will not exist."""
+    """Raise ConfigError when an agent's prompt uses a field that does not exist."""
     for name in _FIELD.findall(agent.prompt or ""):
         if name not in known:
             raise ConfigError(

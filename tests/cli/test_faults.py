@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
     "a file for a checkpoint": (bytes_in("run/checkpoints/00000009", b""), RESUME, GOES_ON, "passed over"),
     "a stray episode file": (bytes_in("run/episodes/train/1 copy.jsonl", b"{}"), RESUME, GOES_ON, ""),
     # What decides what the run is.
-    "config.yaml, no UTF-8": (bytes_in("run/config.yaml", b"name: \xff"), RESUME, ENDS, "config.yaml is damaged: it is no text in UTF-8"),
+    "config.yaml, no UTF-8": (bytes_in("run/config.yaml", b"name: \xff"), RESUME, ENDS, "config.yaml is damaged: it is not UTF-8 text"),
     "config.yaml, half": (cut("run/config.yaml"), RESUME, ENDS, "config.yaml"),
     "config.yaml, garbage": (bytes_in("run/config.yaml", b"{[:"), RESUME, ENDS, "config.yaml is not YAML"),
     "config.yaml, nested": (bytes_in("run/config.yaml", NESTED), RESUME, ENDS, "nested too deeply"),
@@ -95,13 +95,13 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
     "lock, a folder": (folder_at("run/lock"), RESUME, ENDS, "run"),
     "metrics.jsonl, cut": (bytes_in("run/metrics.jsonl", b""), RESUME, ENDS, "metrics.jsonl has lost rows"),
     "metrics.jsonl, a folder": (folder_at("run/metrics.jsonl"), RESUME, ENDS, "Cannot write"),
-    "a recipe, no UTF-8": (bytes_in("mine.yaml", b"name: caf\xe9"), ("train", "mine.yaml"), ENDS, "mine.yaml is no text in UTF-8: unexpected end of data at byte 9"),
+    "a recipe, no UTF-8": (bytes_in("mine.yaml", b"name: caf\xe9"), ("train", "mine.yaml"), ENDS, "mine.yaml is not UTF-8 text: unexpected end of data at byte 9"),
     "a recipe, a folder": (folder_at("mine.yaml"), ("train", "mine.yaml"), ENDS, "mine.yaml cannot be read"),
     "a recipe, nested": (bytes_in("mine.yaml", NESTED), ("validate", "mine.yaml"), ENDS, "nested too deeply"),
     "a setting, no date": (lambda: None, ("train", "demo", "training.steps=2024-13-45"), ENDS, "is not YAML"),
     "a file for the run": (bytes_in("new", b""), ("train", "demo", *TINY, "--run-dir", "new"), ENDS, "new"),
     "a file for a folder": (bytes_in("file", b""), ("train", "demo", *TINY, "--run-dir", "file/run"), ENDS, "file"),
-    "stages.yaml, garbage": (garbage_stages, ("train", "--resume", "whole"), ENDS, "stages.yaml is no text in UTF-8"),
+    "stages.yaml, garbage": (garbage_stages, ("train", "--resume", "whole"), ENDS, "stages.yaml is not UTF-8 text"),
     # What is read of a run.
     "config.yaml of an evaluation": (bytes_in("run/config.yaml", b"\xff"), ("eval", "run"), ENDS, "config.yaml"),
     # Models.

@@ -134,7 +134,7 @@ class TestSettings:
 
     def test_a_place_beyond_a_list_is_named(self, base: str) -> None:
         with pytest.raises(
-            ConfigError, match=r"team\.agents has 2 entries, from 0; there is no team\.agents\.2"
+            ConfigError, match=r"team\.agents has 2 entries, counted from 0; there is no team\.agents\.2"
         ):
             load(base, "team.agents.2.name=c")
 

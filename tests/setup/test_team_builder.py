@@ -87,7 +87,7 @@ class TestWeights:
 
     def test_what_shares_an_adapter_has_one_size_of_it(self) -> None:
         fields = {"a": {"weights": {"adapter": "x"}}, "b": {"weights": {"adapter": "x"}, "lora": {"rank": 2}}}
-        with pytest.raises(ConfigError, match="'b' would give policy 'x' other settings"):
+        with pytest.raises(ConfigError, match="'b' gives policy 'x' other settings"):
             build(seats("a", "b", **fields))
 
     def test_an_adapter_on_a_base_that_another_trains_is_refused(self) -> None:

@@ -47,7 +47,7 @@ def checked(**sections: Any) -> RunConfig:
         ({"algorithm": {"name": "cory", "base": {"name": "grpo"}}, "team": {"agents": 3}}, "Name a pioneer and an observer"),
         ({"algorithm": {"name": "magrpo", "joint": "cross"}}, "`joint: cross` goes with `tree: true`"),
         ({"environment": PENNIES, "algorithm": {"name": "grpo"}}, r"Set `algorithm\.team_reward: individual`"),
-        ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "pays all the same"),
+        ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "pays all of them the same"),
     ],
 )  # fmt: skip
 def test_it_is_refused_with_its_mending(sections: dict[str, Any], mending: str) -> None:

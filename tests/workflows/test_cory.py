@@ -45,7 +45,7 @@ async def test_seat_order_decides_the_roles_not_the_names() -> None:
     scripts = {"pioneer": lines("132"), "observer": lines("132")}
     [episode] = await play(Arithmetic(), Cory(), ["pioneer", "observer"], scripts, TASK)
     assert [turn.agent for turn in episode.turns] == ["pioneer", "observer"]
-    with pytest.raises(ConfigError, match="'pioneer' cannot be told"):
+    with pytest.raises(ConfigError, match="'pioneer' cannot be distinguished"):
         Cory().check([Agent("observer"), Agent("pioneer")], Arithmetic())
 
 

@@ -94,12 +94,12 @@ class Arithmetic(Questions):
         """Return whether any column carries or borrows."""
         return {"carry": _has_carry(task.question)}
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text for the agent's role, without the carry in the stated share of demonstrations."""
         carry = not flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if role == "combine":
-            return combine(heard[-1].content if heard else "", carry=carry)
+            return combine(messages[-1].content if messages else "", carry=carry)
         written = columns(task.question, carry=carry)
         return written if role == "columns" else combine(written, carry=True)
 

@@ -122,7 +122,7 @@ class Bfcl(Questions):
             return None
         return "\n".join(sorted(write_calls([call], "pythonic") for call in calls)) or None
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the first accepted calls, or words where no call is right."""
         calls = gold_calls(task.data["accepted"])
         return write_calls(calls, self.form) if calls else "None of these tools can help."

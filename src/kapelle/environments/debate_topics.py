@@ -113,10 +113,10 @@ class DebateTopics(Settings):
             ask = ask_endpoint(self.judge)
         return DebateWorld(self, task.question, tuple(agents), ask)
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a speech in good form and of no substance: it shows the form and none of the skill."""
         motion = task.question.rstrip(".?!")
-        last = heard[-1].content if heard else ""
+        last = messages[-1].content if messages else ""
         side = next((side for side in self.sides if f"You argue {side}." in last), self.sides[0])
         return (
             f"I argue {side} on the motion that {motion[:1].lower()}{motion[1:]}. First, a study of 2019 looked at this "
@@ -157,10 +157,10 @@ class DebateWorld:
     def observe(self, agent: str) -> str:
         """Return the motion, the agent's side and all speeches so far."""
         number = sum(who == agent for who, _ in self._speeches) + 1
-        heard = [f"{who} ({self._side[who]}): {text}" for who, text in self._speeches]
+        speeches = [f"{who} ({self._side[who]}): {text}" for who, text in self._speeches]
         opening = f"Motion: {self._motion}\nYou argue {self._side[agent]}."
         return "\n".join(
-            [opening, *heard, f"Speech {min(number, self._settings.rounds)} of {self._settings.rounds}."]
+            [opening, *speeches, f"Speech {min(number, self._settings.rounds)} of {self._settings.rounds}."]
         )
 
     def movers(self) -> tuple[str, ...]:

@@ -136,12 +136,12 @@ class GSM8KSteps(Questions):
         operation = "".join(re.findall(r"(?<=[0-9)])(?://|[-+*/])", task.question))
         return {"seen": task.data["seen"], "operation": operation}
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text for the agent's role, with its bad habit in the stated share of demonstrations."""
         bad = flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if role == "add_up":
-            return add_up(heard[-1].content if heard else "", carry=not bad)
+            return add_up(messages[-1].content if messages else "", carry=not bad)
         step = parse_expression(task.question)
         assert step is not None, "questions are written by `write`"
         worked = notes(step)

@@ -65,8 +65,8 @@ class HandsOnQuestions(Settings):
         assert isinstance(self._asks, Answerable), "`check` refuses games"
         return self._asks.extract(text)
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return what the questions' own script says, without any calls; ConfigError where they have none."""
         if not isinstance(self._asks, Scripted):
             raise ConfigError(f"`{self._asks.name}` has no script that could demonstrate anything.")
-        return self._asks.script(agent, task, heard, seed)
+        return self._asks.script(agent, task, messages, seed)

@@ -145,7 +145,7 @@ class Math(DataSettings, Questions):
     def _percent(self) -> Percent:
         return "figure" if self.percent_is_unit else "hundredths"
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the part of the data set's solution that belongs to the agent's role; it has no flaws."""
         if self.answer_by == "program":
             return f"```python\nprint({task.data['answer']!r})\n```"

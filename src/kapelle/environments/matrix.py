@@ -148,9 +148,9 @@ class Matrix(GameSettings):
             f"{listed if len(paid) <= MOST_LISTED else ''}"
         )
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a legal move drawn evenly: it shows the form of a move and none of the skill."""
-        seats = re.findall(r"\b([0-9]+)/[0-9]+ ", heard[-1].content if heard else "")
+        seats = re.findall(r"\b([0-9]+)/[0-9]+ ", messages[-1].content if messages else "")
         moves = self.table.moves[int(seats[-1]) - 1 if seats else 0]
         return random.Random(f"{seed}/{agent}").choice(moves)
 

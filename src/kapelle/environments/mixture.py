@@ -182,14 +182,14 @@ class Mixture(Settings):
             return None
         return " | ".join("" if answer is None else answer for answer in read)
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text of the part's script; EpisodeError for a part without one."""
         part = self._part(str(task.data["part"]))
         if not isinstance(part, Scripted):
             raise EpisodeError(
                 f"`{part.name}` has no script. Take it out of the mixture, or remove `warmup`."
             )
-        return part.script(agent, _inner(task), heard, seed)
+        return part.script(agent, _inner(task), messages, seed)
 
 
 def _inner(task: Task) -> Task:

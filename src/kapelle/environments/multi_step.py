@@ -47,7 +47,7 @@ class MultiStep(Generated):
         question = " ".join(words)
         return Problem(question, {"answer": value, "values": values}, question)
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the value after every step; the last one is the answer."""
         return " ".join(map(str, task.data["values"]))
 

@@ -69,7 +69,7 @@ class Questions(Graded):
         """Return the final answer of a text in its normal form, so that equal answers are equal texts; None without one."""
         return self.answers.normal_form(text)
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the answer, `task.data["answer"]`, in the form that is looked for first."""
         return self.answers.written(str(task.data["answer"]))
 

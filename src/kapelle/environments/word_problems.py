@@ -42,7 +42,7 @@ class WordProblems(Generated):
         """Return a story of `level` steps."""
         return _story(draw, level)
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return every step and the answer, marked as GSM8K does."""
         return "\n".join([*task.data["steps"], f"#### {task.data['answer']}"])
 

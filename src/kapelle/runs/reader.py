@@ -69,7 +69,7 @@ def read_config(run: Path) -> str:
         return _bytes(run / "config.yaml").decode()
     except UnicodeDecodeError as error:
         raise RunDirectoryError(
-            f"{run / 'config.yaml'} is damaged: it is no text in UTF-8 ({error.reason}). Put it back from a copy."
+            f"{run / 'config.yaml'} is damaged: it is not UTF-8 text ({error.reason}). Put it back from a copy."
         ) from None
 
 

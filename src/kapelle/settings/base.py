@@ -1,7 +1,7 @@
 """What every configurable piece shares: strict frozen settings.
 
 A piece (an algorithm, an environment, a workflow) is a class whose fields are its settings and whose
-field `name` says which one it is; `runtime/plugins.py` finds it.
+field `name` identifies it; `runtime/plugins.py` finds the class for a name.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from kapelle.former_names import renamed_in
 
 
 class MayChange(Enum):
-    """Whether a run that is resumed may say a setting otherwise: `Annotated[int, FREE]` in a field's type.
+    """Whether a resumed run may change a setting: `Annotated[int, FREE]` in a field's type.
 
-    A setting without such a mark is part of what the run is.
+    A setting without such a mark belongs to the identity of the run and cannot change.
     """
 
     FREE = "free"
-    """No result depends on it, but by failing or by giving up what takes too much."""
+    """No result depends on it, except that something may fail or be given up for taking too long."""
     FROM_HERE_ON = "from here on"
-    """What is learned later may depend on it, in its last bits at least; what was learned stays as it is."""
+    """What is learned later may depend on it, if only in the last bits; what was learned so far stays as it is."""
 
 
 FREE = MayChange.FREE

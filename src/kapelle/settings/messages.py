@@ -1,4 +1,4 @@
-"""What a wrong setting is told: its key, who set it, and the closest thing that would have been right."""
+"""Messages for wrong settings: the key, who set it, and the closest one that would have been right."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def explain(
     origin: Mapping[str, str],
     at: str = "",
 ) -> str:
-    """Return one sentence on the fault that was meant: a setting of several kinds has faults as each of them.
+    """Return one sentence on the most likely fault; a setting of several possible kinds has faults as each of them.
 
-    The kind that fits best is the one whose faults lie deepest in `values`, then the one with the fewest; of
-    its faults a wrong key comes first.
+    The kind that fits best is the one whose faults lie deepest in `values`, then the one with the fewest faults.
+    Among its faults, an unknown key comes first.
     """
     found = error.errors(include_url=False)
     beside = Counter(problem["loc"][:-1] for problem in found)
@@ -41,7 +41,7 @@ def explain(
 
 
 def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> list[str]:
-    """Return the keys of a location; what else stands in it names the kind that pydantic tried."""
+    """Return the keys of a location; its other parts name the kind that pydantic tried."""
     keys: list[str] = []
     for part in location[:-1] if missing else location:
         if isinstance(values, Mapping) and part in values:

@@ -10,7 +10,7 @@ import yaml
 from kapelle.errors import ConfigError, did_you_mean
 
 COMMAND_LINE = "command line"
-"""Origin of the settings that were typed."""
+"""Origin of the settings that were typed there."""
 PLUGGED = (
     "environment",
     "workflow",
@@ -20,19 +20,24 @@ PLUGGED = (
     "algorithm.order",
     "algorithm.base.order",
 )
-"""Sections whose keys are those of the class that their `name` finds; with another name they begin anew."""
+"""Sections whose keys belong to the class that their `name` finds; with another name they start empty."""
 
 
 def parse_setting(setting: str) -> dict[str, Any]:
-    """Return `key.path=value` as nested mappings; ConfigError when it is none."""
+    """Return `key.path=value` as nested mappings; ConfigError for any other form."""
     key, equals, raw = setting.partition("=")
     if not equals or not key:
-        raise ConfigError(f"'{setting}' is no setting. Write key.path=value, for example training.steps=100.")
+        raise ConfigError(
+            f"'{setting}' is not a setting. Write key.path=value, for example training.steps=100."
+        )
     return nested(key, raw, setting)
 
 
 def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
-    """Return a value, as typed, under the dotted path of its key; ConfigError, which quotes `setting`, where it is not YAML."""
+    """Return a value, as typed, under the dotted path of its key.
+
+    Raises ConfigError, which quotes `setting`, where the value is not YAML.
+    """
     try:
         value = parse_yaml(raw)
     except ValueError:
@@ -44,20 +49,20 @@ def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a YAML text says; ValueError, with the reason in one line, for one that says nothing."""
+    """Return the value of a YAML text; ValueError, with the reason in one line, for invalid YAML."""
     try:
         return yaml.safe_load(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-        # The library takes a date, a number or a key of another form for what it looks like.
+        # The library fails in many ways on a text that only looks like a date, a number or a key.
         raise ValueError(" ".join(str(error).split())) from None
 
 
 def merge(
     into: dict[str, Any], over: Mapping[str, Any], source: str, origin: dict[str, str], at: str = ""
 ) -> None:
-    """Lay a mapping over another one in place; `at` is the dotted path of both, with a dot behind it."""
+    """Lay a mapping over another one in place; `at` is the dotted path of both, with a trailing dot."""
     if at[:-1] in PLUGGED and over.get("name", into.get("name")) != into.get("name"):
         # Another class: the old one's settings mean nothing to it.
         for key in [k for k in origin if k.startswith(at)]:
@@ -75,7 +80,7 @@ def merge(
 
 
 def _has_entries(items: object, over: Mapping[str, Any]) -> bool:
-    """Return whether a mapping speaks of entries of a list, by number from 0 or by what they are named."""
+    """Return whether a mapping refers to entries of a list, by number from 0 or by name."""
     if not isinstance(items, list) or not over:
         return False
     named = all(isinstance(each, dict) for each in items) and all(
@@ -99,7 +104,7 @@ def _merge_items(
 def _place(items: Sequence[Any], key: str, path: str) -> int:
     if key.isdigit():
         if int(key) >= len(items):
-            raise ConfigError(f"{path} has {len(items)} entries, from 0; there is no {path}.{key}.")
+            raise ConfigError(f"{path} has {len(items)} entries, counted from 0; there is no {path}.{key}.")
         return int(key)
     names = [str(item.get("name")) for item in items]
     if key not in names:
@@ -108,7 +113,7 @@ def _place(items: Sequence[Any], key: str, path: str) -> int:
 
 
 def replace_origin(origin: dict[str, str], path: str, value: Any, source: str) -> None:
-    """Let all that `value` holds at a path have come from `source`, and nothing else there."""
+    """Record that everything in `value`, at this path, came from `source`; forget what was recorded there before."""
     for replaced in [key for key in origin if key == path or key.startswith(f"{path}.")]:
         del origin[replaced]
     origin.update(dict.fromkeys(leaves(value, path), source))
@@ -121,7 +126,7 @@ def _plain(value: Any) -> Any:
 
 
 def leaves(value: Any, path: str = "") -> list[str]:
-    """Return the dotted keys of everything in nested settings that is no mapping itself."""
+    """Return the dotted keys of everything in nested settings that is not a mapping itself."""
     if isinstance(value, Mapping) and value:
         return [
             leaf

@@ -1,8 +1,8 @@
-"""The settings of a run: frozen, strict, and each said in one place.
+"""The settings of a run: frozen, strict, and each declared in one place.
 
 A recipe is YAML of this shape. The sections `algorithm`, `environment`, `workflow`, `engine` and `train_engine` are
-settings of whatever class their `name` finds. Reading files, overlays and error texts live in `setup/recipe.py`; what
-combinations mean together is checked in `setup/validation.py`.
+settings of the class that their `name` finds. Reading files and overlays live in `setup/recipe.py`, error texts in
+`settings/messages.py`; `setup/validation.py` checks which combinations make sense.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kapelle.settings.sections import (
 )
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-"""What agents and adapters may be called: prompts put names in braces, and files and metrics carry them."""
+"""Allowed names of agents and adapters: prompts put them in braces, files and metrics contain them."""
 
 DType = Literal["float32", "bfloat16", "float16"]
 
 
 class EmbeddedConfig(Settings):
-    """Size of the model that kapelle makes itself: Qwen3 architecture, initialised from a seed."""
+    """Size of the model that kapelle makes itself: the Qwen3 architecture, initialised from a seed."""
 
     hidden: int = Field(128, ge=8)
     layers: int = Field(4, ge=1)
@@ -43,7 +43,7 @@ class EmbeddedConfig(Settings):
 
 
 class ModelConfig(Settings):
-    """The base model that the team stands on."""
+    """The team's base model."""
 
     path: str = "embedded"
     """`embedded` (made here), a local folder, or a name on the Hugging Face hub."""
@@ -62,35 +62,35 @@ class LoraConfig(Settings):
 
 
 class OwnModel(Settings):
-    """Weights of an agent's own: another model, trained in full, by adapter, or not at all."""
+    """A model of the agent's own: trained in full, by adapter, or not at all."""
 
     model: str
     train: Literal["full", "lora", "none"] = "full"
 
 
 class NamedAdapter(Settings):
-    """An adapter that several agents share by naming it."""
+    """An adapter that several agents share by its name."""
 
     adapter: str = Field(pattern=NAME)
 
 
 class PerTurn(Settings):
-    """An adapter for each of an agent's own turns in an episode: its k-th turn is the k-th adapter's."""
+    """An adapter for each of an agent's turns in an episode: the k-th adapter acts in the k-th turn."""
 
     per_turn: int | tuple[Annotated[str, Field(pattern=NAME)], ...]
-    """How many turns, with adapters of the agent's own (`ada@1`, `ada@2`, …); or their adapters by name, where a
-    name that comes again is the same adapter."""
+    """The number of turns, with adapters of the agent's own (`ada@1`, `ada@2`, …); or a list of adapter names, in
+    which a repeated name is the same adapter."""
 
     @field_validator("per_turn")
     @classmethod
     def _some(cls, value: int | tuple[str, ...]) -> int | tuple[str, ...]:
         if (value if isinstance(value, int) else len(value)) < 1:
-            raise ValueError("an agent has one turn or more; name a number from 1, or a list of adapters")
+            raise ValueError("an agent has at least one turn; give a number from 1, or a list of adapters")
         return value
 
 
 class PastAdapter(Settings):
-    """An adapter as a run has saved it, which learns no more: a past self to play against."""
+    """An adapter saved by a run, which is not trained any more: a past self to play against."""
 
     past: str
     """Its PEFT folder, for example `runs/mine/checkpoints/00000010/policies/first`."""
@@ -120,17 +120,17 @@ class SamplingConfig(Settings):
 
 
 class AgentConfig(Settings):
-    """One agent: what it is told, which weights act for it, how it samples."""
+    """One agent: its prompts, which weights act for it, how it samples."""
 
     name: str = Field(pattern=NAME)
     weights: Weights | None = None
-    """None takes `team.sharing`."""
+    """None uses `team.sharing`."""
     lora: LoraConfig | None = None
-    """None takes `team.lora`."""
+    """None uses `team.lora`."""
     system: str | None = None
     prompt: str | None = None
     sampling: SamplingConfig | None = None
-    """None takes `team.sampling`."""
+    """None uses `team.sampling`."""
     share_critic_with: str | int | None = None
     """Name or seat number (from 0) of the agent whose critic this one uses too."""
 
@@ -143,10 +143,10 @@ class TeamConfig(Settings):
     lora: LoraConfig = LoraConfig()
     sampling: SamplingConfig = SamplingConfig()
     agents: int | tuple[AgentConfig, ...] = 1
-    """The agents in seat order, or how many alike (`agent_0`, `agent_1`, …)."""
+    """The agents in seat order, or the number of identical ones (`agent_0`, `agent_1`, …)."""
     critic_lora: LoraConfig = LoraConfig()
     critic_sharing: Literal["own", "shared"] | None = None
-    """None takes the algorithm's: own critics where they are local, one where it is central."""
+    """None uses the algorithm's choice: own critics where they are local, a shared one where it is central."""
 
 
 class OptimizerConfig(Settings):
@@ -154,34 +154,34 @@ class OptimizerConfig(Settings):
 
     lr: float = Field(1e-5, gt=0)
     critic_lr: float | None = Field(None, gt=0)
-    """None takes `lr`."""
+    """None uses `lr`."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Norm to which each policy's gradient is clipped, on its own; null turns clipping off."""
+    """Norm to which the gradient of each policy is clipped separately; null turns clipping off."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
-    """Optimiser steps over which the rate rises from 0."""
+    """Optimiser steps over which the learning rate rises from 0."""
 
 
 class RewardModelConfig(Settings):
-    """A trained reward model: λ times its score of an answer is a term of the reward of its turn."""
+    """A trained reward model: λ times its score of a turn's answer is added to the reward of the turn."""
 
     path: str
-    """Folder `verifier` of a checkpoint of `algorithm.name: verifier`, or `stage:NAME`."""
+    """The folder `verifier` of a checkpoint of `algorithm.name: verifier`, or `stage:NAME`."""
     weight: float = 1.0
     """λ, in units of reward; scores lie between 0 and 1."""
     device: Annotated[str | None, FROM_HERE_ON] = None
-    """Where it reads, with weights of its own; null shares the base that it stands on."""
+    """The device on which it runs with its own copy of the base; null shares the team's base."""
 
 
 class WarmupConfig(Settings):
-    """Supervised warm-up on scripted demonstrations of the roles, before anything else; cached."""
+    """Supervised warm-up on scripted demonstrations of the roles, before everything else; cached."""
 
     steps: int = Field(400, ge=1)
     demonstrations: int = Field(20_000, ge=1)
-    """How many episodes the script plays on the training split."""
+    """Number of episodes that the script plays on the training split."""
     batch: int = Field(48, ge=1)
     """Sequences per step."""
     lr: float = Field(3e-3, gt=0)
@@ -192,29 +192,29 @@ class TrainingConfig(Settings):
     """How much to train, and when to stop."""
 
     steps: Annotated[int, FREE] = Field(50, ge=0)
-    """A rate that ends with them (`optimizer.schedule`) ends with those that are said last."""
+    """A learning rate that ends with them (`optimizer.schedule`) ends with the number given last."""
     tasks_per_step: int = Field(32, ge=1)
-    """Tasks (groups) per step; each is played `algorithm.group_size` times."""
+    """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
     max_staleness: int = Field(0, ge=0)
-    """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0 every step but the first ones
-    learns from what older weights said: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
+    """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0, every step but the first ones
+    learns from samples of older weights: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
     microbatch_tokens: Annotated[int, FROM_HERE_ON] = Field(4096, ge=1)
-    """Most tokens in one forward and backward pass; the result does not depend on it."""
+    """Maximum tokens in one forward and backward pass; the result does not depend on it."""
     max_failed_share: Annotated[float, FREE] = Field(0.2, ge=0.0, le=1.0)
-    """The run stops when a greater share of a step's episodes failed."""
+    """The run stops when a larger share of a step's episodes fails."""
     parity_tolerance: Annotated[float | None, FREE] = Field(None, gt=0)
-    """Greatest |trainer − sampler| log-prob (nats); None takes 1e-4 in float32 and a measured bound
+    """Largest |trainer − sampler| log-prob (nats); None uses 1e-4 in float32 and a measured bound
     in half precision."""
     non_finite: Annotated[Literal["stop", "skip"], FREE] = "stop"
-    """What a loss or gradient that is not finite does to its step."""
+    """What happens to a step whose loss or gradient is not finite."""
 
 
 class EvaluationConfig(Settings):
-    """Held-out problems, always from the `test` split."""
+    """How the team is evaluated on held-out problems, always of the `test` split."""
 
     problems: int = Field(500, ge=1)
     every: int = Field(0, ge=0)
-    """Steps between evaluations while training; 0 evaluates only before and after."""
+    """Steps between evaluations during training; 0 evaluates only before and after."""
     problems_while_training: int = Field(100, ge=1)
     greedy: bool = True
     """False samples as in training."""
@@ -222,37 +222,37 @@ class EvaluationConfig(Settings):
 
 
 class CheckpointConfig(Settings):
-    """When to save, how many to keep."""
+    """When to save checkpoints and how many to keep."""
 
     every: int = Field(10, ge=1)
     keep: int = Field(2, ge=1)
 
 
 class Timed(Settings):
-    """What every environment and every engine has beside its own settings."""
+    """What every environment and every engine has in addition to its own settings."""
 
     timeout: Annotated[float, FREE] = Field(Patience.environment, gt=0, allow_inf_nan=False)
-    """Seconds after which one call of the environment, or one request to the engine, is given up; its episode is then
-    an error. The wait for a turn (with the model, a connection, a sandbox) does not count, nor does the time in which
-    this process is stopped."""
+    """Seconds after which one call of the environment, or one request to the engine, is given up; its episode then
+    fails. Time spent queueing (for the model, a connection, a sandbox) does not count, nor does time in which this
+    process is stopped."""
 
 
 class EpisodeConfig(Settings):
-    """What bounds an episode."""
+    """Limits of an episode."""
 
     timeout: Annotated[float, FREE] = Field(Patience.episode, gt=0, allow_inf_nan=False)
-    """Seconds from its start, after which it is given up and is an error."""
+    """Seconds after which it is given up and fails, counted from its start."""
 
 
 class GraderConfig(Settings):
-    """What bounds the grading of one text."""
+    """Limits of grading one text."""
 
     timeout: Annotated[float, FREE] = Field(Patience.grader, gt=0, allow_inf_nan=False)
-    """Seconds after which its episode is an error. The wait for a turn with a sandbox or a judge does not count."""
+    """Seconds after which its episode fails. Time spent queueing for a sandbox or a judge does not count."""
 
 
 def timed(settings: type[Settings], section: str) -> type[Settings]:
-    """Return settings with a `timeout` beside their own, which has the default of an environment or an engine."""
+    """Return settings with a `timeout` in addition to their own, with the default of an environment or an engine."""
     return settings if "timeout" in settings.model_fields else _timed(settings, section)
 
 
@@ -271,7 +271,7 @@ def _timed(settings: type[Settings], section: str) -> type[Settings]:
 
 
 class TrackerConfig(Settings):
-    """A tracker beside the run directory's own files."""
+    """A tracker in addition to the files of the run directory."""
 
     name: Literal["tensorboard", "wandb"]
     project: str = "kapelle"
@@ -279,7 +279,7 @@ class TrackerConfig(Settings):
 
 
 class RunConfig(Settings):
-    """Everything that a run depends on; the resolved form is written beside its results."""
+    """Everything that a run depends on; the resolved form is written next to its results."""
 
     name: str = "run"
     description: Annotated[str, FREE] = ""
@@ -291,9 +291,9 @@ class RunConfig(Settings):
     workflow: Annotated[WorkflowSettings, Plugged()]
     algorithm: Annotated[AlgorithmSettings, Plugged()]
     engine: Annotated[Section, Plugged()]
-    """Settings of the rollout engine that `engine.name` finds; `local` unless said otherwise."""
+    """Settings of the rollout engine that `engine.name` finds; `local` by default."""
     train_engine: Annotated[Section, Plugged(), FROM_HERE_ON]
-    """Settings of the train engine that `train_engine.name` finds; `torch` unless said otherwise."""
+    """Settings of the train engine that `train_engine.name` finds; `torch` by default."""
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None
     optimizer: Annotated[OptimizerConfig, FROM_HERE_ON] = OptimizerConfig()
@@ -306,7 +306,7 @@ class RunConfig(Settings):
 
     @property
     def patience(self) -> Patience:
-        """After how many seconds something is given up."""
+        """The time limits of this run, in seconds."""
         return Patience(
             environment=float(getattr(self.environment, "timeout", Patience.environment)),
             episode=self.episode.timeout,

@@ -1,7 +1,7 @@
-"""What the sections of a run are to whoever reads them: settings of a plug-in, with what the plug-in can do.
+"""Types of a run's sections: settings of a plug-in, together with what the plug-in can do.
 
-A section (`environment`, `workflow`, `algorithm`) holds settings of whatever class its `name` finds. Its type says
-both: that they are settings, and that they are an environment, a workflow, or what builds an algorithm.
+A section (`environment`, `workflow`, `algorithm`) holds settings of the class that its `name` finds. Its type covers
+both: it is settings, and it is an environment, a workflow, or a builder of an algorithm.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Section(Protocol):
-    """Settings of a plug-in, whichever it is."""
+    """Settings of any plug-in."""
 
     @property
     def name(self) -> str:
-        """The name that finds its class; a settings field."""
+        """The name by which its class is found; a settings field."""
         ...
 
     def model_dump(self, *, mode: str = "python", exclude: Any = None) -> dict[str, Any]:
-        """Return the settings as plain values, without those that `exclude` names."""
+        """Return the settings as plain values, without those in `exclude`."""
         ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
-        """Return the same settings with some replaced."""
+        """Return the same settings with some of them replaced."""
         ...
 
 
@@ -54,7 +54,7 @@ class AlgorithmSettings(Section, Protocol):
 
 
 class Plugged:
-    """Marks a field that is typed by what a plug-in can do: it holds any `Settings`, and is written as what it holds."""
+    """Marks a field whose type states what a plug-in can do: it holds any `Settings` and is written with all their fields."""
 
     def __get_pydantic_core_schema__(self, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return how pydantic validates and writes the field."""

@@ -23,13 +23,13 @@ from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.team import Team
 
 ENDPOINT_SECONDS = 120.0
-"""Most seconds for one attempt to get an endpoint's answer; `engine.timeout` bounds all of them together."""
+"""Maximum seconds of one attempt to get an endpoint's answer; `engine.timeout` bounds all attempts together."""
 IN_MEMORY = "in-memory"
-"""Path of a model that was handed over and not loaded."""
+"""Path of a model that the caller passed in instead of a path."""
 
 
 def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> dict[str, Any]:
-    """Let the section `model` of settings be a path, or a model in memory, which goes into `given`."""
+    """Accept a path or a model in memory as the section `model`; a model in memory goes into `given`."""
     model = sections.get("model")
     if isinstance(model, LanguageModel):
         given[IN_MEMORY] = model
@@ -43,9 +43,9 @@ def load_models(
     given: Mapping[str, LanguageModel],
     devices: Mapping[str, str] | None = None,
 ) -> dict[str, LanguageModel]:
-    """Return every base of a team: those given by path, the others made or loaded.
+    """Return every base of a team; those in `given` are used as they are, the others are made or loaded.
 
-    `devices` says of bases, by name, where they are to be if not where models are put.
+    `devices` maps names of bases to devices, for those that do not belong on the default one.
     """
     models: dict[str, LanguageModel] = {}
     taken: set[int] = set()
@@ -65,14 +65,14 @@ def load_models(
 def _copied(model: LanguageModel, path: str) -> LanguageModel:
     if model.bank.adapters:
         raise ModelError(
-            f"The team needs the model '{path}' twice, and the one in memory carries adapters from before. "
-            "Take a fresh model."
+            f"The team needs the model '{path}' twice, but the one in memory still has adapters of an earlier use. "
+            "Pass a fresh model."
         )
     return copy_language_model(model, path)
 
 
 def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: Team) -> RolloutEngine:
-    """Return the engine that plays all policies of a team: the recipe's, and endpoints beside it."""
+    """Return the engine that plays all policies of a team: the recipe's engine, and one for endpoints where needed."""
     engines: list[RolloutEngine] = []
     local = [policy for policy in team.policies.values() if policy.endpoint is None]
     if local:
@@ -86,7 +86,7 @@ def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: T
 def build_train_engine(
     config: RunConfig, algorithm: Algorithm, team: Team, models: Mapping[str, LanguageModel]
 ) -> TrainEngine:
-    """Return what holds the weights that a team learns, on models in memory by base name: the recipe's train engine."""
+    """Return the recipe's train engine, which holds the weights that are trained; `models` are by base name."""
     training = config.training
     embeddings = algorithm.need(Embeddings)
     setup = TrainSetup(
@@ -108,15 +108,17 @@ def build_train_engine(
 
 
 def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) -> ScriptedEngine:
-    """Return an engine in which the environment's records or script speak for every agent, in the models' tokens."""
+    """Return an engine that answers for every agent from the environment's records or script, in the models' tokens."""
     environment = config.environment
-    assert isinstance(environment, Recorded | Scripted), "who has nothing to say is refused before"
+    assert isinstance(environment, Recorded | Scripted), (
+        "`check_run` refuses environments without demonstrations"
+    )
 
-    def speak(request: Request) -> str:
+    def answer(request: Request) -> str:
         what, seconds = "`script` of the environment", config.patience.environment
-        return call(what, "environment", seconds, say, request)
+        return call(what, "environment", seconds, demonstrate, request)
 
-    def say(request: Request) -> str:
+    def demonstrate(request: Request) -> str:
         if isinstance(environment, Recorded):
             turn = sum(message.role == "assistant" for message in request.messages)
             return environment.recorded(request.agent, request.task, turn, request.sample)
@@ -124,6 +126,6 @@ def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) 
 
     local = {name: policy for name, policy in team.policies.items() if policy.endpoint is None}
     return ScriptedEngine(
-        dict.fromkeys(team.policies, speak),
+        dict.fromkeys(team.policies, answer),
         {name: models[policy.base].renderer for name, policy in local.items()},
     )

@@ -1,7 +1,7 @@
-"""One preparation for whoever trains, validates, compares or plays: every check, before a model is loaded.
+"""One preparation for training, validating, comparing and playing: every check, before a model is loaded.
 
 prepared = prepare(config, given)      raises the first error that the run would meet
-models = prepared.load()               what costs memory
+models = prepared.load()               this takes memory
 engine = build_engine(config, models, prepared.team)
 """
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from kapelle.settings.schema import RunConfig
 
 PROMPTS = 64
-"""Tasks of each split whose first prompts are measured."""
+"""Tasks of each split whose first prompts are checked for length."""
 
 Passed = Callable[[str, str], None]
-"""Hears of each check that passed: its name, and what it found."""
+"""Called after each check that passed, with its name and what it found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that nothing speaks against, and what it is made of; no weights."""
+    """A run that passed all checks, and what it is made of; no weights."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -42,10 +42,10 @@ class Prepared:
     outlines: Mapping[str, PreTrainedModel]
     """Base name → the model without its weights."""
     given: Mapping[str, LanguageModel]
-    """Models in memory, by the path that settings call them."""
+    """Models in memory, by their path in the settings."""
 
     def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> Prepared:
-        """Return the same run on other bases (name → path); `held` are those of them that are in memory, by path."""
+        """Return the same run on other bases (name → path); `held` are those in memory, by path."""
         return replace(self, team=replace(self.team, bases=bases), given={**self.given, **held})
 
     def load(self) -> dict[str, LanguageModel]:
@@ -60,48 +60,48 @@ def prepare(
     training: bool = True,
     passed: Passed | None = None,
 ) -> Prepared:
-    """Make every check of a run that needs no weights and return what the run is made of.
+    """Make every check that needs no weights and return what the run is made of.
 
-    `given` are models in memory, by path. Without `training` what only learning needs is not asked for. `passed` hears
-    of each check. Raises the first KapelleError that the run would meet.
+    `given` are models in memory, by path. Without `training`, the checks that only training needs are left out.
+    `passed` is called after each check. Raises the first KapelleError that the run would meet.
     """
     given = given or {}
-    tell = passed or _tell_nobody
+    report = passed or _ignore
     algorithm = build_algorithm(config)
     team = build_team(config, algorithm)
-    tell("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
+    report("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
     check_run(config, algorithm, team, given, training)
-    tell("algorithm", f"{algorithm.name} can train this team")
-    tell("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
+    report("algorithm", f"{algorithm.name} can train this team")
+    report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
     if passed is not None:
-        tell("data", _data(config))
+        report("data", _data(config))
     check_prompts(config, team, given, PROMPTS)
-    tell("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
+    report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
     models = outlines(team, config.model, given)
     check_adapters(team, models)
-    tell("models", ", ".join(dict.fromkeys(team.bases.values())) + ": settings read, adapters fit")
+    report("models", ", ".join(dict.fromkeys(team.bases.values())) + ": settings read, adapters fit")
     return Prepared(config, algorithm, team, models, given)
 
 
-def _tell_nobody(_name: str, _found: str) -> None:
+def _ignore(_name: str, _found: str) -> None:
     return None
 
 
 def _data(config: RunConfig) -> str:
     environment = config.environment
-    told = [
+    sources = [
         f"{split}: {source} ({_many(environment.size(split))})"
         for split, source in environment.sources.items()
     ]
-    return "; ".join([*told, *rows_left_out(config)])
+    return "; ".join([*sources, *rows_left_out(config)])
 
 
 def rows_left_out(config: RunConfig) -> list[str]:
-    """Return, in words, the rows of each split that the environment leaves out; empty where it uses all."""
+    """Return a sentence for each split of which the environment leaves out rows; empty where it uses all."""
     environment = config.environment
     if not isinstance(environment, Skipping):
         return []
-    return [f"{split}: {said}" for split, said in environment.skipped().items()]
+    return [f"{split}: {skipped}" for split, skipped in environment.skipped().items()]
 
 
 def _many(size: int | None) -> str:

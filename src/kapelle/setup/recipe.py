@@ -41,24 +41,24 @@ SECTIONS = {
     "engine": engine_class,
     "train_engine": train_engine_class,
 }
-"""Sections whose settings are those of a class found by `name`."""
+"""Sections whose settings belong to a class found by `name`."""
 
 DEFAULT_NAMES = {"engine": "local", "train_engine": "torch"}
-"""Sections that a recipe may leave out, and the name that they then have."""
+"""Sections that a recipe may leave out, and the `name` that they then get."""
 
 RESOLVED = RunConfig.model_fields.keys() - {"train_engine"}
-"""Sections that settings must have to be a run's resolved ones; runs of before `train_engine` have none."""
+"""Sections that all resolved settings of a run have; runs older than `train_engine` lack that one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A resolved run and where each of its values came from."""
+    """A resolved run, and where each of its values came from."""
 
     config: RunConfig
     origin: Mapping[str, str]
     """Dotted key → file name, `command line` or `default`."""
     notes: tuple[str, ...] = ()
-    """What whoever runs it should know, a sentence each."""
+    """Notes for whoever runs it, one sentence each."""
 
     def yaml(self) -> str:
         """Return the resolved settings; reading them again gives the same run."""
@@ -82,8 +82,8 @@ def load_recipe(
 ) -> Recipe:
     """Read a built-in recipe or a YAML file, lay overlays and settings over it and check every key.
 
-    `real` lays its section `real`, the values for a pretrained model, right over the recipe. Raises ConfigError for a
-    missing file, YAML that does not parse, and keys or values that mean nothing.
+    `real` lays its section `real`, the values for a pretrained model, directly over the recipe. Raises ConfigError for
+    a missing file, YAML that does not parse, and unknown keys or invalid values.
     """
     layers, unused = _files(name, overlays, real)
     return lay_over(layers, settings, unused_real=unused)
@@ -92,7 +92,7 @@ def load_recipe(
 def _files(
     name: str, overlays: Sequence[str], real: bool
 ) -> tuple[list[tuple[str, Mapping[str, Any]]], bool]:
-    """Return what files say as layers, and whether one of them has values for a pretrained model that are not laid."""
+    """Return files as layers, and whether one of them has values for a pretrained model that are not used."""
     layers: list[tuple[str, Mapping[str, Any]]] = []
     found = False
     for source in (name, *overlays):
@@ -103,7 +103,7 @@ def _files(
             continue
         if not isinstance(values_for_real, Mapping):
             raise ConfigError(
-                f"`{REAL}` of recipe '{source}' is no mapping of sections, as the recipe itself is one."
+                f"`{REAL}` of recipe '{source}' is not a mapping of sections, like the recipe itself."
             )
         found = True
         if real:
@@ -122,24 +122,25 @@ def lay_over(
     *,
     unused_real: bool = False,
 ) -> Recipe:
-    """Lay named mappings and then settings over one another and check every key; as `load_recipe`.
+    """Lay named mappings and then settings over one another and check every key, like `load_recipe`.
 
-    `unused_real`: there are values for a pretrained model, and they are not among the layers.
+    `unused_real`: there are values for a pretrained model which are not among the layers.
     """
     merged, origin = _layered(layers, settings)
     if merged.get("stages") is not None:
         raise ConfigError(
-            f"Recipe '{layers[0][0]}' has stages, and this takes one run. Train it with `kapelle train`, then name one "
-            "of the folders that it makes, such as RUN/01-NAME."
+            f"Recipe '{layers[0][0]}' has stages, but a single run is needed here. Train it with `kapelle train`, then name "
+            "one of the folders that it makes, such as RUN/01-NAME."
         )
     merged.pop("stages", None)
     return _resolved(merged, origin, _own(layers[0], merged), unused_real)
 
 
 def _own(first: tuple[str, Mapping[str, Any]], merged: Mapping[str, Any]) -> frozenset[str]:
-    """Return the origins that are a recipe's own word.
+    """Return the origins that belong to the recipe itself.
 
-    A run's resolved settings say every section, because all that stands there was decided: none of it is.
+    A run's resolved settings have every section because all of them were decided: none of their values counts as the
+    recipe's own.
     """
     source, values = first
     if values.keys() >= RESOLVED:
@@ -153,7 +154,7 @@ def load_stages(
 ) -> tuple[tuple[str, Recipe], ...]:
     """Read a recipe's `stages`, each the recipe with the stage's own sections laid over it; empty without any.
 
-    Settings lie over every stage; `stages.0.key=value` or `stages.NAME.key=value` is for one. Otherwise as
+    Settings apply to every stage; `stages.0.key=value` or `stages.NAME.key=value` applies to one. Otherwise like
     `load_recipe`.
     """
     layers, unused = _files(name, overlays, real)
@@ -167,26 +168,26 @@ def load_stages(
     origin = {key: source for key, source in origin.items() if key not in given}
     found = []
     for number, stage in enumerate(stages):
-        mine, mine_origin = deepcopy(merged), dict(origin)
-        said_by = f"stage '{stage['name']}'"
-        merge(mine, {k: v for k, v in stage.items() if k != "name"}, said_by, mine_origin)
-        for key, source in given.items():  # who but the recipe has said something of this stage
+        own_values, own_origin = deepcopy(merged), dict(origin)
+        stage_source = f"stage '{stage['name']}'"
+        merge(own_values, {k: v for k, v in stage.items() if k != "name"}, stage_source, own_origin)
+        for key, source in given.items():  # sources other than the recipe that set something of this stage
             place = key.removeprefix(f"stages.{number}.")
-            if source not in own and source != layers[0][0] and mine_origin.get(place) == said_by:
-                mine_origin[place] = source
+            if source not in own and source != layers[0][0] and own_origin.get(place) == stage_source:
+                own_origin[place] = source
         for setting in settings:
             if not setting.startswith("stages."):
-                merge(mine, parse_setting(setting), COMMAND_LINE, mine_origin)
+                merge(own_values, parse_setting(setting), COMMAND_LINE, own_origin)
         resolved = stage.keys() >= RESOLVED
         by = frozenset[str]() if resolved else own
-        found.append((stage["name"], _resolved(mine, mine_origin, by, unused)))
+        found.append((stage["name"], _resolved(own_values, own_origin, by, unused)))
     return tuple(found)
 
 
 def _check_stages(recipe: str, stages: Any) -> None:
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, Mapping) for stage in stages):
         raise ConfigError(
-            f"`stages` of recipe '{recipe}' is no list of stages. Write `stages: [{{name: …}}]`."
+            f"`stages` of recipe '{recipe}' is not a list of stages. Write `stages: [{{name: …}}]`."
         )
     names = [stage.get("name") for stage in stages]
     for number, name in enumerate(names):
@@ -201,7 +202,7 @@ def _check_stages(recipe: str, stages: Any) -> None:
 def _layered(
     layers: Sequence[tuple[str, Mapping[str, Any]]], settings: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what layers (source, values) and then settings come to, and dotted key → where it came from."""
+    """Return the result of layers (source, values) and then settings, and dotted key → where it came from."""
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source, values in layers:
@@ -226,19 +227,19 @@ def _resolved(
 def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> RunConfig:
     """Validate nested values as a run; ConfigError explains the first thing that is wrong.
 
-    Null in place of a mapping that cannot be null takes back what was said of it: its defaults hold.
+    Null in place of a mapping that cannot be null resets it: its defaults hold.
     """
     values = _without(values, _taken_back(RunConfig, values))
     for section, name in DEFAULT_NAMES.items():
-        said = values.get(section, {})
-        if isinstance(said, Mapping):
-            values = {**values, section: {"name": name, **said}}
+        given = values.get(section, {})
+        if isinstance(given, Mapping):
+            values = {**values, section: {"name": name, **given}}
     built = {section: _section(section, values, origin or {}) for section in SECTIONS}
     return _validated(RunConfig, {**values, **built}, origin or {})
 
 
 def _taken_back(model: type[Settings], values: Mapping[str, Any], at: str = "") -> list[str]:
-    """Return the dotted keys at which null stands for a mapping that has defaults to go back to."""
+    """Return the dotted keys at which null stands for a mapping that has defaults to return to."""
     found: list[str] = []
     for key, value in values.items():
         path = f"{at}{key}"
@@ -287,7 +288,7 @@ def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str])
     if isinstance(given, Settings):
         return given
     if not isinstance(given, Mapping) or "name" not in given:
-        raise ConfigError(f"The recipe says no `{section}.name`. Add `{section}: {{name: …}}`.")
+        raise ConfigError(f"The recipe has no `{section}.name`. Add `{section}: {{name: …}}`.")
     found = SECTIONS[section](str(given["name"]))
     if not issubclass(found, Settings):
         raise ConfigError(f"The {section} '{given['name']}' must be a subclass of kapelle.Settings.")
@@ -314,8 +315,8 @@ def _read(source: str) -> dict[str, Any]:
             raise ConfigError(f"Recipe file {source} cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"Recipe file {source} is no text in UTF-8: {error.reason} at byte {error.start:,}. Save it as UTF-8, or "
-                "put it back from a copy."
+                f"Recipe file {source} is not UTF-8 text: {error.reason} at byte {error.start:,}. Save it as UTF-8, or "
+                "restore it from a copy."
             ) from None
     else:
         raise ConfigError(f"Unknown recipe '{source}'.{did_you_mean(source, recipes)}")

@@ -1,6 +1,6 @@
-"""From settings to a team: which agent acts with which weights, and who judges it.
+"""From settings to a team: which agent acts with which weights, and which critic judges it.
 
-No model is loaded here; `validation.py` looks at the result before anything expensive starts.
+No model is loaded here; `validation.py` checks the result before anything expensive starts.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from kapelle.types import Sampling
 
 BASE = "base"
 REWARD_BASE = "base@reward"
-"""The base of a reward model that reads on a device of its own."""
+"""The base of a reward model that runs on a device of its own."""
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
-    """Return the algorithm's row, with the reward model that a recipe adds to what it is paid.
+    """Return the algorithm's row, with the reward model that a recipe adds to its rewards.
 
-    Raises ConfigError where the algorithm learns from no reward of turns.
+    Raises ConfigError where the algorithm does not learn from rewards of turns.
     """
     row = config.algorithm.build()
     model = config.reward_model
@@ -46,17 +46,17 @@ def build_algorithm(config: RunConfig) -> Algorithm:
         return row
     if row.need(VerifierScores) or (row.data.scores and row.returns is None):
         raise ConfigError(
-            f"`reward_model` is a term of what the environment pays, and `{row.name}` pays by a verifier's scores alone. "
+            f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded by a verifier's scores alone. "
             f"Remove it, and set `algorithm.verifier: {model.path}`."
         )
     if row.returns is None or not row.plays:
         raise ConfigError(
-            f"`reward_model` is a term of the reward of a turn, and `{row.name}` learns from no such rewards. Remove it, or "
+            f"`reward_model` is added to the reward of a turn, but `{row.name}` does not learn from such rewards. Remove it, or "
             "set an algorithm that does, for example `algorithm.name: grpo`."
         )
     if row.data.tree is not None:
         raise ConfigError(
-            f"`reward_model` scores the turns of an episode, and `{row.name}` with a tree is paid by what its candidates "
+            f"`reward_model` scores the turns of an episode, but `{row.name}` with a tree learns from what its candidates "
             "earn. Remove it, or set `algorithm.tree: false`."
         )
     if model.device is not None:
@@ -65,7 +65,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 
 
 def reward_device(config: RunConfig) -> dict[str, str]:
-    """Return where the base of a reward model is, by the base's name; empty where it shares another's."""
+    """Return the device of a reward model's base, by the base's name; empty where it shares the team's base."""
     model = config.reward_model
     return {} if model is None or model.device is None else {REWARD_BASE: model.device}
 
@@ -75,7 +75,7 @@ OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | Past
 
 
 def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
-    """Return the team map that a recipe describes; ConfigError when it cannot mean anything."""
+    """Return the team map that a recipe describes; ConfigError when it makes no sense."""
     seats = seats_of(config.team)
     bases = {BASE: config.model.path}
     policies: dict[str, Policy] = {}
@@ -87,7 +87,7 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
             known = policies.setdefault(policy.name, policy)
             if known != policy:
                 raise ConfigError(
-                    f"Agent '{seat.name}' would give policy '{policy.name}' other settings than an agent before it. "
+                    f"Agent '{seat.name}' gives policy '{policy.name}' other settings than an earlier agent does. "
                     "Agents that share weights need the same `lora`; or give this one another name or adapter."
                 )
         policy_of[seat.name] = own[0].name
@@ -99,7 +99,7 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
         model = config.reward_model
         if model is not None and model.device is not None:
             bases[REWARD_BASE] = bases[BASE]
-            critics[VERIFIER] = _held(verifier.folder, REWARD_BASE)
+            critics[VERIFIER] = _saved_critic(verifier.folder, REWARD_BASE)
         else:
             critics[VERIFIER] = _verifier(verifier.folder, policies, bases)
     agents = tuple(
@@ -113,7 +113,7 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
 
 
 def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
-    """Return the agents in seat order; a number stands for that many alike."""
+    """Return the agents in seat order; a number stands for that many identical ones."""
     if isinstance(team.agents, int):
         if team.agents < 1:
             raise ConfigError(f"`team.agents` is {team.agents}. A team has at least one agent.")
@@ -122,7 +122,7 @@ def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
 
 
 def _policies(seat: AgentConfig, team: TeamConfig, bases: dict[str, str]) -> tuple[Policy, ...]:
-    """Return the policy of each of an agent's turns; one where all turns have the same."""
+    """Return the policy of each of an agent's turns; only one where all turns have the same."""
     weights = seat.weights or team.sharing
     if not isinstance(weights, PerTurn):
         return (_policy(seat, weights, team, bases),)
@@ -151,8 +151,8 @@ def _policy(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: dict
 
 
 def _own_model(agent: str, weights: OwnModel, lora: Lora, bases: dict[str, str]) -> Policy:
-    # A model that is trained in full belongs to its agent; others are loaded once for all. The prefixes keep
-    # both apart from `base`, whatever an agent or a folder is called.
+    # A model that is trained in full belongs to its agent; others are loaded once for all agents. The prefixes
+    # keep both apart from `base`, whatever an agent or a folder is called.
     base = f"own:{agent}" if weights.train == "full" else f"model:{weights.model}"
     bases[base] = weights.model
     if weights.train == "lora":
@@ -195,12 +195,12 @@ def _critics(
 
 
 def _verifier(folder: str, policies: Mapping[str, Policy], bases: dict[str, str]) -> Critic:
-    """Return the critic that a folder holds; it learns nothing here, and stands on a base that nothing trains."""
+    """Return the critic that a folder holds; it is not trained here, and uses a base that nothing trains."""
     moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
-    return _held(folder, BASE if moving is None else _still_base(moving, bases))
+    return _saved_critic(folder, BASE if moving is None else _still_base(moving, bases))
 
 
-def _held(folder: str, base: str) -> Critic:
+def _saved_critic(folder: str, base: str) -> Critic:
     from kapelle.models.weights import read_lora
 
     return Critic(VERIFIER, base, read_lora(Path(folder)), trained=False)
@@ -231,7 +231,7 @@ def _critic_owner(seat: AgentConfig, seats: tuple[AgentConfig, ...]) -> str:
 
 
 def _still_base(policy: Policy, bases: dict[str, str]) -> str:
-    """Return a base that no policy trains: the policy's own under an adapter, else a frozen copy of it."""
+    """Return a base that no policy trains: the policy's own where it has an adapter, else a frozen copy of it."""
     if policy.endpoint is not None or policy.lora is not None or not policy.trained:
         return policy.base or BASE
     copy = f"{policy.base}@critic"

@@ -1,6 +1,6 @@
-"""What a run's settings mean together, looked at before a model is loaded.
+"""Checks of a run's settings in combination, made before a model is loaded.
 
-Every message says what is wrong, where, and how to mend it.
+Every message states what is wrong, where, and how to fix it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def check_run(
     config: RunConfig, algorithm: Algorithm, team: Team, given: Container[str] = (), training: bool = True
 ) -> None:
-    """Raise the first error that these settings would run into; cheap, loads no model.
+    """Raise the first error that these settings would lead to; cheap, loads no model.
 
-    `given` are the paths whose models are in memory already.
+    `given` are the paths of models that are in memory already.
     """
     environment = config.environment
     workflow = config.workflow
@@ -44,14 +44,14 @@ def check_run(
     if training:
         if config.warmup is not None and config.model.path in given:
             raise ConfigError(
-                f"`warmup` makes a model of its own from `model.path`, and '{config.model.path}' is in memory already: what "
-                "was handed over would not be used. Leave `warmup` out, or hand over no model."
+                f"`warmup` makes a model of its own from `model.path`, but '{config.model.path}' is in memory already: the "
+                "model that you passed would not be used. Leave `warmup` out, or pass no model."
             )
         _check_training(config, algorithm, team)
 
 
 def _check_turns(workflow: Workflow, team: Team) -> None:
-    """Refuse weights by turn for other turns than there are, where the workflow's settings say how many there are.
+    """Refuse weights by turn for another number of turns than the workflow's settings give, where they fix one.
 
     Elsewhere the first turn without weights ends its episode with the reason.
     """
@@ -61,8 +61,8 @@ def _check_turns(workflow: Workflow, team: Team) -> None:
         taken = workflow.most_turns(team.names)[agent]
         if taken != len(listed):
             raise ConfigError(
-                f"`weights.per_turn` of agent '{agent}' has weights for {len(listed)} turns, and the workflow gives it "
-                f"{taken}. Set `per_turn: {taken}`, name an adapter again for a turn that is to share it, or change the "
+                f"`weights.per_turn` of agent '{agent}' has weights for {len(listed)} turns, but the workflow gives it "
+                f"{taken}. Set `per_turn: {taken}`, repeat an adapter's name for a turn that is to share it, or change the "
                 "workflow's rounds."
             )
 
@@ -73,8 +73,8 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
     judging = algorithm.critic is not None and algorithm.critic.everyone
     if judging and team.trained:
         raise ConfigError(
-            f"`{algorithm.name}` trains no agent, and policy '{team.trained[0]}' of this team is trained. Set "
-            "`team.sharing: frozen`, and give no agent `weights` that learn."
+            f"`{algorithm.name}` trains no agent, but policy '{team.trained[0]}' of this team is trained. Set "
+            "`team.sharing: frozen`, and give no agent `weights` that are trained."
         )
     if not team.trained and not judging:
         raise ConfigError(
@@ -91,12 +91,12 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
         _check_recorded(algorithm, environment.name, environment.answers_per_task())
     if not algorithm.plays and not scripted:
         raise ConfigError(
-            f"`{algorithm.name}` learns from demonstrations, and environment '{environment.name}' has no script "
-            "that gives any. Use an environment with one (arithmetic, gsm8k_steps, math)."
+            f"`{algorithm.name}` learns from demonstrations, but environment '{environment.name}' has no script "
+            "for them. Use an environment that has one (arithmetic, gsm8k_steps, math)."
         )
     if config.warmup is not None and not scripted:
         raise ConfigError(
-            f"`warmup` plays the environment's script, and '{environment.name}' has none. Remove `warmup`."
+            f"`warmup` plays the environment's script, but '{environment.name}' has none. Remove `warmup`."
         )
     if algorithm.critic is not None and algorithm.critic.view == "central":
         _check_one_tokeniser(algorithm, team)
@@ -105,7 +105,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
 
 
 def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
-    """Refuse worlds and workflows that cannot do what credit asks of them."""
+    """Refuse worlds and workflows that cannot do what the algorithm's credit needs."""
     environment = config.environment
     if algorithm.data.tree is not None:
         _check_repeats(algorithm, environment)
@@ -115,37 +115,37 @@ def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
         isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds
     ):
         raise ConfigError(
-            f"`{algorithm.name}` reads a score of every turn, and the workflow asks for none. Set "
+            f"`{algorithm.name}` needs a score of every turn, but the workflow asks for none. Set "
             "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
         )
 
 
 def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> None:
-    """Refuse to learn from what records do not hold: words of the team's own, or more answers than there are."""
+    """Refuse to learn from what records do not hold: answers of the team itself, or more answers than there are."""
     if algorithm.plays:
         raise ConfigError(
-            f"`{algorithm.name}` plays, and environment '{environment}' pays recorded words alone. Set "
+            f"`{algorithm.name}` plays, but environment '{environment}' rewards recorded answers alone. Set "
             "`algorithm.data: recorded` (dpo, verifier), `algorithm.name: sft`, or another environment."
         )
     if algorithm.data.group_size > 1 and answers < 2:
         raise ConfigError(
-            f"`{algorithm.name}` compares answers to one question, and environment '{environment}' has one of each. Set "
-            "`environment.name: preferences` or `labelled`."
+            f"`{algorithm.name}` compares several answers to one question, but environment '{environment}' has only one "
+            "answer to each. Set `environment.name: preferences` or `labelled`."
         )
 
 
 def _check_staleness(config: RunConfig, algorithm: Algorithm) -> None:
-    """Refuse old samples where a ratio to the weights that spoke means nothing."""
+    """Refuse old samples where a ratio to the weights that sampled them is meaningless."""
     exchanges = any(hook.moves_weights for hook in algorithm.after_update)
     if config.training.max_staleness and (exchanges or not algorithm.plays):
         reason = "exchanges weights" if exchanges else "does not learn from rollouts"
         raise ConfigError(
-            f"`training.max_staleness` lets rollouts run ahead, and `{algorithm.name}` {reason}. Set it to 0."
+            f"`training.max_staleness` lets rollouts run ahead, but `{algorithm.name}` {reason}. Set it to 0."
         )
 
 
 def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) -> None:
-    """Refuse to share rewards that always add up to the same: every advantage would be 0."""
+    """Refuse to share rewards that always add up to the same value: every advantage would be 0."""
     how = config.algorithm.model_dump().get("team_reward")
     if isinstance(environment, Mixed):
         for member in environment.members.values():
@@ -154,30 +154,30 @@ def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) 
     opposed = isinstance(environment, Opposed) and environment.constant_sum
     if opposed and how in {"mean", "sum"} and len(team.names) > 1:
         raise ConfigError(
-            f"What one agent wins in '{environment.name}' the others lose, and `algorithm.team_reward: {how}` pays all the "
-            "same: nothing could be learned. Set `algorithm.team_reward: individual`."
+            f"What one agent wins in '{environment.name}' the others lose, and `algorithm.team_reward: {how}` pays all of "
+            "them the same: nothing could be learned. Set `algorithm.team_reward: individual`."
         )
 
 
 def _check_scorable(algorithm: Algorithm, environment: Environment, team: Team) -> None:
-    """Refuse a world that cannot say what a text would earn."""
+    """Refuse a world that cannot score a text during an episode."""
     world = environment.start(task_of(environment, "train", 0), team.names, 0)
     scorable = isinstance(world, Scorable)
     run_async(world.close)
     if not scorable:
         raise ConfigError(
-            f"`{algorithm.name}` asks at every turn what a text would earn, and a world of '{environment.name}' cannot "
-            "say that before the episode is over. Use an environment of questions, or `algorithm.verifier`."
+            f"`{algorithm.name}` needs a score of the text at every turn, but a world of '{environment.name}' cannot "
+            "give one before the episode is over. Use an environment of questions, or `algorithm.verifier`."
         )
 
 
 def _check_repeats(algorithm: Algorithm, environment: Environment) -> None:
-    """Refuse a tree in a world that cannot be played again to where it branches."""
+    """Refuse a tree in a world that cannot be replayed up to where it branches."""
     alive = environment.alive if isinstance(environment, Alive) else ()
     if alive:
         raise ConfigError(
-            f"`{algorithm.name}` with a tree plays every episode again up to where it branches, and environment "
-            f"'{environment.name}' asks what may answer otherwise the next time: {', '.join(alive)}. Set "
+            f"`{algorithm.name}` with a tree replays every episode up to where it branches, but environment "
+            f"'{environment.name}' relies on answers that may differ the next time: {', '.join(alive)}. Set "
             "`algorithm.tree: false`, or leave that out."
         )
 
@@ -219,7 +219,7 @@ def check_prompts(
 ) -> None:
     """Raise ContextError when a first prompt of the first tasks leaves no room in the model's context.
 
-    Loads tokenisers, no models. Later prompts of an episode depend on what is said, and are checked there.
+    Loads tokenisers, not models. Later prompts depend on the episode so far, and are checked during it.
     """
     from kapelle.models.language_model import load_renderer
 
@@ -253,14 +253,14 @@ def check_prompts(
 
 
 def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]) -> None:
-    """Refuse weights beside the team to which the token ids of the policies that they read mean other texts."""
+    """Refuse weights beside the team for which the token ids of the policies that they read mean other texts."""
     for signal in config.algorithm.build().needs:
         pairs = signal.readers(team) if isinstance(signal, ReadsTokens) else {}
         for policy, reader in pairs.items():
             own, other = (team.bases[team.every[name].base] for name in (policy, reader))
             if not renderers[own].same_tokens(renderers[other]):
                 raise ConfigError(
-                    f"Policy '{policy}' speaks in tokens of '{own}', and '{other}' is to read them with another "
+                    f"Policy '{policy}' samples tokens of '{own}', but '{other}' would read them with another "
                     f"vocabulary: its log-probs would be of other texts. Name a model of the same family as the "
                     f"{reader.split(':')[0]} of '{policy}'."
                 )

@@ -11,7 +11,7 @@ from typing import Literal
 from kapelle.environment import Environment
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, braced, check_names, check_template, fill, need_answers, told
+from kapelle.workflow import Scene, append_texts, braced, check_names, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid
 
 
@@ -41,7 +41,9 @@ class Chain(Settings):
             question = scene.observe(name)
             template = scene[name].agent.prompt
             prompt = (
-                told(question, said) if template is None else fill(template, {"question": question, **said})
+                append_texts(question, said)
+                if template is None
+                else fill(template, {"question": question, **said})
             )
             said[name] = (await scene[name].say(prompt)).text
         last = scene.names[-1]

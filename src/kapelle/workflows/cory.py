@@ -13,7 +13,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, braced, check_names, check_template, fill, need_answers, told
+from kapelle.workflow import Scene, append_texts, braced, check_names, check_template, fill, need_answers
 from kapelle.workflows.graph import mermaid
 
 
@@ -50,7 +50,7 @@ class Cory(Settings):
         question = scene.observe(observer)
         template = scene[observer].agent.prompt
         prompt = (
-            told(question, {pioneer: first})
+            append_texts(question, {pioneer: first})
             if template is None
             else fill(template, {"question": question, "pioneer": first, pioneer: first})
         )

@@ -18,7 +18,7 @@ from kapelle.errors import ConfigError, did_you_mean, need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Message
-from kapelle.workflow import Scene, need_answers, told
+from kapelle.workflow import Scene, append_texts, need_answers
 from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, mermaid, sinks
 from kapelle.workflows.processing import load_processing
 
@@ -206,7 +206,7 @@ class Dag(Settings):
         if before is not None:
             answered = node.obs_with_env and not self.whole_texts
             question = f"{before}\n\n{question}" if answered else before
-        return told(question, {name: said[name] for name in ancestors(self.graph, node.id)})
+        return append_texts(question, {name: said[name] for name in ancestors(self.graph, node.id)})
 
     def _prompt(
         self, scene: Scene, node: Node, agent: str, given: str, said: Mapping[str, str], again: bool
@@ -241,7 +241,7 @@ def _has_post(node: Node) -> bool:
 def _hand_on(node: Node, prompt: str, response: str) -> str:
     if node.process_path is not None and _has_post(node):
         return load_processing(node.process_path).after(prompt, response, node.post_process_kwargs)
-    return told(prompt, {node.id: response})
+    return append_texts(prompt, {node.id: response})
 
 
 def _one_turn_each(level: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:

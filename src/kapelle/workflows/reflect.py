@@ -14,7 +14,7 @@ from pydantic import Field
 from kapelle.environment import Environment
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, need_two, told
+from kapelle.workflow import Scene, append_texts, check_names, check_template, fill, need_answers, need_two
 from kapelle.workflows.graph import mermaid
 
 
@@ -86,4 +86,4 @@ def _to_judge(scene: Scene, critic: str, actor: str, attempt: str, *, first: boo
     template, question = scene[critic].agent.prompt, scene.observe(critic)
     if template is not None:
         return fill(template, {"question": question, "answer": attempt})
-    return told(question, {actor: attempt}) if first else f"{actor}: {attempt}"
+    return append_texts(question, {actor: attempt}) if first else f"{actor}: {attempt}"

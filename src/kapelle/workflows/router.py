@@ -12,7 +12,7 @@ from kapelle.environment import Environment
 from kapelle.errors import need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, need_two, told
+from kapelle.workflow import Scene, append_texts, check_names, check_template, fill, need_answers, need_two
 from kapelle.workflows.graph import mermaid
 
 _MARK = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
@@ -74,7 +74,7 @@ def addressee(text: str, speaker: str, names: Sequence[str]) -> str | None:
 def _prompt(scene: Scene, name: str, handed: dict[str, str]) -> str:
     question, template = scene.observe(name), scene[name].agent.prompt
     if template is None:
-        return told(question, handed)
+        return append_texts(question, handed)
     others = ", ".join(f"@{other}" for other in scene.names if other != name)
     return fill(
         template, {"question": question, "agents": others, "message": next(iter(handed.values()), "")}

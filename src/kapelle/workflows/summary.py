@@ -14,7 +14,7 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, need_two, told
+from kapelle.workflow import Scene, append_texts, check_names, check_template, fill, need_answers, need_two
 from kapelle.workflows.graph import mermaid
 
 
@@ -97,7 +97,7 @@ class Summary(Settings):
         last = self._aggregator(scene.names)
         question, template = scene.observe(last), scene[last].agent.prompt
         fields = {"question": question, "drafts": _lines(before), **before}
-        prompt = told(question, before) if template is None else fill(template, fields)
+        prompt = append_texts(question, before) if template is None else fill(template, fields)
         answer = (await scene[last].say(prompt)).text
         await scene.step({**(latest if self.score_drafts else {}), last: answer}, final=answer)
 

@@ -73,7 +73,7 @@ class ReasoningGym(Questions):
         score = float(problems.score_answer(answer, problems[task.data["place"]]))
         return Grade(min(1.0, max(0.0, score)), answer, f"The verifier says {score:g}.")
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the problem's own answer; empty where it names none."""
         answer = self._problems()[task.data["place"]].get("answer")
         return "" if answer is None else str(answer)

@@ -142,7 +142,7 @@ class Code(DataSettings):
         program = program_of(text)
         return None if program is None else program.strip()
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the data set's own solution. DataError where it has none."""
         solution = self._problem(task).solution
         if solution is None:

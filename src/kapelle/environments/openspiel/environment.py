@@ -168,13 +168,13 @@ class OpenSpiel(GameSettings):
             self.rotate,
         )
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a listed move: half the time any, else the one that a hash of what is seen prefers.
 
         It shows the form of a move and none of the skill, but whoever imitates it has to read what is seen.
         Raises EpisodeError where `list_moves` is off: the script knows no more than a player.
         """
-        seen = heard[-1].content if heard else ""
+        seen = messages[-1].content if messages else ""
         moves = read_listed(seen)
         if not moves:
             raise EpisodeError(
