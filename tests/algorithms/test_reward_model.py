@@ -24,10 +24,10 @@ from kapelle.training.stages import checkable, read_stages
 from kapelle.types import Group
 
 PAID_OTHERWISE = {
-    "distill": "learns from no such rewards",
-    "sft": "learns from no such rewards",
-    "verifier": "learns from no such rewards",
-    "maporl": "pays by a verifier's scores alone",
+    "distill": "does not learn from such rewards",
+    "sft": "does not learn from such rewards",
+    "verifier": "does not learn from such rewards",
+    "maporl": "is rewarded by a verifier's scores alone",
 }
 """Algorithms for which a term of the reward has no meaning, and what they say."""
 LAMBDA = 0.5
@@ -135,7 +135,7 @@ class TestRefused:
 
     def test_recorded_pairs(self, folder: Path) -> None:
         settings = run_of("dpo") | {"algorithm": {"name": "dpo", "data": "recorded"}}
-        with pytest.raises(ConfigError, match=r"`dpo` learns from no such rewards"):
+        with pytest.raises(ConfigError, match=r"`dpo` does not learn from such rewards"):
             Trainer(**settings, reward_model={"path": str(folder)})
 
     def test_a_tree_of_candidates(self, folder: Path) -> None:

@@ -201,7 +201,7 @@ class TestKept:
         run.save_policies(tmp_path)
         (tmp_path / "verifier" / "value_head.safetensors").unlink()
         seal(tmp_path / "verifier")
-        with pytest.raises(ModelError, match="no verifier's folder"):
+        with pytest.raises(ModelError, match="not a verifier's folder"):
             load_verifier(tmp_path / "verifier", run.team.critics[VERIFIER], run.models, run.engine)
 
 

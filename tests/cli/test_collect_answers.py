@@ -156,7 +156,7 @@ class TestShowing:
         Path("a.jsonl").write_text(json.dumps(MIXED[0]) + "\n" + json.dumps({"question": "q"}) + "\n")
         said = kapelle("collect", "--show", "a.jsonl")
         assert said.code == 2
-        assert "a.jsonl, line 2 is no graded answer" in said.err
+        assert "a.jsonl, line 2 is not a graded answer" in said.err
 
 
 class TestRefusals:

@@ -107,7 +107,7 @@ def test_a_refusal_under_the_panel_is_still_one_line(
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", errors)
     assert main(["demo", *TINY, "--run-dir", str(tmp_path)]) == 2
-    assert errors.getvalue().startswith(f"kapelle: {tmp_path} is not empty and no run of kapelle")
+    assert errors.getvalue().startswith(f"kapelle: {tmp_path} is not empty and not a run of kapelle")
     assert errors.getvalue().count("\n") == 1
     assert terminal.getvalue().rstrip().endswith("\x1b[2K"), "the frame is erased again"
 

@@ -87,10 +87,10 @@ class TestALockThatIsRemoved:
                 os.mkfifo(run / "lock")
             rows = (run / "metrics.jsonl").read_bytes()
             assert "stopped" in (said := first.told("row", 1))
-            assert "is no plain file" in said
+            assert "is not a plain file" in said
             assert (run / "metrics.jsonl").read_bytes() == rows
         with writer(run, "resume") as second:
-            assert "is no plain file" in second.said()
+            assert "is not a plain file" in second.said()
 
 
 class TestADiskThatLocksNoFolders:
@@ -112,7 +112,7 @@ class TestADiskThatLocksNoFolders:
             with writer(run, "resume", "no-folder-locks") as second:
                 assert second.said() == "taken"
                 before = contents(run)
-                assert "another trainer may have this run now" in first.told(what, 1)
+                assert "another trainer may own this run now" in first.told(what, 1)
                 assert contents(run) == before
 
     def test_it_does_not_even_make_the_file_anew(self, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ class TestADiskThatLocksNoFolders:
         with writer(run, "no-folder-locks") as first:
             assert first.said() == "taken"
             (run / "lock").unlink()
-            assert "another trainer may have this run now" in first.told("row", 1)
+            assert "another trainer may own this run now" in first.told("row", 1)
             assert not (run / "lock").exists()
 
 

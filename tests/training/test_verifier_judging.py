@@ -167,10 +167,10 @@ class TestGate:
         check_verifier(judge_of(tmp_path), 0.66)
 
     def test_answers_of_one_kind_and_what_was_never_measured_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="too few questions have right and wrong answers"):
+        with pytest.raises(ConfigError, match="too few questions have both right and wrong answers"):
             check_verifier(judge_of(tmp_path, both=1, interval_within=None), 0.7)
         (tmp_path / "verifier.json").write_text(json.dumps({"base": ""}))
-        with pytest.raises(ConfigError, match="Nothing says how well"):
+        with pytest.raises(ConfigError, match="There is no record of how well"):
             check_verifier(tmp_path, 0.7)
 
 

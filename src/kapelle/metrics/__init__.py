@@ -1,4 +1,4 @@
-"""Numbers about a step: what is counted, how sure it is, where the time went."""
+"""Numbers about a step: what is counted, how certain it is, where the time went."""
 
 from kapelle.former_names import contents_of
 

@@ -1,8 +1,8 @@
-"""What a step's episodes say about themselves, under the same names everywhere.
+"""The metrics of a step's episodes, under the same names everywhere.
 
-A row is flat: name → float. Nothing is written in place of what does not exist: the mean of no value is
-absent, not 0 and not NaN. Failed episodes count in `failed_episodes` and `samples` alone. `success` is the mean over
-the `scored` episodes: those that ended without an error and that the environment scored.
+A row is flat: name → float. What does not exist is left out: the mean of no values is absent, not 0 and not NaN.
+Failed episodes count in `failed_episodes` and `samples` alone. `success` is the mean over the `scored` episodes: those
+that ended without an error and that the environment scored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Metric:
     unit: str
     meaning: str
     warning: str
-    """What it looks like when something is wrong, and what that usually is."""
+    """What it looks like when something is wrong, and the usual cause."""
 
 
 METRICS: tuple[Metric, ...] = (
@@ -37,13 +37,13 @@ METRICS: tuple[Metric, ...] = (
         "reward_max/<agent>",
         "reward",
         "Mean over groups of the best terminal reward among a task's attempts.",
-        "No higher than reward/<agent>: sampling explores nothing that RL could prefer.",
+        "No higher than reward/<agent>: sampling finds nothing better that RL could reinforce.",
     ),
     Metric(
         "return/<part>/<agent>",
         "reward",
         "return/<agent> over the episodes of one part of a mixture of environments.",
-        "One part's spread is ten times another's: without a baseline per part it alone moves the weights.",
+        "One part's spread is ten times another's: without a baseline per part it dominates the updates.",
     ),
     Metric(
         "return/<agent>",
@@ -79,32 +79,32 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tokens_continued/<policy>",
         "tokens",
-        "Those of them that were sampled to play on from the candidates of a tree; nothing is trained on them.",
-        "Most of tokens/<policy>: long episodes. Every turn before the last is played on from to the end.",
+        "Those of them that were sampled to continue from the candidates of a tree; nothing is trained on them.",
+        "Most of tokens/<policy>: long episodes. Every turn but the last is continued to the end of the episode.",
     ),
     Metric(
         "dead_moments",
         "share",
-        "Share of a tree's sets of candidates of one prompt that are all worth the same: they teach nothing.",
-        "Near 1 for a long time: the team solves nothing or everything, or `continuations` are too few to tell.",
+        "Share of a tree's sets of candidates for one prompt in which all are worth the same: they teach nothing.",
+        "Near 1 for a long time: the team solves nothing or everything, or `continuations` is too small to tell.",
     ),
     Metric(
         "success",
         "share",
-        "Mean score of the team in [0, 1] over the `scored` episodes, where the environment knows one.",
+        "Mean score of the team in [0, 1] over the `scored` episodes, where the environment has one.",
         "Rises on train tasks and not in evaluation: the tasks are being memorised.",
     ),
     Metric(
         "scored",
         "episodes",
         "Episodes that `success` is the mean of: those without an error that have a score.",
-        "Less than samples: the rest failed, or nothing says what they are worth. `success` is not about them.",
+        "Less than samples: the rest failed or could not be scored. `success` does not include them.",
     ),
     Metric(
         "scored/<part>",
         "episodes",
         "The same among the tasks of one part of a mixture of environments.",
-        "Few: the success of this part is hardly known.",
+        "Few: the success of this part is very uncertain.",
     ),
     Metric(
         "success/<part>",
@@ -144,36 +144,36 @@ STEP_METRICS: tuple[Metric, ...] = (
     Metric(
         "samples/<agent>",
         "turns",
-        "Turns of the agent that the update learns from: those of a trained policy, branches among them, in episodes "
+        "Turns of the agent that the update learns from: those of a trained policy, including branches, in episodes "
         "that did not fail, whose credit has a weight above 0.",
         "Far from another agent's: one moves much more often, and with shared weights dominates the gradient.",
     ),
     Metric(
         "demonstrated_<metric>",
         "reward",
-        "success, reward, reward_max and return of the demonstrations that a step learned from: what the data are "
-        "worth, not what the team can do.",
+        "success, reward, reward_max and return of the demonstrations that a step learned from: how good the data "
+        "are, not how good the team is.",
         "demonstrated_success below 1: the data teach wrong answers.",
     ),
     Metric(
         "staleness",
         "steps",
-        "By how many steps the weights that spoke are older than those that learn; with `training.max_staleness` only.",
+        "How many steps older the sampling weights are than those being trained; with `training.max_staleness` only.",
         "Rises together with clip_share and drift: samples are too old for this learning rate.",
     ),
     Metric(
         "time/<activity>",
         "seconds",
-        "Where the step went, each moment booked once: generate, environment, grade, score, update, publish, idle; they "
-        "sum to time/step. What waits while tokens are sampled is generate.",
-        "environment or grade near generate: the world or its grader is what the step waits for.",
+        "Time of the step by activity, each moment counted once: generate, environment, grade, score, update, publish, "
+        "idle; they sum to time/step. Waiting while tokens are sampled counts as generate.",
+        "environment or grade near generate: the step waits for the world or its grader.",
     ),
 )
-"""What the loop adds to `METRICS`, which a step's episodes say of themselves."""
+"""What the loop adds to `METRICS`, which are computed from a step's episodes alone."""
 
 
 def describe(name: str) -> Metric | None:
-    """Return what a metric is by its full name (`reward/actor`), None for a name not listed here."""
+    """Return the description of a metric by its full name (`reward/actor`), None for a name not listed here."""
     for metric in (*METRICS, *STEP_METRICS):
         pattern = re.sub(r"<\w+>", ".+", re.escape(metric.pattern).replace(r"\<", "<").replace(r"\>", ">"))
         if re.fullmatch(pattern, name):
@@ -182,7 +182,7 @@ def describe(name: str) -> Metric | None:
 
 
 def own_returns(episode: Episode) -> Mapping[str, float]:
-    """Return what the environment paid each agent itself."""
+    """Return the environment's own reward of each agent."""
     return {agent: episode.total(agent) for agent in episode.agents}
 
 
@@ -191,7 +191,7 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Return the metrics of a step's groups; see METRICS for each name.
 
-    `returns` says what each agent is trained on: `Algorithm.returns`, which shares the team's reward.
+    `returns` gives what each agent is trained on: `Algorithm.returns`, which shares the team's reward.
     """
     played = [episode for group in groups for episode in group.episodes]
     valid = [episode for episode in played if episode.error is None]
@@ -233,7 +233,7 @@ def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
 
 
 def _moments(episodes: Sequence[Episode]) -> Iterator[list[float]]:
-    """Yield the worths of each set of candidates."""
+    """Yield the values (`Turn.worth`) of each set of candidates."""
     for episode in episodes:
         worths: dict[int, list[float]] = {}
         for turn in (*episode.turns, *episode.branches):
@@ -279,14 +279,14 @@ def _put_score(row: dict[str, float], part: str, valid: Sequence[Episode]) -> No
 
 
 DEMONSTRATED = "demonstrated_"
-"""Before the names of what demonstrations are worth."""
+"""Prefix of the metrics that describe demonstrations."""
 
 
 def demonstrated(row: Mapping[str, float]) -> dict[str, float]:
-    """Return a row of demonstrations: their worth has names of its own, because it says nothing about the team."""
-    worth = ("success", "reward", "reward_max", "return")
+    """Return a row of demonstrations, whose scores get names of their own because they do not describe the team."""
+    scores = ("success", "reward", "reward_max", "return")
     return {
-        f"{DEMONSTRATED}{name}" if name.partition("/")[0] in worth else name: value
+        f"{DEMONSTRATED}{name}" if name.partition("/")[0] in scores else name: value
         for name, value in row.items()
     }
 

@@ -1,4 +1,4 @@
-"""How sure a number is: intervals for shares and means, and robust summaries over seeds.
+"""How certain a number is: intervals for shares and means, and robust summaries over seeds.
 
 Plain Python, exact enough for reports (six digits), and the same on every machine.
 """
@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Quartiles:
-    """Median and interquartile range of values, as over the seeds of one setting."""
+    """Median and quartiles of values, for example over the seeds of one setting."""
 
     low: float
     """First quartile."""
@@ -29,37 +29,37 @@ class Quartiles:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A mean score together with what it is the mean of; without that it says nothing.
+    """A mean score together with what it is the mean of.
 
     The denominator is `scored`: the episodes that ended without an error and that the environment scored. An episode
-    that failed, or whose outcome nothing could score, is neither right nor wrong: it counts in `played` alone.
+    that failed, or whose outcome could not be scored, is neither right nor wrong: it counts in `played` alone.
     """
 
     value: float | None
     """Mean score in [0, 1]; None where nothing was scored."""
     interval: Interval | None
-    """95 %, over the scored ones."""
+    """95 % interval, over the scored episodes."""
     scored: int
     played: int
     failed: int
-    """Played ones that ended in an error."""
+    """Played episodes that ended in an error."""
     reason: str = ""
-    """Why episodes failed or were not scored, the most frequent reason; empty where all were scored."""
+    """The most frequent reason why episodes failed or were not scored; empty where all were scored."""
 
     def __str__(self) -> str:
-        """Return `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason where there are some."""
+        """Return `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason where there are any."""
         return f"{share_text(self.value, self.interval)}, {self.counts()}{f': {self.reason}' if self.reason else ''}"
 
     def counts(self, what: str = "") -> str:
-        """Return `scored 3 of 16, 13 failed`; `what` (such as ` problems`) stands behind the 16."""
+        """Return `scored 3 of 16, 13 failed`; `what` (such as ` problems`) follows the 16."""
         failed = f", {self.failed} failed" if self.failed else ""
         return f"scored {self.scored} of {self.played}{what}{failed}"
 
 
 def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "") -> Rate:
-    """Return the rate of these scores among `played` episodes: Wilson's interval for shares, Student's t else.
+    """Return the rate of these scores among `played` episodes: Wilson's interval for shares, else Student's t.
 
-    Where all scores lie in [0, 1] their mean does, and so the interval is cut there.
+    Where all scores lie in [0, 1] their mean does too, and the interval is cut to [0, 1].
     """
     if not scores:
         return Rate(None, None, 0, played, failed, reason)
@@ -84,7 +84,7 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Int
     """Return Wilson's score interval for a share (Wilson 1927).
 
     It stays inside [0, 1] and keeps its coverage near 0 and 1, where the normal approximation has none.
-    Nothing tried, nothing known: (0, 1).
+    Without any try it is (0, 1).
     """
     assert 0 <= successes <= total, "a share counts successes among all tries"
     if total == 0:
@@ -109,7 +109,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float | None:
-    """Return the chance that a positive scores above a negative, ties counted half; None without either kind.
+    """Return the probability that a positive scores above a negative, ties counted half; None if either kind is missing.
 
     The area under the receiver operating characteristic (Hanley and McNeil 1982).
     """
@@ -132,11 +132,11 @@ def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float
 def area_interval(
     scores: Sequence[float], positive: Sequence[bool], cluster: Sequence[Hashable], confidence: float = 0.95
 ) -> Interval | None:
-    """Return the interval of the area under the curve when scores of one cluster depend on one another.
+    """Return the interval of the area under the curve when scores within a cluster depend on one another.
 
-    Obuchowski's variance for clustered data (1997, Biometrics 53), which is DeLong's where every cluster is one score;
-    the interval is normal on the scale of log-odds, so that it stays inside [0, 1]. Where nothing is out of order it is
-    Wilson's over the clusters. None without two clusters of either kind.
+    Obuchowski's variance for clustered data (1997, Biometrics 53), which equals DeLong's where every cluster is one
+    score. The interval is normal on the log-odds scale, so that it stays inside [0, 1]. Where the ranking is perfect
+    (area 0 or 1) it is Wilson's over the clusters. None without two clusters of each kind.
     """
     area = area_under_curve(scores, positive)
     sums: dict[Hashable, list[float]] = {}
@@ -181,7 +181,7 @@ def bootstrap_interval(
 
     It needs no normality, but is too narrow below about ten values: use `mean_interval` there.
     """
-    assert values, "a bootstrap resamples what was measured"
+    assert values, "a bootstrap needs a value"
     generator = random.Random(seed)
     drawn = sorted(statistic(generator.choices(values, k=len(values))) for _ in range(resamples))
     tail = (1 - confidence) / 2
@@ -209,7 +209,7 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t for a probability in (0.5, 1) and whole degrees of freedom."""
-    assert 0.5 < probability < 1, "the upper half; the lower one mirrors it"
+    assert 0.5 < probability < 1, "the upper half; the lower half mirrors it"
     assert freedom >= 1, "at least one degree of freedom"
     if freedom > 200:
         return _t_quantile_expanded(probability, freedom)

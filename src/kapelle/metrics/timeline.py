@@ -1,7 +1,7 @@
-"""Where the seconds of a step went: every moment is booked to one activity, so the parts sum to the whole.
+"""Where the seconds of a step went: every moment counts towards one activity, so that the parts sum to the whole.
 
-While code of an activity runs, the moment is its own. While all code waits, the moment belongs to the first
-of `ACTIVITIES` that somebody waits for; what nobody accounts for is `idle`.
+While code of an activity runs, the time is that activity's. While all code waits, the time belongs to the first of
+`ACTIVITIES` that something waits for; the rest is `idle`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ACTIVITIES: Final = ("generate", "environment", "grade", "score", "update", "pub
 
 
 class Timeline:
-    """Books time to activities, also while many coroutines take turns on one thread."""
+    """Attributes time to activities, even while many coroutines take turns on one thread."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
@@ -31,38 +31,38 @@ class Timeline:
         return dict(self._seconds)
 
     async def during(self, activity: str, work: Awaitable[T]) -> T:
-        """Await `work`, booking what it computes, and what all others wait meanwhile, to `activity`."""
+        """Await `work`; the time in which it computes, or in which everything waits for it, counts as `activity`."""
         done: T = await _Timed(self, activity, work)
         return done
 
     def enter(self, activity: str) -> None:
-        """Book from now on to `activity`, until `leave`."""
+        """Count the time from now on as `activity`, until `leave`."""
         self._book()
         self._running.append(activity)
 
     def leave(self) -> None:
-        """End what `enter` began last."""
+        """End the activity that was entered last."""
         self._book()
         self._running.pop()
 
     def await_more(self, activity: str, count: int) -> None:
-        """Note that `count` more (or fewer) wait for `activity`."""
+        """Note that `count` more (or fewer) coroutines wait for `activity`."""
         self._book()
         self._waiting[activity] += count
 
     def _book(self) -> None:
         now = time.perf_counter()
-        whose = (
+        activity = (
             self._running[-1]
             if self._running
             else next((name for name in ACTIVITIES if self._waiting[name]), "idle")
         )
-        self._seconds[whose] += now - self._last
+        self._seconds[activity] += now - self._last
         self._last = now
 
 
 class _Timed:
-    """An awaitable around another one, which tells the timeline when it runs and when it waits."""
+    """An awaitable around another one that notifies the timeline when it runs and when it waits."""
 
     def __init__(self, timeline: Timeline, activity: str, work: Awaitable[Any]) -> None:
         self._timeline, self._activity, self._work = timeline, activity, work
@@ -83,7 +83,7 @@ class _Timed:
                     timeline.leave()
                 try:
                     resume = partial(steps.send, (yield waits_for))
-                except BaseException as error:  # noqa: BLE001 - a message for the work, which answers it
+                except BaseException as error:  # noqa: BLE001 - passed on to the work, which handles it
                     resume = partial(steps.throw, error)
         finally:
             timeline.await_more(activity, -1)

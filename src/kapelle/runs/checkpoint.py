@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: safetensors and JSON in a folder with a manifest.
+"""Checkpoints that are either complete or absent: safetensors and JSON in a folder with a manifest.
 
     checkpoints/00000012/
       manifest.json            format, step, and size and sha256 of every other file
@@ -7,8 +7,8 @@
       …                        what `extra` wrote, such as PEFT folders
 
 A checkpoint is written under a hidden name, flushed to the disk and renamed, so that a reader sees all
-of it or nothing. A step that is saved again (after falling back behind a damaged checkpoint) becomes
-`00000012-2`: at no moment does replacing take away the last good one. Nothing is pickled.
+of it or nothing. A step that is saved again (after a return to an older checkpoint, because a newer one was
+damaged) becomes `00000012-2`: the last good checkpoint is never replaced. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def save(
 ) -> Path:
     """Save the state after `step` updates and return the checkpoint's folder.
 
-    `state` maps names of parts to trees of mappings, lists, tuples, tensors and what JSON holds; `load`
-    returns them equal in value, type and dtype, tensors on the CPU. `extra` may write further files
-    into the folder that it is given. One process at a time saves into `checkpoints`: `may_write` is called before the
-    first file is written and before the whole appears under its name, and raises where another one has come in.
+    `state` maps names of parts to trees of mappings, lists, tuples, tensors and JSON values; `load` returns them
+    equal in value, type and dtype, with tensors on the CPU. `extra` may write further files into the folder that it
+    is given. Only one process at a time saves into `checkpoints`: `may_write` is called before the first file is
+    written and before the folder gets its name, and raises when another process has taken over.
 
-    Raises CheckpointError when the disk refuses or a value has no form; earlier ones stay intact.
+    Raises CheckpointError when the disk refuses or a value cannot be stored; earlier checkpoints stay intact.
     """
     may_write()
     with explained(f"write the checkpoint of step {step} in {checkpoints}"):
@@ -88,10 +88,10 @@ def save(
             may_write()
             beside.rename(final)
         except OSError:
-            may_write()  # which then says why
+            may_write()  # gives the reason, if the run is no longer ours
             raise
         finally:
-            # After a failure its space is what the next attempt needs.
+            # After a failure, the next attempt needs its space.
             shutil.rmtree(beside, ignore_errors=True)
         flush(checkpoints)
     return final
@@ -104,7 +104,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint that `verify` or `newest_valid` has just passed.
+    """Return the state of a checkpoint that has just passed `verify` or `newest_valid`.
 
     Raises CheckpointError when the disk refuses to read it.
     """
@@ -146,7 +146,7 @@ def _split(part: str, tree: object) -> tuple[Json, dict[str, torch.Tensor]]:
     def tensor(value: object, place: str) -> Json | None:
         if not isinstance(value, torch.Tensor):
             return None
-        # Places may repeat when keys contain dots; a name must not.
+        # Places can repeat when keys contain dots; names must not.
         name = place.removeprefix(f"{part}.") if place != part else "value"
         while name in tensors:
             name += "'"
@@ -156,11 +156,11 @@ def _split(part: str, tree: object) -> tuple[Json, dict[str, torch.Tensor]]:
     try:
         encoded = encode(tree, part, tensor)
     except TypeError as error:
-        raise CheckpointError(f"Cannot write a checkpoint: {error}, and is no tensor.") from error
+        raise CheckpointError(f"Cannot write a checkpoint: {error}, and is not a tensor.") from error
     seen: set[int] = set()
     for name, value in tensors.items():
         storage = value.untyped_storage().data_ptr()
-        # The format holds no shared memory: tied weights and views become copies.
+        # The format does not store shared memory: tied weights and views become copies.
         if storage in seen:
             tensors[name] = value.clone()
         seen.add(storage)

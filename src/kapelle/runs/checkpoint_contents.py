@@ -1,14 +1,14 @@
-"""What a run's checkpoints hold, and how they come back.
+"""What a run's checkpoints hold, and how it is loaded again.
 
-The state of the train engine, the step, the positions of the run's files, the random generators, and the
-hash of every base model, so that adapters never wake up on another one. Beside it lie the trained policies as
-other programs load them, and a verifier that was trained:
+The state of the train engine, the step, the positions in the run's files, the random generators, and the
+hash of every base model, so that adapters are never loaded onto another one. The trained policies are stored in a form
+that other programs can load, and so is a verifier that was trained:
 
     verifier/
       adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder, sealed (`models.sealed`)
       value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
-      verifier.json                                     `base`: hash of the base that it stands on; `held_out`: how
-                                                        well it judges (`Judgement.row`), null if not measured
+      verifier.json                                     `base`: hash of the base under it; `held_out`: how well it
+                                                        judges (`Judgement.row`), null if not measured
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def write_checkpoint(
     policies: Callable[[Path], None],
     credit: Mapping[str, object],
 ) -> Path:
-    """Save everything that an exact resume after `step` needs and let `latest` name it.
+    """Save everything that an exact resume after `step` needs and let `latest` point to it.
 
-    `credit` is what the algorithm remembers from step to step. Raises NumericsError, and writes nothing, when a
-    weight, moment or anything else that is learned is not finite.
+    `credit` is the algorithm's own state between steps. Raises NumericsError, and writes nothing, when a weight, a
+    moment or anything else that is learned is not finite.
     """
     state: dict[str, object] = {
         "train": engine.state(),
@@ -68,22 +68,22 @@ def write_checkpoint(
     wrong = poisoned(learned(state))
     if wrong is not None:
         raise NumericsError(
-            f"The checkpoint of step {step} is not written: {wrong}. Go on from the last one, with a lower "
+            f"The checkpoint of step {step} is not written: {wrong}. Continue from the last one, with a lower "
             "`optimizer.lr`."
         )
-    with collected_at_once():  # safetensors leaves cycles behind, several for each tensor
+    with collected_at_once():  # safetensors leaves reference cycles behind, several for each tensor
         folder = checkpoint.save(run.checkpoints, step, state, policies, run.recheck)
     run.point_latest(folder)
     return folder
 
 
 def _adapters(team: Team) -> dict[str, dict[str, object]]:
-    """Return what an adapter's tensors do not say and yet decides what they compute, by learner."""
-    held = {name: policy.lora for name, policy in team.policies.items() if policy.lora is not None}
-    held |= {name: critic.lora for name, critic in team.critics.items()}
+    """Return, by learner, the settings of its adapter that affect the result but are not in its tensors."""
+    adapters = {name: policy.lora for name, policy in team.policies.items() if policy.lora is not None}
+    adapters |= {name: critic.lora for name, critic in team.critics.items()}
     return {
         name: {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
-        for name, lora in held.items()
+        for name, lora in adapters.items()
     }
 
 
@@ -92,38 +92,38 @@ def read_checkpoint(
     engine: TrainEngine,
     team: Team,
     bases: Mapping[str, str],
-    say: Callable[[str], None],
+    warn: Callable[[str], None],
     take_credit: Callable[[Mapping[str, object]], None],
 ) -> Mapping[str, Any]:
-    """Load the newest whole checkpoint into the engine, the credit's memory and the generators; return its loop part.
+    """Load the newest valid checkpoint into the engine, the algorithm's state and the generators; return its loop part.
 
-    With it comes the `folder` that it was read from.
-    `say` hears which newer ones were damaged, or hold numbers that are not finite. Raises CheckpointError when there
-    is none, or when it stands on other base weights, or its adapters were other ones than this team's.
+    The returned mapping also has the `folder` that it was read from. `warn` is called with a sentence for each newer
+    checkpoint that is damaged or holds numbers that are not finite. Raises CheckpointError when there is no valid one,
+    or when it belongs to other base weights or to other adapters than this team's.
     """
     newest = checkpoint.newest_valid(folder, _refuse_poison)
     for rejected in newest.rejected:
         back = "" if newest.folder is None else _way_back(newest.folder)
-        say(f"passed over: {rejected.reason}{back}")
+        warn(f"passed over: {rejected.reason}{back}")
     if newest.folder is None:
         why = "".join(f" {rejected.reason}" for rejected in newest.rejected)
         raise CheckpointError(
-            f"There is no whole checkpoint in {folder}.{why} Put one back from a copy, or start the run anew in another "
-            f"--run-dir. `kapelle runs show {shlex.quote(str(folder.parent))}` tells what is there."
+            f"There is no whole checkpoint in {folder}.{why} Restore one from a copy, or start the run anew in another "
+            f"--run-dir. `kapelle runs show {shlex.quote(str(folder.parent))}` shows what is there."
         )
     state = checkpoint.read(newest.folder)
     loop: Mapping[str, Any] = state["loop"]
     if loop["bases"] != bases:
         raise CheckpointError(
-            f"The checkpoint {newest.folder} stands on other base weights than `model.path` names now. Name the "
-            "model that it was trained with. A warm-up that was made anew with another number of threads, version of torch or "
-            "processor is another model too."
+            f"The checkpoint {newest.folder} belongs to other base weights than those of `model.path` now. Name the "
+            "model that it was trained with. A warm-up that was repeated with another number of threads, version of torch "
+            "or processor is another model too."
         )
     saved, now = loop.get("adapters", {}), _adapters(team)
     for name in sorted(saved.keys() & now.keys()):
         if saved[name] != now[name]:
             raise CheckpointError(
-                f"The checkpoint {newest.folder} has an adapter '{name}' of {saved[name]}, and this team one of "
+                f"The checkpoint {newest.folder} has an adapter '{name}' of {saved[name]}, but this team has one of "
                 f"{now[name]}. Leave `lora` and `critic_lora` as they were."
             )
     engine.load_state(state["train"])
@@ -174,39 +174,39 @@ def write_policies(
 
 
 def policy_folder(checkpoint: Path, policy: str) -> Path:
-    """Return where a checkpoint keeps a trained policy as other programs load it."""
+    """Return where a checkpoint keeps a trained policy in the form that other programs load."""
     return checkpoint / "policies" / policy.replace(":", "_").replace("/", "_")
 
 
 def load_policies(
     folders: Mapping[str, Path], team: Team, engine: TrainEngine, bases: Mapping[str, str]
 ) -> None:
-    """Give policies (by name) the weights of folders; `models.outline.check_saved` has looked at them before.
+    """Give policies (by name) the weights in folders, which `models.outline.check_saved` has checked before.
 
-    Raises ModelError when a folder is not what kapelle wrote, or when an adapter was trained on other base weights than
-    those under it here (`bases`: base → hash).
+    Raises ModelError when a folder was not written by kapelle, or when an adapter was trained on other base weights
+    than those of this run (`bases`: base → hash).
     """
     for name, folder in folders.items():
         policy = team.every[name]
         made_on = None if policy.lora is None else base_of(folder)
         if made_on not in (None, bases[policy.base]):
             raise ModelError(
-                f"The adapter '{folder}' was trained on other base weights than '{name}' stands on here. Take the same "
+                f"The adapter '{folder}' was trained on other base weights than '{name}' has here. Use the same "
                 "`model` and `warmup` as then."
             )
         found = read_adapter(folder)[0] if policy.lora is not None else _read_model(folder)
         wrong = poisoned(found)
         if wrong is not None:
-            raise ModelError(f"The weights in '{folder}' cannot be learned on from: {wrong}.")
+            raise ModelError(f"Training cannot continue from the weights in '{folder}': {wrong}.")
         engine.load_weights(name, {key: found[key] for key in engine.weights(name)})
 
 
 def check_start(
     folders: Mapping[str, Path], team: Team, models: Mapping[str, PreTrainedModel], verifier: str | None
 ) -> None:
-    """Raise the first error of folders that policies start from, and of a verifier's, before a model is loaded.
+    """Check the folders that policies start from, and a verifier's folder, before a model is loaded.
 
-    `models` are the outlines of the team's bases.
+    `models` are the outlines of the team's bases. Raises ConfigError or ModelError for the first fault.
     """
     for name, folder in folders.items():
         if name not in team.trained:
@@ -253,10 +253,10 @@ def _write_verifier(
 
 
 def check_verifier(folder: Path, least_auc: float) -> None:
-    """Raise ConfigError unless a verifier's folder says that it judges held-out answers this well.
+    """Raise ConfigError unless a verifier's folder records that it judges held-out answers this well.
 
-    Asked is an AUC of `least_auc` among answers to one question whose 95 % interval lies above ½; see `training/verifier_judging.py` for
-    how it is measured, and why not over all answers.
+    Required is an AUC of `least_auc` among answers to one question, whose 95 % interval lies above ½.
+    `training/verifier_judging.py` explains how it is measured, and why not over all answers.
     """
     try:
         found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]
@@ -264,38 +264,39 @@ def check_verifier(folder: Path, least_auc: float) -> None:
         found = None
     if found is None:
         raise ConfigError(
-            f"Nothing says how well the verifier '{folder}' judges, and `algorithm.least_auc` asks for {least_auc:g}. Name "
-            "the folder `verifier` in a checkpoint of a run, which measures it, or set `algorithm.least_auc: null`."
+            f"There is no record of how well the verifier '{folder}' judges, but `algorithm.least_auc` asks for "
+            f"{least_auc:g}. Name the folder `verifier` in a checkpoint of a run, which measures it, or set "
+            "`algorithm.least_auc: null`."
         )
     about = (
         f"{found['answers']} answers to {found['questions']} held-out questions, {found['right']:.1%} of them right and "
         f"{found['both']} questions with both kinds; `algorithm.least_auc` asks for {least_auc:g} and an interval above 0.5"
     )
-    mend = (
+    remedy = (
         "Train it for more steps or on more questions, start from a team that is right more often (`warmup.steps`, "
         "another `model.path`), or let the environment pay (`algorithm.verifier: null`, `workflow.score_rounds: true`). "
-        "`algorithm.least_auc: null` starts all the same."
+        "With `algorithm.least_auc: null` the run starts all the same."
     )
     if found["interval_within"] is None:
         raise ConfigError(
-            f"The verifier '{folder}' is to pay this team, and too few questions have right and wrong answers to say how "
-            f"well it judges: {about}. {mend}"
+            f"The verifier '{folder}' is to pay this team, but too few questions have both right and wrong answers to "
+            f"measure how well it judges: {about}. {remedy}"
         )
     low, high = found["interval_within"]
     if found["auc_within"] < least_auc or low <= 0.5:
         raise ConfigError(
-            f"The verifier '{folder}' is to pay this team, and tells right from wrong answers to one question with an AUC of "
-            f"{found['auc_within']:.3f} [{low:.3f}, {high:.3f}] (95 %; {found['auc']:.3f} over all answers), measured on "
-            f"{about}. {mend}"
+            f"The verifier '{folder}' is to pay this team, but it separates right from wrong answers to one question with "
+            f"an AUC of only {found['auc_within']:.3f} [{low:.3f}, {high:.3f}] (95 %; {found['auc']:.3f} over all answers), "
+            f"measured on {about}. {remedy}"
         )
 
 
 def load_verifier(
     folder: Path, critic: Critic, models: Mapping[str, LanguageModel], engine: TrainEngine
 ) -> None:
-    """Give the critic that holds a verifier the weights of its folder.
+    """Load the verifier in a folder into the critic that stands for it.
 
-    Raises ModelError when the folder is no verifier or damaged, or when it stands on another base than this team's.
+    Raises ModelError when the folder is not a verifier or damaged, or when it was trained on another base than the team's.
     """
     model = models[critic.base]
     tensors, lora = read_adapter(folder)
@@ -305,12 +306,12 @@ def load_verifier(
         base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]
     except (DataError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
-            f"'{folder}' is no verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint that "
+            f"'{folder}' is not a verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint that "
             "`algorithm.name: verifier` wrote."
         ) from error
     if base != weights_hash(model.base_parameters()):
         raise ModelError(
-            f"The verifier '{folder}' stands on another base model than this team's '{model.name}'. Train it with the "
+            f"The verifier '{folder}' was trained on another base model than this team's '{model.name}'. Train it with the "
             "same `model` and `warmup`, or run both as `stages` of one recipe."
         )
     shapes = {key: tuple(tensor.shape) for key, tensor in head.items()}

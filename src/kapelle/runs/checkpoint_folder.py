@@ -1,7 +1,7 @@
-"""Which checkpoints of a run are whole, and which may be deleted; `checkpoint` writes and reads what is in them.
+"""Which checkpoints of a run are whole, and which may be deleted; `checkpoint` writes and reads their content.
 
-A checkpoint is whole when its manifest has the form that `checkpoint.save` gives it and names its own step, and every
-file that it lists has the size and the SHA-256 that it says. Any change of a single bit, in the manifest too, is seen.
+A checkpoint is whole when its manifest has the form that `checkpoint.save` gives it and names its own step, and when
+every file that it lists has the recorded size and SHA-256. A change of any single bit, also in the manifest, is noticed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest checkpoint that is whole, and the newer ones that are not."""
+    """The newest whole checkpoint, and the newer ones that are not whole."""
 
     folder: Path | None
     """None when there is no whole checkpoint."""
@@ -40,7 +40,7 @@ class Newest:
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:
-    """Return the folders of checkpoints, oldest first; whether they are whole is not asked."""
+    """Return the folders of checkpoints, oldest first, without checking whether they are whole."""
     if not checkpoints.is_dir():
         return []
     found = [(match, path) for path in checkpoints.iterdir() if (match := FOLDER.fullmatch(path.name))]
@@ -48,9 +48,9 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
 
 
 def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None) -> Newest:
-    """Find the newest checkpoint that is whole; newer ones that are damaged are named with the reason.
+    """Find the newest whole checkpoint; newer ones that are damaged are returned with the reason.
 
-    `check` raises CheckpointError for one whose files are whole and whose content still cannot be used.
+    `check` raises CheckpointError for one whose files are intact but whose content cannot be used.
     """
     rejected: list[Rejected] = []
     for folder in reversed(list_checkpoints(checkpoints)):
@@ -92,9 +92,9 @@ def verify(folder: Path) -> int:
 def prune(checkpoints: Path, keep: int, newest: Path | None = None) -> list[Path]:
     """Delete all checkpoints older than the newest `keep` that are whole and return what was deleted.
 
-    Only what `verify` passes counts among those kept, so a whole one is never deleted for the sake of a damaged one.
-    Every content is read again for that, and only where there is something to delete. None counts, and none is
-    deleted, that stands behind `newest`, which the run has just saved: the run passed over it.
+    Only checkpoints that pass `verify` count among those kept, so that a whole one is never deleted in favour of a
+    damaged one. All content is read again for that, but only when there is something to delete. Checkpoints after
+    `newest`, which the run has just saved, neither count nor are deleted: the run has passed over them.
     """
     assert keep >= 1, "at least the newest checkpoint is kept"
     folders = list_checkpoints(checkpoints)
@@ -111,7 +111,7 @@ def prune(checkpoints: Path, keep: int, newest: Path | None = None) -> list[Path
             if kept < keep:
                 kept += _is_whole(folder)
                 continue
-            # A hidden name first, so that a half deleted checkpoint is never found.
+            # Renamed first, so that nobody finds a half-deleted checkpoint.
             hidden = folder.rename(folder.with_name(f".{folder.name}{PARTIAL}"))
             shutil.rmtree(hidden)
             deleted.append(folder)
@@ -119,7 +119,7 @@ def prune(checkpoints: Path, keep: int, newest: Path | None = None) -> list[Path
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; CheckpointError when it is broken or the sizes that it lists are wrong."""
+    """Return a checkpoint's manifest; CheckpointError when it is broken or a file's size differs from its list."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint at {folder}.")
     try:
@@ -127,7 +127,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         form = manifest["format"]
         if type(form) is int and form != FORMAT:
             raise CheckpointError(
-                f"Checkpoint {folder} has format {form}; this kapelle reads {FORMAT}. Use the other one."
+                f"Checkpoint {folder} has format {form}; this version of kapelle reads {FORMAT}. Use the one that wrote it."
             )
         _check_form(manifest, step_of(folder))
         for name, expected in manifest["files"].items():
@@ -152,13 +152,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Turn what the disk or safetensors refuses inside into a CheckpointError that says what was being done."""
+    """Turn errors of the disk or of safetensors inside the block into a CheckpointError that names the action."""
     from safetensors import SafetensorError
 
     try:
         yield
     except SafetensorError as error:
-        # safetensors tells why the disk refused only in its text: "... (os error 28)".
+        # safetensors gives the disk's reason only in its text: "... (os error 28)".
         number = re.search(r"os error (\d+)", str(error))
         reason = explain(OSError(int(number[1]), str(error))) if number else str(error)
         raise CheckpointError(f"Cannot {doing}: {reason}") from error
@@ -179,5 +179,5 @@ def _check_form(manifest: dict[str, Any], step: int | None) -> None:
     files = manifest["files"]
     known = manifest.keys() == {"format", "step", "files"} and type(manifest["step"]) is int
     if not known or step not in (None, manifest["step"]) or "state.json" not in files:
-        raise ValueError("another form, or another step than the folder's name")
+        raise ValueError("an unknown form, or another step than in the folder's name")
     check_listed(files)

@@ -1,9 +1,9 @@
 """Episodes as JSON rows and back, every field exact.
 
-A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, and
-before them `step` and `group` (the place of its group within the step). Floats are written with
-all their digits. A reward that is not finite, which only a failed episode has, is `{"$float": "nan"}`;
-tuples inside `task.data` and `info` are tagged alike, see `exact_json`.
+A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
+`step` and `group` (the number of its group within the step). Floats are written with all their digits. A reward that
+is not finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged
+in the same way, see `exact_json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kapelle.types import Episode, Group, Json, Message, Payment, Task, Turn
 
 
 def dump_groups(step: int, groups: Iterable[Group]) -> bytes:
-    """Return the JSON lines of a step's groups, one episode a line.
+    """Return the JSON lines of a step's groups, one line per episode.
 
     Raises DataError for an episode whose `info` or `task.data` holds what JSON cannot.
     """
@@ -53,9 +53,9 @@ def dump_episode(episode: Episode, **labels: int) -> bytes:
 
 
 def load_episode(row: Mapping[str, Json]) -> Episode:
-    """Return the episode of a row; raises DataError for a row of another form."""
+    """Return the episode of a row; raises DataError for a row in another form."""
     try:
-        # Rows of before there were roles, continuations or payments have none.
+        # Rows of older versions have no roles, continuations or payments.
         row = {"roles": {}, "continued": {}, "payments": (), **row}
         values = {field.name: row[field.name] for field in fields(Episode)}
         values["task"] = Task(**{**values["task"], "data": decode(values["task"]["data"])})
@@ -68,7 +68,7 @@ def load_episode(row: Mapping[str, Json]) -> Episode:
         return Episode(**values)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise DataError(
-            f"An episode's row has another form ({error!r}). Read it with the kapelle that wrote it."
+            f"An episode's row has another form ({error!r}). Read it with the version of kapelle that wrote it."
         ) from error
 
 

@@ -1,12 +1,12 @@
 """JSON that loses nothing: what is decoded equals what was encoded, in value and in type.
 
-Plain JSON stays as it is. What JSON lacks is an object with one tag as its only key:
+Plain JSON stays as it is. What JSON lacks becomes an object with one tag as its only key:
 
     {"$tuple": [1, 2]}        a tuple
     {"$float": "nan"}         a float that is not finite: nan, inf or -inf
     {"$items": [[1, "a"]]}    a mapping whose keys are not all text, or start with `$`
 
-Who stores other things (tensors) adds a tag of its own.
+Callers that store other things (tensors) add a tag of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kapelle.types import Json
 Encode = Callable[[object, str], Json | None]
 """Takes a value that JSON lacks and its place; returns its tagged form, or None if it is unknown."""
 Decode = Callable[[str, Json], object]
-"""Takes a foreign tag and what stands under it; returns the value."""
+"""Takes an unknown tag and its content; returns the value."""
 
 
 def _nothing_foreign(_value: object, _place: str) -> None:

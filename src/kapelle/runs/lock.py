@@ -1,11 +1,11 @@
-"""One trainer per run directory: locks of the operating system that die with their process.
+"""One trainer per run directory: locks of the operating system, which end with their process.
 
-Two things are locked: the directory itself, and the file `lock` in it, which says who has it. The directory is what
-counts: a file can be removed or replaced by another, and whoever then locks the new one has locked something else. The
-file serves people, older versions, and disks that lock no directories (NFS), where it is all there is.
+Two things are locked: the directory itself, and the file `lock` in it, which names the owner. The lock of the directory
+is the one that counts: a file can be removed or replaced, and whoever then locks the new file has locked something
+else. The file serves people, older versions, and disks that cannot lock directories (NFS), where it is the only lock.
 
-Before each write of state the holder looks whether the path still leads to what it has locked (`RunLock.recheck`): a
-directory that was moved, deleted or replaced is written no more.
+Before each write the owner checks whether the path still leads to what it has locked (`RunLock.recheck`): nothing is
+written to a directory that was moved, deleted or replaced.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ATTEMPTS = 100
 class RunLock:
     """Exclusive use of a directory by this process, until `release` or its death.
 
-    `path` is the file `lock` in the directory; it stays behind, only the locks of the operating system count. Forked
-    children do not keep them: a grader that outlives its killed trainer does not block the next one.
+    `path` is the file `lock` in the directory. The file stays behind; only the locks of the operating system count.
+    Forked children do not keep them: a grader that outlives its killed trainer does not block the next one.
 
-    Raises RunDirectoryError when another process holds one of them, when `lock` is no plain file, or when the disk knows
-    no locks.
+    Raises RunDirectoryError when another process holds one of them, when `lock` is not a plain file, or when the disk
+    has no locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,10 +55,10 @@ class RunLock:
             raise
 
     def recheck(self) -> None:
-        """Make sure, before a write, that this process still has the directory at this path alone.
+        """Make sure, before a write, that this process is still the only owner of the directory at this path.
 
-        A file `lock` that was removed is made again where the directory is locked, because nobody can have come in.
-        Raises RunDirectoryError when the directory was moved, deleted or replaced, and when another process may have it.
+        A file `lock` that was removed is made again where the directory is locked, because nobody else can have taken
+        it. Raises RunDirectoryError when the directory was moved, deleted or replaced, or when another process may own it.
         """
         if self._folder is None or self._file is None:
             raise RunDirectoryError(
@@ -66,15 +66,15 @@ class RunLock:
             )
         if not _is_same(self._path.parent.stat, self._folder):
             raise RunDirectoryError(
-                f"{self._path.parent} was moved, deleted or replaced while this process was writing it, so it stops here. "
-                "What was recorded is where the directory is now; put it back, or go on from there with --resume."
+                f"{self._path.parent} was moved, deleted or replaced while this process was writing to it, so it stops here. "
+                "What was recorded is where the directory is now; put it back, or continue from there with --resume."
             )
         if _is_same(self._path.lstat, self._file):
             return
         if not self._folder_locked:
             raise RunDirectoryError(
-                f"The file {self._path} was removed or replaced, so that another trainer may have this run now; this one "
-                "stops and writes nothing more. End all other ones, then go on with --resume."
+                f"The file {self._path} was removed or replaced, so that another trainer may own this run now; this one "
+                "stops and writes nothing more. End all others, then continue with --resume."
             )
         try:
             file = self._take_file()
@@ -84,10 +84,10 @@ class RunLock:
         self._file = file
 
     def release(self) -> None:
-        """Give the directory back; a second call does nothing."""
+        """Release the directory; a second call does nothing."""
         for descriptor in (self._file, self._folder):
             if descriptor is not None:
-                # Said outright, because a process that was forked past Python may still have the descriptor.
+                # Unlocked explicitly, because a process forked outside of Python may still have the descriptor.
                 with suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
         self._close()
@@ -102,7 +102,7 @@ class RunLock:
         self._file = self._folder = None
 
     def _lock_folder(self, folder: int) -> bool:
-        """Lock the directory; False where the disk locks no directories."""
+        """Lock the directory; False where the disk cannot lock directories."""
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -112,7 +112,7 @@ class RunLock:
         return True
 
     def _take_file(self) -> int:
-        """Open `lock`, lock it and write into it who has it; lets OSError through."""
+        """Open `lock`, lock it and write the owner into it; does not catch OSError."""
         for _ in range(_ATTEMPTS):
             descriptor = self._open_file()
             try:
@@ -129,19 +129,19 @@ class RunLock:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-        raise RunDirectoryError(f"Cannot lock {self._path}: something replaces it all the time. End that.")
+        raise RunDirectoryError(f"Cannot lock {self._path}: something keeps replacing it. End that.")
 
     def _open_file(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if self._path.is_symlink() or (self._path.exists() and not self._path.is_file()):
             raise RunDirectoryError(
-                f"{self._path} is no plain file but a link or folder, which locks nothing. Remove it."
+                f"{self._path} is not a plain file but a link or folder, which locks nothing. Remove it."
             )
         descriptor = os.open(self._path, flags, 0o644)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
-            raise RunDirectoryError(f"{self._path} is no plain file, so it locks nothing. Remove it.")
+            raise RunDirectoryError(f"{self._path} is not a plain file, so it locks nothing. Remove it.")
         if found.st_nlink > 1 and self._folder_locked:
             # A copy by hard links: the same file is the lock of another run too.
             os.close(descriptor)
@@ -151,7 +151,7 @@ class RunLock:
 
     def _in_use(self, text: bytes) -> RunDirectoryError:
         return RunDirectoryError(
-            f"{self._path.parent} is in use by {_told(text)}. Wait for it, end it, or choose another --run-dir."
+            f"{self._path.parent} is in use by {_owner_in_words(text)}. Wait for it, end it, or choose another --run-dir."
         )
 
 
@@ -162,7 +162,7 @@ _HELD: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    # A forked child shares the open files, and the locks would live as long as the child does.
+    # A forked child shares the open files, so that the locks would last as long as the child.
     for lock in list(_HELD):
         lock._close()  # noqa: SLF001 - its own module
 
@@ -176,9 +176,9 @@ def now() -> str:
 
 
 def is_another_process(lock: Path, pid: int) -> bool:
-    """Return whether a living process of this machine only has the number of the one that last held a lock.
+    """Return whether a living process merely has the process number of the one that last held a lock.
 
-    Numbers are given again. False where it cannot be told.
+    The system reuses numbers. False where this cannot be determined.
     """
     try:
         owner = json.loads(_text_of(lock))
@@ -190,10 +190,10 @@ def is_another_process(lock: Path, pid: int) -> bool:
 
 
 def _born(pid: int) -> str | None:
-    """Return what tells a process from all others that have or had its number; None where the system does not say."""
+    """Return what distinguishes a process from all others with its number; None where the system does not provide it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        # The name of the program stands in parentheses and may hold anything; field 22 is the start in clock ticks.
+        # The program's name is in parentheses and may hold any character; field 22 is the start in clock ticks.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return f"{boot}/{int(fields[19])}"
     except (OSError, ValueError, IndexError):
@@ -224,7 +224,7 @@ def _text_of(path: Path) -> bytes:
         return b""
 
 
-def _told(text: bytes) -> str:
+def _owner_in_words(text: bytes) -> str:
     try:
         owner = json.loads(text)
         return f"process {owner['pid']} on {owner['host']} since {owner['since']}"

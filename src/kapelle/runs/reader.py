@@ -1,4 +1,4 @@
-"""What stands where in a run directory, and how to read it back; `writer` documents the files."""
+"""Reading a run directory back; `writer` documents its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kapelle.types import Episode, Group, Json, Split
 _STEP = re.compile(r"[0-9]+")
 
 STARTS = "starts"
-"""Key of `provenance.json` beside those of the settings."""
+"""Key of `provenance.json` in addition to those of the settings."""
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -34,17 +34,17 @@ class Status:
 
     state: State
     phase: str
-    """What the loop is at, in its own words: `rollout`, `update`, `evaluate`."""
+    """What the loop is doing: `rollout`, `update`, `evaluate`, …"""
     step: int
     pid: int
     host: str
     started: str
-    """When this process took the run, ISO 8601 in UTC."""
+    """When this process took over the run, ISO 8601 in UTC."""
     updated: str
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder holds a run, also one whose file `lock` somebody has removed."""
+    """Return whether a folder holds a run, even one whose file `lock` was removed."""
     known = ("lock", "metrics.jsonl")
     return (path / "config.yaml").is_file() and any((path / name).is_file() for name in known)
 
@@ -69,7 +69,7 @@ def read_config(run: Path) -> str:
         return _bytes(run / "config.yaml").decode()
     except UnicodeDecodeError as error:
         raise RunDirectoryError(
-            f"{run / 'config.yaml'} is damaged: it is not UTF-8 text ({error.reason}). Put it back from a copy."
+            f"{run / 'config.yaml'} is damaged: it is not UTF-8 text ({error.reason}). Restore it from a copy."
         ) from None
 
 
@@ -80,14 +80,14 @@ def read_provenance(run: Path) -> dict[str, Json]:
         found = {str(key): value for key, value in json.loads(_bytes(path)).items()}
     except (ValueError, AttributeError, RecursionError):
         raise RunDirectoryError(
-            f"{path} is damaged. It says only where settings came from: remove it, and the run goes on without."
+            f"{path} is damaged. It only records where settings came from: remove it, and the run continues without it."
         ) from None
     found.pop(STARTS, None)
     return found
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:
-    """Return with what the run was started and resumed, oldest first (see `circumstances`); empty where nothing says it."""
+    """Return the circumstances of each start and resume, oldest first (see `circumstances`); empty without a record."""
     try:
         found = json.loads((run / "provenance.json").read_bytes())[STARTS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -97,7 +97,7 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
 
 
 def read_status(run: Path) -> Status:
-    """Return what the run is doing; one whose process on this host is gone reads `interrupted`.
+    """Return what the run is doing; `interrupted` where its process on this host is gone.
 
     Raises RunDirectoryError when the file is damaged or cannot be read.
     """
@@ -109,12 +109,12 @@ def read_status(run: Path) -> Status:
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """Return the rows of all steps, each with its `step`, in the order of training; DataError names a damaged one."""
+    """Return the rows of all steps, each with its `step`, in the order of training; DataError for a damaged one."""
     return list(_rows(run / "metrics.jsonl", metrics_fault))
 
 
 def read_evaluations(run: Path) -> list[dict[str, Json]]:
-    """Return the rows of all evaluations, each with its `step`; DataError names a damaged one."""
+    """Return the rows of all evaluations, each with its `step`; DataError for a damaged one."""
     return list(_rows(run / "evaluations.jsonl", evaluation_fault))
 
 
@@ -159,14 +159,14 @@ def saved_steps(run: Path) -> int:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Say of a row of another form in which file it is."""
+    """Name the file in errors about its rows."""
     try:
         yield
     except (DataError, KeyError, TypeError, AttributeError) as error:
         if str(path) in str(error):
             raise
-        said = error if isinstance(error, DataError) else f"a row has another form ({error!r})."
-        raise DataError(f"{path} is damaged: {said} Put it back from a copy.") from error
+        reason = error if isinstance(error, DataError) else f"a row has another form ({error!r})."
+        raise DataError(f"{path} is damaged: {reason} Restore it from a copy.") from error
 
 
 def _rows(
@@ -177,7 +177,7 @@ def _rows(
     for number, line in enumerate(lines[:-1], start=1):
         try:
             row = json.loads(line)
-            fault = "it is no mapping"
+            fault = "it is not a mapping"
         except (ValueError, RecursionError) as error:
             row, fault = None, str(error)
         if isinstance(row, dict):
@@ -197,7 +197,7 @@ def _status(path: Path) -> Status:
     known = status is not None and type(status.pid) is type(status.step) is int
     if status is None or not known or status.state not in get_args(State):
         raise RunDirectoryError(
-            f"{path} is damaged. To resume the run writes it anew: kapelle train --resume {path.parent}."
+            f"{path} is damaged. Resuming the run writes it anew: kapelle train --resume {path.parent}."
         )
     return status
 

@@ -1,15 +1,15 @@
-"""Going back to an earlier checkpoint of a run: what came later is moved aside, never deleted.
+"""Going back to an earlier checkpoint of a run: everything later is moved aside, never deleted.
 
     <run>/rolled-back/20261122-015208-to-12/
       checkpoints/00000015/      the checkpoints that came after
       episodes/train/…           the episodes, likewise
       metrics.jsonl              the rows that were cut off, as those of evaluations
-      stages/02-ppo/             stages that had gone on from this one
+      stages/02-ppo/             stages that had continued from this one
       rollback.json              written last: when, to which step, what was moved
 
 A run that was rolled back equals one that was stopped right after that checkpoint was saved. Everything is copied
-aside before anything is taken away, the newest checkpoint goes first, and rows are cut last: killed at any instant, the
-run can be resumed from a checkpoint that it holds, and the same command goes on where it was.
+before anything is removed, the newest checkpoint is moved first, and rows are cut last. If the command is killed at any
+moment, the run can still be resumed from a checkpoint that it holds, and the same command continues where it was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kapelle.runtime.manifest import step_of
 from kapelle.types import Split
 
 ASIDE = "rolled-back"
-"""Folder in a run that holds what rollbacks have moved."""
+"""Folder in a run that holds what rollbacks have moved aside."""
 DONE = "rollback.json"
 _TABLES = ("metrics.jsonl", "evaluations.jsonl")
 _SPLITS: tuple[Split, ...] = ("train", "test")
@@ -60,13 +60,13 @@ class Plan:
     """Table → rows after the checkpoint's."""
     episodes: tuple[Path, ...]
     stages: tuple[Path, ...]
-    """Later stages of the same whole."""
+    """Later stages of the same recipe."""
     unfinished: bool
-    """Whether a killed rollback to this step left something to do."""
+    """Whether a killed rollback to this step has left something to do."""
 
     @property
     def nothing(self) -> bool:
-        """Whether the run stands there already."""
+        """Whether the run is at that step already."""
         moved = self.checkpoints or self.episodes or self.stages or any(self.rows.values())
         return not moved and not self.unfinished
 
@@ -85,9 +85,10 @@ class Plan:
 
 
 def plan_rollback(run: Path, step: int) -> Plan:
-    """Return what going back to the checkpoint of `step` moves; changes nothing.
+    """Return what going back to the checkpoint of `step` would move; changes nothing.
 
-    Raises CheckpointError when there is no sound one, naming those that are, and RunDirectoryError for what is no run.
+    Raises CheckpointError when that checkpoint is not sound, naming the sound ones, and RunDirectoryError for a folder
+    that is not a run.
     """
     _refuse_no_run(run)
     folders = list_checkpoints(run / "checkpoints")
@@ -102,7 +103,7 @@ def plan_rollback(run: Path, step: int) -> Plan:
         if number > positions.get(f"episodes/{split}", -1)
     )
     killed = [place for place in (run / ASIDE).glob(f"*-to-{step}*") if not (place / DONE).is_file()]
-    left = [place for place in killed if _goes_on(place, run, rows, [*checkpoints, *stages], episodes)]
+    left = [place for place in killed if _can_continue(place, run, rows, [*checkpoints, *stages], episodes)]
     return Plan(
         run,
         step,
@@ -123,10 +124,10 @@ def _new_aside(run: Path, step: int) -> Path:
     return next(place for place in (first, *further) if not place.exists())
 
 
-def _goes_on(
+def _can_continue(
     place: Path, run: Path, rows: Mapping[str, bytes], folders: Sequence[Path], episodes: Sequence[Path]
 ) -> bool:
-    """Return whether a killed rollback can go on: nothing that it holds is another thing in the run by now."""
+    """Return whether a killed rollback can continue: nothing that it holds has since changed in the run."""
     taken = [place / ("stages" if _STAGE.fullmatch(f.name) else "checkpoints") / f.name for f in folders]
     kept = [(place / table, content) for table, content in rows.items() if content]
     aside = [(place / file.relative_to(run), file) for file in episodes]
@@ -138,14 +139,16 @@ def _goes_on(
 
 
 def roll_back(run: Path, step: int) -> Plan:
-    """Go back to the checkpoint of `step` and return what was moved; does nothing where the run stands there.
+    """Go back to the checkpoint of `step` and return what was moved; does nothing where the run is there already.
 
     Raises the errors of `plan_rollback`, and RunDirectoryError while a trainer holds the run or one of its later stages.
     """
     _refuse_no_run(run)
     with ExitStack() as held:
         whole = run.resolve().parent
-        if (whole / "stages.yaml").is_file():  # whoever trains them has this lock from the first to the last
+        if (
+            whole / "stages.yaml"
+        ).is_file():  # their trainer holds this lock from the first stage to the last
             held.callback(RunLock(whole / "lock").release)
         lock = RunLock(run / "lock")
         held.callback(lock.release)
@@ -172,7 +175,7 @@ def roll_back(run: Path, step: int) -> Plan:
 
 
 def fault_of(folder: Path) -> str | None:
-    """Return why a checkpoint cannot be gone on from, None when it can; every content is read."""
+    """Return why training cannot continue from a checkpoint, None when it can; reads all of its content."""
     try:
         verify(folder)
         wrong = poisoned(learned(checkpoint.read(folder)))
@@ -201,7 +204,9 @@ def _sound(run: Path, folders: Sequence[Path], step: int) -> Path:
     others = sorted({step_of(f) or 0 for f in folders if f not in faults and fault_of(f) is None})
     why = " ".join(fault for fault in faults.values() if fault) or f"{run} has no checkpoint of step {step}."
     whole = ", ".join(map(str, others)) or "none"
-    raise CheckpointError(f"{why} Whole are those of steps: {whole}. Name one of them with --to.")
+    raise CheckpointError(
+        f"{why} Whole checkpoints exist for the steps: {whole}. Name one of them with --to."
+    )
 
 
 def _after(table: Path, position: int) -> bytes:
@@ -226,7 +231,7 @@ def _later_stages(run: Path) -> tuple[Path, ...]:
 
 
 def _copy_aside(plan: Plan) -> None:
-    """Put all rows and episodes that will go into the folder aside, where they are not from a killed attempt."""
+    """Copy all rows and episodes that will be removed into the folder aside, unless a killed attempt already did."""
     for place in ("checkpoints", "stages", *(f"episodes/{split}" for split in _SPLITS)):
         (plan.aside / place).mkdir(parents=True, exist_ok=True)
     for table in _TABLES:

@@ -1,6 +1,6 @@
-"""What a row of `metrics.jsonl` or `evaluations.jsonl` must hold for its readers; anything else is damage.
+"""What a row of `metrics.jsonl` or `evaluations.jsonl` must hold for its readers; anything else counts as damage.
 
-Rows carry no hash: a digit that became another is not seen. A name that became another is, and a value of another kind.
+Rows carry no hash: a changed digit is not noticed. A changed name is, and so is a value of the wrong type.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from kapelle.types import Json
 
 
 def metrics_fault(row: Mapping[str, Json]) -> str | None:
-    """Return what is wrong with the metrics of a step, in words; None when nothing is."""
+    """Return what is wrong with the metrics of a step, in words; None when nothing is wrong."""
     odd = next((name for name, value in row.items() if not _is_number(value)), None)
-    return _step_fault(row) or (None if odd is None else f"{odd!r} is no number")
+    return _step_fault(row) or (None if odd is None else f"{odd!r} is not a number")
 
 
 def evaluation_fault(row: Mapping[str, Json]) -> str | None:
-    """Return what is wrong with an evaluation's row, in words; None when nothing is."""
+    """Return what is wrong with an evaluation's row, in words; None when nothing is wrong."""
     fault = _step_fault(row)
     if fault is not None:
         return fault
@@ -79,6 +79,6 @@ EVALUATION: Mapping[str, tuple[str, Callable[[Json], bool]]] = {
         lambda value: isinstance(value, dict) and all(map(_are_numbers, value.values())),
     ),
 }
-"""What each value is, in words, and whether one is that."""
+"""For each value its expected type, in words, and a test of it."""
 NEEDED = ("problems", "success", "interval", "reward")
-"""What rows of every version hold."""
+"""Values in rows of every version."""

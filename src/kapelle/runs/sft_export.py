@@ -6,8 +6,8 @@ One line is one turn, in the order of the episode:
      "messages": [{"role": "user", "content": "2,11+1"}], "completion": "132",
      "policy": "actor", "version": 50, "weights_hash": "3f…"}
 
-`messages` is the agent's own conversation up to this turn and `completion` what it said then, so that a line is
-one example of SFT for that agent. `reward` is the episode's: the team's score where the environment knows one,
+`messages` is the agent's own conversation up to this turn and `completion` its answer, so that a line is one SFT
+example for that agent. `reward` is the episode's: the team's score where the environment has one,
 else the mean of what its agents earned.
 """
 
@@ -36,12 +36,12 @@ def good_episodes(groups: Sequence[Group], least: float) -> Iterator[tuple[int, 
 
 
 def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
-    """Return the rows of an episode, one per turn; see the module's text for the form."""
-    heard: dict[str, list[Message]] = {}
+    """Return the rows of an episode, one per turn; the module's docstring shows the form."""
+    conversations: dict[str, list[Message]] = {}
     known: dict[str, tuple[int, ...]] = {}
     rows = []
     for turn in episode.turns:
-        messages = heard.setdefault(turn.agent, [])
+        messages = conversations.setdefault(turn.agent, [])
         before = known.get(turn.agent, ())
         if turn.prompt_ids[: len(before)] != before:
             messages.clear()  # the agent began a new conversation
@@ -66,5 +66,5 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
 
 
 def dump_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as JSON lines; all but ASCII is escaped, which keeps what UTF-8 cannot hold."""
+    """Return rows as JSON lines; everything but ASCII is escaped, which keeps what UTF-8 cannot hold."""
     return b"".join(json.dumps(row, allow_nan=False).encode("ascii") + b"\n" for row in rows)

@@ -1,4 +1,4 @@
-"""A run in short, from its folder alone: what it is, how far it came, what went wrong; stands without torch."""
+"""A summary of a run from its folder alone: what it is, how far it came, what went wrong; needs no torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from kapelle.runtime.manifest import step_of
 from kapelle.settings.overlays import parse_yaml
 
 SHOWN = ("success", "reward", "loss", "mixer_loss", "entropy", "parity/max")
-"""Metrics that say most, by their name or what stands before the slash."""
+"""The most informative metrics, by their name or the part before the slash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One line about a run."""
+    """A run in one line."""
 
     path: Path
     state: str
@@ -41,7 +41,7 @@ class Summary:
     size: int
     """Bytes of all files."""
     wrong: str | None = None
-    """Why it cannot be read."""
+    """Why it cannot be read; None when it can."""
 
     def row(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -57,11 +57,11 @@ class Kept:
     step: int
     size: int
     wrong: str | None
-    """Why it is damaged, None when every file is as it was written."""
+    """Why it is damaged; None when every file is as it was written."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield every run at or under a folder, by name; what lies inside a run is not looked at."""
+    """Yield every run at or under a folder, by name, without descending into runs."""
     for place, inner, _ in os.walk(folder):
         if is_run(Path(place)):
             inner.clear()
@@ -70,7 +70,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def summarise(run: Path) -> Summary:
-    """Return a run in short; one that cannot be read says why, so that it hides no other."""
+    """Return the summary of a run; for one that cannot be read it holds the reason, so that a list shows the others."""
     size = size_of(run)
     try:
         config, status = settings_of(run), read_status(run)
@@ -99,7 +99,7 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 
 def telling(row: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a row that say most, in the order of `SHOWN`."""
+    """Return the most informative metrics of a row, in the order of `SHOWN`."""
     return {
         name: value
         for shown in SHOWN
@@ -109,7 +109,7 @@ def telling(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
-    """Return every setting that is no default with where it came from; nothing where the run does not say it."""
+    """Return every setting that is not a default with where it came from; empty where the run has no record of it."""
     values = _flat(settings_of(run))
     origin = read_provenance(run)
     return {
@@ -118,7 +118,7 @@ def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
 
 
 def kept_checkpoints(run: Path) -> list[Kept]:
-    """Return a run's checkpoints, oldest first; every content is read."""
+    """Return a run's checkpoints, oldest first; reads all of their content."""
     found = []
     for folder in list_checkpoints(run / "checkpoints"):
         wrong = None
@@ -131,24 +131,24 @@ def kept_checkpoints(run: Path) -> list[Kept]:
 
 
 def failures(run: Path) -> list[str]:
-    """Return what went wrong while a run trained, in words."""
+    """Return what went wrong during training, in words."""
     status, rows = read_status(run), read_metrics(run)
-    said = (
+    lines = (
         [f"{status.state} in phase '{status.phase}' at step {status.step}"]
         if status.state != "finished"
         else []
     )
-    told = (
+    descriptions = (
         ("failed_episodes", "steps had failed episodes"),
         ("skipped/", "steps had an update that was left out"),
         ("undone/", "steps had an update that was undone"),
         ("mixer_undone", "steps had a fit of the mixer that was undone"),
-        ("parity/rounded", "steps had tokens on which rounding set trainer and sampler apart"),
+        ("parity/rounded", "steps had tokens on which trainer and sampler differed by rounding"),
     )
-    for name, words in told:
+    for name, description in descriptions:
         bad = [int(row["step"]) for row in rows if _any(row, name)]
-        said += [f"{len(bad)} of {len(rows)} {words}, the last at step {bad[-1]}"] if bad else []
-    return said
+        lines += [f"{len(bad)} of {len(rows)} {description}, the last at step {bad[-1]}"] if bad else []
+    return lines
 
 
 def last_evaluation(run: Path) -> dict[str, Any] | None:
@@ -158,7 +158,7 @@ def last_evaluation(run: Path) -> dict[str, Any] | None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder; a file that vanishes meanwhile counts nothing."""
+    """Return the bytes of all files below a folder; a file that vanishes meanwhile counts as 0."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -25,13 +25,13 @@ def pretty(value: Mapping[str, Json]) -> bytes:
 
 
 def plain_lines(value: Mapping[str, str | int]) -> bytes:
-    """Return what `pretty` returns of plain values, without the cycles that indenting leaves to the collector."""
+    """Return the same as `pretty` for plain values, without the reference cycles that `json` makes when indenting."""
     rows = [f" {json.dumps(key)}: {json.dumps(entry, allow_nan=False)}" for key, entry in value.items()]
     return ("{\n" + ",\n".join(rows) + "\n}\n").encode()
 
 
 def end_of_step(table: Path, position: int, step: int) -> int:
-    """Return where the whole rows that follow a position end, as far as they are of a step up to this one."""
+    """Return the end of the complete rows that follow a position and belong to a step up to this one."""
     for line in table.read_bytes()[position:].splitlines(keepends=True):
         try:
             if not line.endswith(b"\n") or json.loads(line)["step"] > step:

@@ -17,14 +17,14 @@ from kapelle.errors import ConfigError
 
 
 class Tracker(Protocol):
-    """Where metrics go besides the run directory."""
+    """A further place for metrics besides the run directory."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step."""
+        """Record the metrics of a step."""
         ...
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Take a text, such as a conversation; it is shown as it is, never as markup."""
+        """Record a text, such as a conversation; it is shown as it is, never as markup."""
         ...
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class WandbTracker:
 
 
 def open_trackers(settings: Sequence[Any], run: Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """Open the trackers of a run's settings (`config.TrackerConfig`), as `open_tracker`."""
+    """Open the trackers of a run's settings (`TrackerConfig`), like `open_tracker`."""
     return [open_tracker(t.name, run, project=t.project, offline=t.offline, config=config) for t in settings]
 
 

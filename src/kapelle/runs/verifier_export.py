@@ -1,11 +1,11 @@
-"""Graded answers as data for a verifier: written from episodes, balanced question by question, and looked through.
+"""Graded answers as data for a verifier: written from episodes, balanced question by question, and summarised.
 
-One line is one answer, and environment `labelled` reads such a file as it is:
+One line is one answer; the environment `labelled` reads such a file as it is:
 
     {"question": "48/2", "solution": "24", "is_correct": 1.0, "agent": "ada", "round": 1,
      "task": "train-17", "policy": "ada", "version": 0, "weights_hash": "3f…"}
 
-`round` is the number, from 1, of the agent's own turn in its episode. An answer is right when `is_correct` is above ½.
+`round` is the number of the agent's own turn in its episode, from 1. An answer is right when `is_correct` is above ½.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELD_OUT = 0.2
 
 
 def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return a row for every graded turn of every episode that did not fail; see the module's text for the form."""
+    """Return a row for every graded turn of every episode that did not fail; the module's docstring shows the form."""
     rows = []
     for episode in (episode for group in groups for episode in group.valid):
         taken: dict[str, int] = {}
@@ -54,24 +54,24 @@ def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What became of graded answers when right and wrong ones were made as many for each question."""
+    """Graded answers after balancing: as many right as wrong ones for each question."""
 
     rows: tuple[Mapping[str, Any], ...]
-    """What is left: different texts, and for each question as many right as wrong ones."""
+    """The answers kept: different texts, and for each question as many right as wrong ones."""
     graded: int
     repeated: int
-    """Answers that say word for word what another one to their question says."""
+    """Answers that repeat another answer to their question word for word."""
     one_kind: int
-    """Different answers to questions that were answered rightly alone or wrongly alone; all are dropped."""
+    """Different answers to questions with only right or only wrong answers; all are dropped."""
     one_kind_questions: int
     surplus: int
     """Different answers without a counterpart of the other kind."""
 
 
 def balance(rows: Sequence[Mapping[str, Any]], seed: int, *, equal: bool = True) -> Balance:
-    """Return as many right as wrong answers to each question, drawn by a seed; `equal` False keeps all of them.
+    """Return as many right as wrong answers to each question, drawn with a seed; `equal` False keeps all of them.
 
-    The draw is over answers as they were given, so that what is said often stays likely; then texts are kept once.
+    The draw is over the answers as given, so that frequent answers are more likely; each text is then kept once.
     """
     by_question: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -97,8 +97,8 @@ def balance(rows: Sequence[Mapping[str, Any]], seed: int, *, equal: bool = True)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Answers of one kind: how many, and the share that is right."""
+class AnswerCount:
+    """Answers of one kind: their number, and the share that is right."""
 
     answers: int
     right: float
@@ -107,21 +107,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What stands in a file of graded answers."""
+    """The content of a file of graded answers, in numbers."""
 
     answers: int
     right: int
     questions: int
     both: int
-    """Questions with right and wrong answers; others teach nothing with `balance: question`."""
+    """Questions with both right and wrong answers; others teach nothing with `balance: question`."""
     only_right: int
     only_wrong: int
     per_question: tuple[int, float, int]
-    """Fewest, median and most answers to one question."""
+    """Smallest, median and largest number of answers to one question."""
     held_out: int
-    """Questions that `labelled` would test on, by its own `test_share`; no answer to them is trained on."""
-    by_agent: Mapping[str, Part]
-    by_round: Mapping[str, Part]
+    """Questions that `labelled` would test on, with its default `test_share`; no answer to them is trained on."""
+    by_agent: Mapping[str, AnswerCount]
+    by_round: Mapping[str, AnswerCount]
     examples: tuple[Mapping[str, Any], ...]
     """Right and wrong answers to the first questions that have both."""
 
@@ -131,7 +131,7 @@ class Survey:
 
 
 def survey(file: Path, shown: int = 3) -> Survey:
-    """Look through a file of graded answers; DataError names the first row that is of another form."""
+    """Read and summarise a file of graded answers; DataError names the first row in another form."""
     rows = [_answer(row.place, row.fields) for row in read_rows(file)]
     if not rows:
         raise DataError(f"{file} holds no answers. Write some with `kapelle collect … --for verifier`.")
@@ -150,8 +150,8 @@ def survey(file: Path, shown: int = 3) -> Survey:
         only_wrong=sum(kind == {False} for kind in kinds),
         per_question=(min(counts), median(counts), max(counts)),
         held_out=sum(held_out(question, share) for question in by_question),
-        by_agent=_parts(rows, "agent"),
-        by_round=_parts(rows, "round"),
+        by_agent=_counts(rows, "agent"),
+        by_round=_counts(rows, "round"),
         examples=tuple(_examples(by_question, shown)),
     )
 
@@ -166,17 +166,17 @@ def _answer(place: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     ):
         return fields
     raise DataError(
-        f"{place} is no graded answer: it needs text in `question` and `solution`, and true, false or a number from 0 "
-        "to 1 in `is_correct`. Mend or drop the row."
+        f"{place} is not a graded answer: it needs text in `question` and `solution`, and true, false or a number from 0 "
+        "to 1 in `is_correct`. Fix or drop the row."
     )
 
 
-def _parts(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, Part]:
+def _counts(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, AnswerCount]:
     labels: dict[str, list[bool]] = {}
     for row in rows:
         if field in row:
             labels.setdefault(str(row[field]), []).append(row["is_correct"] > 0.5)
-    return {name: Part(len(known), sum(known) / len(known)) for name, known in sorted(labels.items())}
+    return {name: AnswerCount(len(known), sum(known) / len(known)) for name, known in sorted(labels.items())}
 
 
 def _examples(by_question: Mapping[str, Sequence[Mapping[str, Any]]], shown: int) -> list[Mapping[str, Any]]:

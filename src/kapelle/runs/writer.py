@@ -1,23 +1,23 @@
-"""The run directory: everything that a run leaves behind, in open formats, and the way to read it.
+"""The run directory: everything that a run leaves behind, in open formats; `reader` reads it.
 
     <run>/
       config.yaml          the resolved config; running it again repeats the run
-      provenance.json      where each value of it came from; `starts`: what it ran with, see `circumstances`
+      provenance.json      where each of its values came from; `starts`: what it ran with, see `circumstances`
       status.json          state, phase, step, pid, host, times; see `Status`
-      metrics.jsonl        one row a step: `step` and finite numbers under flat names
-      evaluations.jsonl    one row an evaluation: `step` and what it measured
-      episodes/train/00000012.jsonl    the episodes of step 12, one a line; see `episode_json`
+      metrics.jsonl        one row per step: `step` and finite numbers under flat names
+      evaluations.jsonl    one row per evaluation: `step` and what it measured
+      episodes/train/00000012.jsonl    the episodes of step 12, one per line; see `episode_json`
       episodes/test/00000012.jsonl     those of the evaluation after step 12
       checkpoints/00000012/            see `checkpoint`
-      latest               text: relative path of the newest checkpoint, for people; `read_latest` looks itself
-      lock                 says who has the run; it and the directory are locked, see `lock`
+      latest               text: relative path of the newest checkpoint, for people; `read_latest` searches itself
+      lock                 names the process that has the run; it and the directory are locked, see `lock`
       rolled-back/         what `kapelle runs rollback` has moved, see `rollback`
 
 Rows of metrics and evaluations are appended with one write each; every other file is replaced in one
-step. A killed process therefore leaves at worst half a last line, which readers leave out and a
-resumed run cuts off: it first rewinds to the positions that its checkpoint holds, so that no row is
-lost or written twice. A trainer saves its start before the first row, so that there is always one to rewind to. A number that is not finite is refused (NumericsError): it must have been
-handled before it is recorded.
+step. A killed process therefore leaves at worst an incomplete last line, which readers ignore and a
+resumed run cuts off: it first rewinds to the positions in its checkpoint, so that no row is lost or
+written twice. A trainer saves its start before the first row, so that there is always a checkpoint to
+rewind to. A number that is not finite is refused (NumericsError): it must be handled before it is recorded.
 """
 
 from __future__ import annotations
@@ -118,20 +118,20 @@ def changed_lines(old: str, new: str) -> list[str]:
 
 
 class RunDirectory:
-    """A run directory that this process alone writes.
+    """A run directory that only this process writes to.
 
     Use it as a context manager: it marks the run as failed or interrupted when an exception leaves
-    the block, and gives the lock back. Every write raises RunDirectoryError when the disk refuses.
+    the block, and releases the lock. Every write raises RunDirectoryError when the disk refuses.
     """
 
     def __init__(self, path: Path, lock: RunLock, *, resumed: bool) -> None:
         self.path = path
         self.resumed = resumed
-        """True when the directory held this run already: `rewind` must come before any record."""
+        """True when the directory already held this run: `rewind` must be called before anything is recorded."""
         self._lock = lock
         self._rewound = not resumed
         self._counted: bytes | None = None
-        """The last row of the evaluations that a checkpoint counts, until one is recorded behind it."""
+        """The last row of evaluations that the checkpoint counts, until another one is recorded."""
         self._unflushed: set[Path] = set()
         self._status = Status("running", "start", 0, os.getpid(), socket.gethostname(), now(), now())
 
@@ -145,10 +145,10 @@ class RunDirectory:
         resume: bool,
         differences: Callable[[str, str], Sequence[str]] = changed_lines,
     ) -> RunDirectory:
-        """Take a new run directory, or with `resume` the one of an earlier run, and lock it.
+        """Open a new run directory, or with `resume` the one of an earlier run, and lock it.
 
-        `differences(old, new)` names what in the config forbids resuming; a run whose config may
-        change (more steps) passes one that allows it, and the file then holds the new config.
+        `differences(old, new)` lists the changes of the config that forbid resuming. A run whose config may
+        change (more steps) passes a function that allows it; the file then holds the new config.
 
         Raises RunDirectoryError for a directory that is in use, foreign, of another config, already
         a run without `resume`, or no run with it.
@@ -162,7 +162,7 @@ class RunDirectory:
             strangers = sorted({entry.name for entry in path.iterdir()} - _NAMES - _partials())
         if strangers and not is_run(path):
             raise RunDirectoryError(
-                f"{path} is not empty and no run of kapelle: it holds '{strangers[0]}'. Choose another --run-dir."
+                f"{path} is not empty and not a run of kapelle: it holds '{strangers[0]}'. Choose another --run-dir."
             )
         lock = RunLock(path / "lock")
         try:
@@ -177,24 +177,24 @@ class RunDirectory:
 
     @contextmanager
     def _write(self, path: Path) -> Iterator[None]:
-        """Make sure that this process has the run alone, and turn what the disk refuses inside into words."""
+        """Make sure that only this process has the run, and turn errors of the disk inside the block into words."""
         self._lock.recheck()
         with _writing(path):
             try:
                 yield
             except OSError:
-                self._lock.recheck()  # which then says why
+                self._lock.recheck()  # raises the reason, if the run is no longer ours
                 raise
 
     def recheck(self) -> None:
-        """Raise RunDirectoryError unless this process still has the run alone; to be called before its files change."""
+        """Raise RunDirectoryError unless this process is the run's only owner; called before its files change."""
         self._lock.recheck()
 
     def _lay_out(self, config: str, provenance: Mapping[str, Json]) -> None:
         with self._write(self.path):
             for folder in (self.checkpoints, *(episode_folder(self.path, split) for split in _SPLITS)):
                 folder.mkdir(parents=True, exist_ok=True)
-            # The names of the two folders of episodes: those of the others are flushed with the config.
+            # Flushes the names of the two episode folders; those of the others are flushed with the config.
             flush(episode_folder(self.path, "train").parent)
             for table in _TABLES:
                 own_file(self.path / table)
@@ -206,11 +206,11 @@ class RunDirectory:
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """With what the run was started and resumed up to now."""
+        """The circumstances of each start and resume so far."""
         return read_starts(self.path)
 
     def record_start(self, start: Mapping[str, Json]) -> None:
-        """Record with what this process takes up the run."""
+        """Record the circumstances under which this process starts or resumes the run."""
         file = self.path / "provenance.json"
         with self._write(file):
             replace_file(file, pretty({**read_provenance(self.path), STARTS: [*self.starts, dict(start)]}))
@@ -230,10 +230,10 @@ class RunDirectory:
         self._append("metrics.jsonl", step, row)
 
     def record_evaluation(self, step: int, row: Mapping[str, Json]) -> None:
-        """Append one evaluation after `step` updates: any JSON whose numbers are finite.
+        """Append one evaluation after `step` updates: any JSON with finite numbers.
 
-        A resumed run whose first one is the last that its checkpoint counts, to the byte, has measured the same
-        weights again; it is not written twice.
+        The first evaluation of a resumed run may equal, byte by byte, the last one that its checkpoint counts: the same
+        weights were measured again. It is not written twice.
         """
         counted, self._counted = self._counted, None
         if counted is None or row_line("evaluations.jsonl", step, row) != counted:
@@ -251,7 +251,7 @@ class RunDirectory:
                 try:
                     write_all(descriptor, line)
                 except OSError:
-                    # A full disk may have taken half a row; the next one must not continue it.
+                    # A full disk may have taken part of the row; the next row must not continue it.
                     with suppress(OSError):
                         os.ftruncate(descriptor, size)
                     raise
@@ -260,7 +260,7 @@ class RunDirectory:
         self._unflushed.add(path)
 
     def record_episodes(self, step: int, groups: Sequence[Group], split: Split = "train") -> None:
-        """Write all episodes of a step, or (`test`) of the evaluation after it; once for each step."""
+        """Write all episodes of a step, or (`test`) of the evaluation after it; only once for each step."""
         assert self._rewound, "a resumed run rewinds before it records"
         path = episode_file(self.path, step, split)
         assert not path.exists(), f"the episodes of step {step} are recorded once"
@@ -269,7 +269,7 @@ class RunDirectory:
         self._unflushed |= {path, path.parent}
 
     def positions(self) -> dict[str, int]:
-        """Flush all rows to the disk and return where they end; a checkpoint holds this."""
+        """Flush all rows to the disk and return where they end; a checkpoint stores this."""
         with _writing(self.path):
             for path in sorted(self._unflushed):
                 flush(path)
@@ -280,24 +280,24 @@ class RunDirectory:
         }
 
     def start_anew(self) -> None:
-        """Let a resumed run that was stopped before its first checkpoint begin again.
+        """Let a resumed run that was stopped before its first checkpoint start from the beginning.
 
         Raises RunDirectoryError when it holds rows or episodes: no checkpoint could bring them back.
         """
         rows = any(b"\n" in (self.path / table).read_bytes() for table in _TABLES)
         if rows or any(episode_steps(self.path, split) for split in _SPLITS):
             raise RunDirectoryError(
-                f"{self.path} holds rows or episodes and no checkpoint to go on from, and to resume would delete them. Put "
-                f"its checkpoints back, or start it anew beside: kapelle train {self.path / 'config.yaml'} --run-dir OTHER."
+                f"{self.path} holds rows or episodes but no checkpoint to continue from; resuming would delete them. Restore "
+                f"its checkpoints, or start anew elsewhere: kapelle train {self.path / 'config.yaml'} --run-dir OTHER."
             )
         self.rewind(dict.fromkeys(_TABLES, 0))
 
     def rewind(self, positions: Mapping[str, int], measured: int | None = None) -> None:
-        """Cut off all rows and episodes after these positions, which are those of a checkpoint.
+        """Cut off all rows and episodes after these positions, which are those in a checkpoint.
 
-        Evaluations after up to `measured` steps stay: a run that had ended there and goes on further measures the
-        weights of the checkpoint no second time. Raises RunDirectoryError when a file is shorter than its position or
-        broken there.
+        Evaluations of steps up to `measured` stay: a run that had ended there and is now continued does not measure
+        the checkpoint's weights again. Raises RunDirectoryError when a file is shorter than its position or broken
+        there.
         """
         with self._write(self.path):
             ends = {table: positions.get(table, 0) for table in _TABLES}
@@ -318,23 +318,23 @@ class RunDirectory:
         self._rewound = True
 
     def report(self, phase: str, step: int, state: State = "running") -> None:
-        """Say what the run is doing, or how it ended."""
+        """Record what the run is doing, or how it ended."""
         self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
         with self._write(self.path / "status.json"):
             replace_file(self.path / "status.json", plain_lines(asdict(self._status)), sync=False)
 
     def point_latest(self, checkpoint: Path) -> None:
-        """Let `latest` name this checkpoint, relative to the run."""
+        """Let `latest` point to this checkpoint, relative to the run."""
         with self._write(self.path / "latest"):
             replace_file(self.path / "latest", f"{checkpoint.relative_to(self.path).as_posix()}\n".encode())
 
     def prune(self, keep: int, newest: Path) -> list[Path]:
-        """Delete checkpoints as `checkpoint.prune` does and return what was deleted."""
+        """Delete old checkpoints, see `checkpoint_folder.prune`, and return what was deleted."""
         self._lock.recheck()
         return prune(self.checkpoints, keep, newest)
 
     def close(self) -> None:
-        """Give the lock back; what was recorded stays."""
+        """Release the lock; what was recorded stays."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -345,7 +345,7 @@ class RunDirectory:
     ) -> None:
         if self._status.state == "running":
             failed = kind is not None and issubclass(kind, Exception)
-            # The disk may be why the block was left; that error must not be replaced by this one.
+            # The disk may be the reason for leaving the block; that error must not be replaced by this one.
             with suppress(RunDirectoryError):
                 self.report(self._status.phase, self._status.step, "failed" if failed else "interrupted")
         self.close()

@@ -237,14 +237,14 @@ class TestLabelled:
 
 class TestRefused:
     def test_playing_for_rewards_on_records(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="pays recorded words alone"):
+        with pytest.raises(ConfigError, match="rewards recorded answers alone"):
             played(
                 {"name": "preferences", "path": folder(tmp_path, [PAIR])}, {"name": "grpo", "group_size": 2}
             )
 
     def test_comparing_where_there_is_one_answer(self, tmp_path: Path) -> None:
         path = folder(tmp_path, [{"question": "a", "answer": "x"}])
-        with pytest.raises(ConfigError, match="`dpo` compares answers"):
+        with pytest.raises(ConfigError, match="`dpo` compares several answers"):
             played({"name": "trajectories", "path": path}, {"name": "dpo", "data": "recorded"})
 
     def test_one_file_for_both(self) -> None:
