@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
     "template, divides": (bytes_in("model/chat_template.jinja", b"{{ 1 // 0 }}"), MODEL, ENDS, "ZeroDivisionError"),
     "template, unknown filter": (bytes_in("model/chat_template.jinja", b"{{ messages | shout }}"), MODEL, ENDS, "The chat template of './model'"),
     "template, calls itself": (bytes_in("model/chat_template.jinja", b"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), MODEL, ENDS, "The chat template of './model' failed: RecursionError"),
-    "template, loops": (bytes_in("model/chat_template.jinja", b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"), MODEL, ENDS, "has not come to its end within"),
+    "template, loops": (bytes_in("model/chat_template.jinja", b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"), MODEL, ENDS, "did not finish within"),
     "template, no UTF-8": (bytes_in("model/chat_template.jinja", b"\xff"), MODEL, ENDS, "Model './model' cannot be loaded"),
 }  # fmt: skip
 

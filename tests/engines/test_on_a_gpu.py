@@ -11,7 +11,7 @@ from tests.support.tiny import LORA, lora_policies, stir, tiny_model, train_engi
 from torch import Tensor
 
 from kapelle.engines.rollout.local.decode import Decoder
-from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
 from kapelle.models.fast import fused, grouped
 from kapelle.models.fast.attention import attention
@@ -44,7 +44,7 @@ def model_on_device(dtype: str = "float32", *, adapted: bool = True) -> Language
     return model
 
 
-def told_by(decoder: Decoder) -> list[Said]:
+def told_by(decoder: Decoder) -> list[RowOutput]:
     said = decoder.join(JOBS)
     while decoder.in_flight:
         decoder.advance(100)

@@ -13,7 +13,7 @@ from tests.support.tiny import LORA, TASK, lora_policies, tiny_model
 
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.runtime.attendance import Part, over
 from kapelle.runtime.event_loop import run_async
@@ -28,7 +28,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     seeds: list[list[int]] = []
     plain = Decoder.join
 
-    def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
+    def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[RowOutput]:
         seeds.append([job.seed for job in jobs])
         return plain(decoder, jobs)
 

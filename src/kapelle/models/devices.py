@@ -1,4 +1,4 @@
-"""Whether there is a device of a name, looked at before anything is put on it."""
+"""Whether a device exists, checked before anything is put on it."""
 
 from __future__ import annotations
 

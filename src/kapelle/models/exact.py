@@ -1,12 +1,12 @@
-"""The log-probs of one sequence in float64: what trainer and sampler are held against when they disagree.
+"""The log-probs of one sequence in float64: the reference when trainer and sampler disagree.
 
-Written out plainly and for itself, one sequence at a time: it shares no pass, packing or routing with the trainer, and
-no merged copies with the sampler, so that a fault of either does not stand in it too. The weights are widened layer by
-layer and never kept, so that it needs no room but while it runs. Angles of rotary attention are those of the model,
-which both sides read.
+It is written out plainly, one sequence at a time. It shares no pass, packing or routing with the trainer and no
+merged copies with the sampler, so that it does not repeat a fault of either. The weights are widened layer by
+layer and not kept, so that it needs memory only while it runs. The angles of rotary attention are the model's own,
+which both sides use.
 
-A second answer is how far rounding alone may move a log-prob: the same pass with every weight and every intermediate
-off by random rounding errors of the type that is computed in. A sum whose terms nearly cancel shows there as what it is.
+A second result is how far rounding alone may move a log-prob: the same pass with random rounding errors of the compute
+type in every weight and every intermediate. A sum whose terms nearly cancel shows up as a large error there.
 
 Shapes: L tokens, D hidden size, H query heads, J key heads, E head size, T targets, O and I features, R draws.
 """
@@ -24,10 +24,10 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import BankedLinear, Factors
 
 DRAWS = 8
-"""Passes with rounding errors, from which their size is told."""
+"""Passes with rounding errors from which their size is estimated."""
 
 SCORES = 1 << 26
-"""Most scores of attention at once, over heads."""
+"""Most attention scores in memory at once, over heads."""
 
 
 @torch.no_grad()
@@ -40,7 +40,7 @@ def exact_logprobs(
 ) -> Tensor:
     """Return the log-probs `_T` (float64) of the tokens at `targets` after those before them; on the CPU.
 
-    The model must have a flat pass: of another architecture it is not known what it computes.
+    The model must have a flat pass: what another architecture computes is not known here.
     """
     return _Pass(model, adapter, None).logprobs(tokens, targets, temperature)
 
@@ -91,8 +91,8 @@ class _Pass:
         h_TD = self._norm(x_LD[before_T], flat.last_norm)
         logits_TV = self._times(flat.head, h_TD) / temperature
         logp_TV = self._off(logits_TV).log_softmax(-1)
-        said_T = tokens_L[torch.tensor(list(targets), device=device)]
-        return self._off(logp_TV.gather(1, said_T[:, None])[:, 0]).cpu()
+        target_T = tokens_L[torch.tensor(list(targets), device=device)]
+        return self._off(logp_TV.gather(1, target_T[:, None])[:, 0]).cpu()
 
     def _attention(self, a: Any, h_LD: Tensor, turn_L1e: Tensor) -> Tensor:
         flat, length = self._flat, len(h_LD)
@@ -139,7 +139,7 @@ class _Pass:
         return layer.factors_of(self._adapter)
 
     def _off(self, x: Tensor) -> Tensor:
-        """Return numbers off by rounding errors: relative ones, normal, of half a unit in the last place."""
+        """Return numbers with relative rounding errors: normal, of half a unit in the last place."""
         if self._generator is None:
             return x
         drawn = torch.randn(x.shape, generator=self._generator, dtype=torch.float64, device=x.device)

@@ -1,4 +1,4 @@
-"""Whether what was learned is still numbers: the check after a step, before a save and after a load."""
+"""Whether learned tensors are still finite: the check after a step, before a save and after a load."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SECOND_MOMENT = "exp_avg_sq"
 
 
 def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Return what is wrong with the first tensor that cannot be learned on from, None when all can.
+    """Return what is wrong with the first tensor that training cannot continue from, None if all are usable.
 
-    Wrong are NaN, infinities, numbers so great that the sum of their squares is not finite in float32, or in their own wider type (the next
-    forward pass makes infinities of them), and an AdamW second moment below 0. One read of every tensor, and one
-    wait for each device.
+    Wrong are NaN, infinities, numbers so large that the sum of their squares overflows float32 or their own wider type
+    (the next forward pass makes infinities of them), and an AdamW second moment below 0. Reads every tensor once and
+    synchronises once per device and type.
     """
     import torch
 
@@ -33,8 +33,8 @@ def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
         if bool(norms.isfinite().all() & (least >= 0).all()):
             continue
         for name in names:
-            if (said := _wrong(name, real[name])) is not None:
-                return said
+            if (problem := _wrong(name, real[name])) is not None:
+                return problem
     return None
 
 
@@ -62,7 +62,7 @@ def _tensors(tree: object, place: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which squares are summed: float32, but for what is wider."""
+    """Return the type in which squares are summed: float32, or a wider one."""
     import torch
 
     return torch.promote_types(dtype, torch.float32)
@@ -75,5 +75,5 @@ def _wrong(name: str, tensor: torch.Tensor) -> str | None:
     if not bool(tensor.norm(dtype=_wide(tensor.dtype)).isfinite()):
         return f"{name} reaches {float(tensor.abs().max()):.3g}, whose square is not finite"
     if name.endswith(_SECOND_MOMENT) and float(tensor.min()) < 0:
-        return f"the second moment {name} falls to {float(tensor.min()):.3g}, and is a mean of squares"
+        return f"the second moment {name} falls to {float(tensor.min()):.3g}, though it is a mean of squares"
     return None

@@ -1,7 +1,7 @@
 """A causal language model as the engines use it: backbone, head, tokeniser, adapters, value heads.
 
 Any `transformers` causal LM works whose logits are a linear map of the last hidden state (with an
-optional soft cap); that is checked once when it is loaded, not assumed.
+optional soft cap); this is checked once at loading.
 
 Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary.
 """
@@ -33,7 +33,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class LanguageModel:
-    """One base model in memory with everything that stands on it."""
+    """One base model in memory, with its adapters and value heads."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         device: torch.device = self.model.device
         return device
 
@@ -86,7 +86,7 @@ class LanguageModel:
     def hidden(self, tokens_N: Tensor, positions_N: Tensor, plan: Plan) -> Tensor:
         """Return the last hidden states `_ND` of flat tokens; call it inside `computing`.
 
-        Plans with shared prefixes are for models with a flat pass; others are run bucket by bucket, padded.
+        Plans with shared prefixes are for models with a flat pass; others run bucket by bucket, padded.
         """
         if self.flat is not None:
             return self.flat.hidden(tokens_N, positions_N, self.flat.by_plan(plan))
@@ -103,7 +103,7 @@ class LanguageModel:
         return hidden
 
     def logits(self, hidden_KD: Tensor) -> Tensor:
-        """Return logits `_KV` in float32 at least."""
+        """Return logits `_KV` in at least float32."""
         logits: Tensor = self.model.get_output_embeddings()(hidden_KD)
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
@@ -126,7 +126,7 @@ class LanguageModel:
         self.value_heads[critic] = head
 
     def base_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the base's own parameters under their `transformers` names, adapters left out."""
+        """Return the base's own parameters under their `transformers` names, without adapters."""
         return {
             key.replace(".base.", "."): parameter
             for key, parameter in self.model.named_parameters()
@@ -137,8 +137,8 @@ class LanguageModel:
     def _check_head(self) -> None:
         tokens_N = torch.arange(1, 5, device=self.device)
         own = self.logits(self.hidden(tokens_N, tokens_N - 1, plan_sequences([4], self.device)))
-        theirs = self.model(input_ids=tokens_N[None], use_cache=False).logits[0].float()
-        if not torch.allclose(own.float(), theirs, atol=1e-2, rtol=1e-2):
+        expected = self.model(input_ids=tokens_N[None], use_cache=False).logits[0].float()
+        if not torch.allclose(own.float(), expected, atol=1e-2, rtol=1e-2):
             raise ModelError(
                 f"The output head of {type(self.model).__name__} does more than a linear map and a soft cap; "
                 "kapelle would compute other log-probs than the model. Please report the model's name."
@@ -146,16 +146,16 @@ class LanguageModel:
 
 
 def _refuse_peft(model: nn.Module, name: str) -> None:
-    """Refuse layers of PEFT: what reads the weights below them would leave their adapters out."""
+    """Refuse layers of PEFT: code that reads the weights below them would miss their adapters."""
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         raise ModelError(
-            f"The model '{name}' carries adapters of peft already. Hand over `model.merge_and_unload()`, or its base "
+            f"The model '{name}' already carries adapters of peft. Pass `model.merge_and_unload()`, or its base "
             "alone and the adapter's folder as an agent's `weights: {past: FOLDER}`."
         )
 
 
 def load_language_model(config: ModelConfig) -> LanguageModel:
-    """Make the embedded model, or load a folder or hub name; ModelError says what is wrong with it."""
+    """Make the embedded model, or load a folder or hub name; ModelError names what is wrong with it."""
     from kapelle.models.embedded import build_model, build_tokenizer
 
     if config.path == "embedded":

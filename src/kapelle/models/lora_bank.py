@@ -1,9 +1,9 @@
 """Many LoRA adapters on one base model, all in one forward and one backward pass.
 
 Every adapted linear layer of the base becomes a `BankedLinear` that holds the low-rank factors of all
-adapters. Before a forward pass the bank is told its *route*: which contiguous rows of the batch belong to
-which adapter. Rows reach their own factors only, so that no gradient crosses from one adapter to another:
-its parameters are not even part of the other's graph.
+adapters. Before a forward pass the bank gets its *route*: which contiguous rows of the batch belong to
+which adapter. Rows use only their own factors, so that no gradient crosses from one adapter to another:
+the parameters of one are not part of the other's graph.
 
 Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x, stored as PEFT stores them.
 
@@ -62,7 +62,7 @@ class BankedLinear(nn.Module):
         self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
 
     def merged(self, adapter: str | None) -> Tensor:
-        """Return the weight `_OI` that computes the base's and an adapter's output in one; without dropout."""
+        """Return the weight `_OI` that computes base and adapter in one product; without dropout."""
         factors = self.factors_of(adapter) if adapter else None
         if factors is None:
             return self.base.weight
@@ -76,7 +76,7 @@ class BankedLinear(nn.Module):
         return linear(self, x)
 
     def factors_of(self, adapter: str) -> Factors | None:
-        """Return an adapter's factors here, None where it does not target this layer."""
+        """Return an adapter's factors here, None if it does not target this layer."""
         if _slot(adapter) not in self.adapters:
             return None
         factors = self.adapters[_slot(adapter)]
@@ -93,7 +93,7 @@ class BankedLinear(nn.Module):
 
 
 def order_of(layer: nn.Linear | BankedLinear, size: torch.Size, tensors: list[Tensor]) -> Linear:
-    """Return the work order of a layer for inputs of a size, with what it reads added to `tensors`."""
+    """Return the work order of a layer for inputs of a size; append the tensors that it reads to `tensors`."""
     base = layer.base if isinstance(layer, BankedLinear) else layer
     per_row = size[:-1].numel() // max(size[0], 1)
     weight, bias = len(tensors), None
@@ -111,13 +111,13 @@ def order_of(layer: nn.Linear | BankedLinear, size: torch.Size, tensors: list[Te
 
 
 def computes_in(x: Tensor) -> torch.dtype:
-    """Return the type in which a linear layer computes with an input here and now."""
+    """Return the type in which a linear layer computes now, for this input."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def linear(layer: nn.Linear | BankedLinear, x: Tensor) -> Tensor:
-    """Return what a layer makes of an input whose first axis is routed."""
+    """Return a layer's output for an input whose first axis is routed."""
     tensors: list[Tensor] = []
     dtype = computes_in(x)
     order = order_of(layer, x.shape, tensors)
@@ -154,11 +154,11 @@ class LoraBank:
         self._layers: dict[str, BankedLinear] = {}
         self._loras: dict[str, Lora] = {}
         self.route: tuple[tuple[str, int, int], ...] = ()
-        """The route of the pass that is running, by slot."""
+        """The route of the current pass, by slot."""
 
     @property
     def adapters(self) -> Mapping[str, Lora]:
-        """Size and place of every adapter by name."""
+        """The LoRA settings of every adapter by name."""
         return self._loras
 
     def add(self, name: str, lora: Lora, seed: int) -> None:
@@ -166,7 +166,7 @@ class LoraBank:
 
         Raises ModelError when a target names no linear layer of the base.
         """
-        assert name, "an adapter has a name"
+        assert name, "an adapter needs a name"
         assert "." not in name, f"{name!r}: torch takes no dots in module names"
         assert name not in self._loras, f"{name!r} is in the bank already"
         places = adapted_layers(self._model, lora.targets)
@@ -193,7 +193,7 @@ class LoraBank:
         return found
 
     def train(self, *, on: bool) -> None:
-        """Turn the adapters' dropout on or off; the base always stays as it samples."""
+        """Turn the adapters' dropout on or off; the base never has any."""
         for layer in self._layers.values():
             layer.adapters.train(on)
 
@@ -280,7 +280,7 @@ def adapted_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:
-    """Return the layer that an adapter cannot stand on: it reads chosen tokens, no longer whole rows."""
+    """Return the layer that cannot have an adapter: it reads chosen tokens, not whole rows."""
     from transformers import PreTrainedModel
 
     head: nn.Module | None = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
@@ -288,7 +288,7 @@ def _output_head(model: nn.Module) -> nn.Module | None:
 
 
 def route_at(route: Route, place_Q: Tensor) -> list[tuple[str | None, int, int]]:
-    """Return the route of some tokens of a pass, whose places ascend."""
+    """Return the route of some tokens of a pass, whose places are ascending."""
     bounds = torch.tensor([last for _, _, last in route], device=place_Q.device)
     ends = torch.searchsorted(place_Q, bounds).tolist()
     return [(adapter, a, b) for (adapter, _, _), a, b in zip(route, [0, *ends], ends, strict=False)]

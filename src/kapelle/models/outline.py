@@ -1,6 +1,6 @@
 """A model's shape without its weights: how many parameters it and its adapters have.
 
-Layers are made on torch's meta device, so that a model of any size costs seconds and no memory.
+Layers are created on torch's meta device, so that a model of any size takes seconds and no memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def adapter_parameters(model: nn.Module, lora: Lora) -> int:
 
 
 def check_adapters(team: Team, models: Mapping[str, PreTrainedModel]) -> None:
-    """Raise ModelError when an adapter of the team, or one that it takes from a folder, cannot stand on its base."""
+    """Raise ModelError when an adapter of the team, or one loaded from a folder, does not fit its base."""
     adapters = [(policy.base, policy.lora) for policy in team.every.values() if policy.lora is not None]
     adapters += [(critic.base, critic.lora) for critic in team.critics.values()]
     for base, lora in adapters:
@@ -75,7 +75,7 @@ def check_adapters(team: Team, models: Mapping[str, PreTrainedModel]) -> None:
 def check_saved(who: str, folder: Path, lora: Lora | None, model: PreTrainedModel) -> None:
     """Raise ModelError unless a folder holds exactly the weights that `lora`, or all of `model`, has.
 
-    `who` is to take them. An adapter must also compute as it did: same rank, alpha and layers.
+    `who` names the agent in errors. An adapter must also compute the same as before: same rank, alpha and layers.
     """
     if lora is not None:
         check_same(who, folder, read_lora(folder), lora)
@@ -97,13 +97,13 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: PreTrainedMode
 
 
 def _bare(name: str) -> str:
-    """Return a parameter's name without what the bank of adapters puts between."""
+    """Return a parameter's name without the part that the adapter bank inserts."""
     return name.replace(".base.", ".")
 
 
 def check_same(who: str, folder: Path, saved: Lora, wanted: Lora) -> None:
     """Raise ModelError when a folder's adapter (`saved`) computes something else than `wanted` would."""
-    told = [
+    differences = [
         f"{key} {there} in the folder and {here} here"
         for key, there, here in (
             ("rank", saved.rank, wanted.rank),
@@ -112,11 +112,11 @@ def check_same(who: str, folder: Path, saved: Lora, wanted: Lora) -> None:
         )
         if there != here
     ]
-    if told:
-        mend = f"rank: {saved.rank}, alpha: {saved.alpha}, targets: [{', '.join(saved.targets)}]"
+    if differences:
+        settings = f"rank: {saved.rank}, alpha: {saved.alpha}, targets: [{', '.join(saved.targets)}]"
         raise ModelError(
-            f"{who} cannot start from '{folder}', which would compute something else: {'; '.join(told)}. Set "
-            f"`team.lora: {{{mend}}}`, or the agent's own `lora`."
+            f"{who} cannot start from '{folder}', which would compute something else: {'; '.join(differences)}. Set "
+            f"`team.lora: {{{settings}}}`, or the agent's own `lora`."
         )
 
 

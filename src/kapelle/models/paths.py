@@ -1,4 +1,4 @@
-"""Where a model is, looked at without loading anything."""
+"""Where a model is, checked without loading anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def loading(path: str, done: str = "loaded") -> Iterator[None]:
     except KapelleError:
         raise
     except Exception as error:
-        # The boundary to third-party readers: on damaged files they raise whatever their own parts do.
+        # The boundary to third-party readers: on damaged files they may raise anything.
         reason = refusal(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ModelError(
             f"Model '{path}' cannot be {done}: {reason} Is a file of it damaged or cut off? Fetch or save it again."
@@ -27,15 +27,13 @@ def loading(path: str, done: str = "loaded") -> Iterator[None]:
 
 
 def check_model_path(path: str) -> None:
-    """Raise ModelError, without loading any weights, when a local model folder cannot be a model or its settings changed."""
+    """Raise ModelError, without loading any weights, if a local folder cannot be a model or its settings changed."""
     folder = Path(path)
     if path == "embedded" or not (folder.exists() or path.startswith((".", "/", "~"))):
         return
     if not folder.is_dir():
         raise ModelError(f"Model folder '{path}' does not exist. Name a folder, a hub model or `embedded`.")
-    if (
-        folder / "adapter_config.json"
-    ).is_file():  # transformers would load its base and lay it over that unasked
+    if (folder / "adapter_config.json").is_file():  # transformers would silently load its base and apply it
         raise ModelError(
             f"'{path}' is a PEFT adapter and no model. Name its base as the model, and the adapter as an agent's "
             f"`weights: {{past: {path}}}`; or merge both with peft (`merge_and_unload`) and name what that saves."

@@ -1,8 +1,8 @@
 """What an `adapter_config.json` of PEFT may say, so that the adapter is the plain LoRA that kapelle computes.
 
-An adapter's folder says in some fifty fields how its tensors are to be read. A few are taken, a few change nothing
-that is computed, and every other one must stand at the value that leaves it out: a field at another value is refused
-by name, also one that PEFT came to know later.
+An adapter's folder has some fifty fields that define how its tensors are used. A few are read, a few do not change the
+computation, and every other one must have the value that disables it. A field with another value is refused by name,
+also one that later versions of PEFT add.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ HARMLESS = {
     "auto_mapping": "names the base's class for PEFT's own loader",
     "base_model_name_or_path": "a name; folders move, so kapelle compares the weights themselves (`kapelle.json`)",
     "revision": "a name, as the one before",
-    "peft_version": "who wrote the folder",
+    "peft_version": "the version that wrote the folder",
     "inference_mode": "whether PEFT lets the tensors learn",
 }
-"""Fields that change nothing that is computed, whatever they say, and why."""
+"""Fields that never change the computation, and why."""
 
 LEFT_OUT: tuple[object, ...] = (None, False, {}, [])
-"""How a field says that it is not used."""
+"""Values of a field that is not used."""
 
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": (None, "CAUSAL_LM"),  # others put another head on the base
-    # How A and B began is over once they are trained. All other starts (pissa, olora, corda, loftq, …) also take
-    # something out of the base, which PEFT does again at every load.
+    # How A and B were initialised no longer matters once they are trained. All other ways (pissa, olora, corda, loftq, …)
+    # also change the base, which PEFT repeats at every load.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
     "bias": ("none", None),
     "megatron_core": (
@@ -75,13 +75,13 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
         LEFT_OUT,
     ),
 }
-"""Values that leave a field out, of every other field of `peft.LoraConfig`."""
+"""Values that disable a field, for every other field of `peft.LoraConfig`."""
 
 
 def lora_of(settings: Mapping[str, Any], folder: Path) -> Lora:
-    """Return the adapter that PEFT's settings describe; ModelError names every field that makes it another one.
+    """Return the adapter that PEFT's settings describe; ModelError names every field that is not plain LoRA.
 
-    Raises KeyError, TypeError or ValueError when the settings are none of an adapter.
+    Raises KeyError, TypeError or ValueError if the settings are not those of an adapter.
     """
     kind, targets = settings["peft_type"], settings["target_modules"]
     odd = [f"{key}: {value!r}" for key, value in settings.items() if not _is_plain(key, value)]
@@ -108,7 +108,7 @@ def _is_plain(key: str, value: object) -> bool:
 
 
 def _default_in_peft(key: str) -> tuple[bool, object]:
-    """Return what the installed PEFT takes for a field that this table has not heard of, if there is either."""
+    """Return whether the installed PEFT knows a field that is not in this table, and its default."""
     try:
         from peft import LoraConfig
     except ImportError:

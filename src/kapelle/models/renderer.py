@@ -1,9 +1,9 @@
 """Conversations as token ids, extended and never re-tokenised.
 
-A chat template is asked twice for a stand-in conversation, with and without what was heard; the
-difference is the text that has to follow the tokens which the agent sampled itself. So a next prompt is
-exactly the last prompt, the sampled ids, and that text: no drift between what acted and what is trained,
-and a KV cache or a merged training row can go on where the last turn ended.
+The chat template renders a conversation in which a stand-in text takes the place of the agent's answer; what follows the
+stand-in is the text that has to follow the tokens that the agent sampled. So the next prompt is
+exactly the last prompt, the sampled ids, and that text: training sees the very tokens that were sampled,
+and a KV cache or a merged training row can continue where the last turn ended.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kapelle.types import Message, conversation
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SAID = "\u2e28said\u2e29"
-"""Stand-in for what the agent said; a string that no template contains."""
+_STAND_IN = "\u2e28said\u2e29"
+"""Stand-in for the agent's answer; a string that no template contains."""
 
 
 _TWO_WORDS = "two words"
@@ -33,29 +33,29 @@ class ChatRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, context: int) -> None:
         check_template(tokenizer)
         self._tokenizer = tokenizer
-        _remember_no_texts(tokenizer)
+        _disable_word_cache(tokenizer)
         self._context = context
         self._special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
 
     @property
     def context(self) -> int:
-        """Most tokens that prompt and completion may have together."""
+        """Maximum number of tokens of prompt and completion together."""
         return self._context
 
     def same_tokens(self, other: ChatRenderer) -> bool:
-        """Return whether the other one's token ids mean the same texts."""
-        ours, theirs = self._tokenizer.get_vocab(), other._tokenizer.get_vocab()
-        return bool(ours == theirs)
+        """Return whether both give the same tokens the same ids."""
+        own, others = self._tokenizer.get_vocab(), other._tokenizer.get_vocab()
+        return bool(own == others)
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt ids of a new conversation, ready for the agent to speak."""
+        """Return the prompt ids of a new conversation, ready for the agent's completion."""
         return self._ids(self._text(messages, speak=True))
 
     def extend(
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
     ) -> tuple[int, ...]:
-        """Return the last prompt, the very ids that were sampled, and what was heard since, as ids."""
-        tail = self._after_said(heard, speak=True)
+        """Return the last prompt, the ids that were sampled, and the messages `heard` since, as ids."""
+        tail = self._after_completion(heard, speak=True)
         if completion:
             # A model may end its turns with another special token than its tokeniser's end of text.
             tail = tail.removeprefix(self._special.get(completion[-1], ""))
@@ -68,20 +68,20 @@ class ChatRenderer:
     @cached_property
     def _closing(self) -> tuple[int, ...]:
         """The token that ends a turn, as the template writes it; the tokeniser's own where it writes none."""
-        written = self._ids(self._after_said((), speak=False))[:1]
+        written = self._ids(self._after_completion((), speak=False))[:1]
         if written and written[0] in self._special:
             return written
         end = self._tokenizer.eos_token_id
         return () if end is None else (int(end),)
 
-    def _after_said(self, heard: Sequence[Message], *, speak: bool) -> str:
-        """Return what the template writes behind something that the agent said."""
-        opening = [Message("user", "?"), Message("assistant", _SAID)]
+    def _after_completion(self, heard: Sequence[Message], *, speak: bool) -> str:
+        """Return what the template writes after an answer of the agent."""
+        opening = [Message("user", "?"), Message("assistant", _STAND_IN)]
         text = self._text([*opening, *heard], speak=speak)
-        _, found, tail = text.partition(_SAID)  # the first: what was heard may hold the same string
+        _, found, tail = text.partition(_STAND_IN)  # the first one: messages may hold the same string
         if not found:
             raise ModelError(
-                "The chat template drops earlier assistant messages; agents need their own words."
+                "The chat template drops earlier assistant messages; agents need their own earlier turns."
             )
         return tail
 
@@ -94,7 +94,7 @@ class ChatRenderer:
         return text
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        # No text of so many characters has few enough tokens; to count them might take minutes.
+        # A text of so many characters has too many tokens; counting them might take minutes.
         if len(text) > self.context * self._longest:
             raise ContextError(
                 f"A text of {len(text):,} characters has more tokens than the {self.context:,} that the model reads. Shorten "
@@ -104,15 +104,15 @@ class ChatRenderer:
 
     @cached_property
     def _longest(self) -> int:
-        """Most characters that one token stands for."""
+        """Most characters of one token."""
         return max(map(len, self._tokenizer.get_vocab()), default=1)
 
 
-def _remember_no_texts(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Turn off the memory for words of a tokeniser that does not split into words.
+def _disable_word_cache(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Turn off the word cache of a tokeniser that does not split texts into words.
 
-    It keeps the pieces of 10,000 words so as not to find them again; where every text is one word, these are 10,000
-    whole texts, tens of megabytes that no text to come has use for.
+    It caches the tokens of 10,000 words. Where every text is one word, these are 10,000 whole texts: tens of
+    megabytes that no later text can use.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     resize = getattr(getattr(fast, "model", None), "_resize_cache", None)

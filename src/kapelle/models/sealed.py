@@ -1,9 +1,9 @@
-"""Folders of weights that kapelle wrote: `kapelle.json` in them says what every file was, and is asked when they are read.
+"""Folders of weights that kapelle wrote: `kapelle.json` lists what every file was, and is checked when they are read.
 
     {"base": "3f…", "files": {"adapter_model.safetensors": {"bytes": 4096, "sha256": "9a…"}, …}}
 
 `base` is the hash of the weights that an adapter was trained on. A folder of an earlier version lists no files; inside a
-checkpoint the checkpoint's manifest is asked then. A folder that says nothing was made by others, and is taken as it is.
+checkpoint the checkpoint's manifest is used instead. A folder with neither was made by others, and is not checked.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kapelle.errors import ModelError
 from kapelle.runtime.manifest import check_listed, sha256, step_of, unique_keys
 
 SEAL = "kapelle.json"
-"""What kapelle writes beside weights."""
+"""The file that kapelle writes beside weights."""
 WEIGHTS = ".safetensors"
 
 
 def seal(folder: Path, base: str | None = None) -> None:
-    """Write what every file of a folder is now; `base` is the hash of the base weights under an adapter."""
+    """Write size and hash of every file of a folder; `base` is the hash of the base weights under an adapter."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SEAL)
     listed = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
@@ -33,16 +33,16 @@ def seal(folder: Path, base: str | None = None) -> None:
 
 
 def base_of(folder: Path) -> str | None:
-    """Return the hash of the base that a folder's adapter was trained on; None where nothing says it."""
-    base = _said(folder).get("base")
+    """Return the hash of the base that a folder's adapter was trained on; None if it is not recorded."""
+    base = _read_seal(folder).get("base")
     return None if base is None else str(base)
 
 
 def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
-    """Check a folder's files against what they were when kapelle wrote them; False where nothing says it.
+    """Check that a folder's files are as kapelle wrote them; False if nothing is recorded.
 
-    `settings_only` leaves out the weights, so that it takes no time. Raises ModelError naming the first file that is
-    missing or another one.
+    `settings_only` skips the weights, so that it takes no time. Raises ModelError naming the first file that is missing
+    or changed.
     """
     listed = listed_files(folder)
     if listed is None:
@@ -54,19 +54,19 @@ def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
         if wrong is not None:
             raise ModelError(
                 f"'{folder}' is damaged: {name} {wrong} since kapelle wrote it. Take the folder from a copy. If you changed it "
-                f"yourself, remove {SEAL} in it, which says what it was."
+                f"yourself, remove {SEAL} in it, which lists the files as they were."
             )
     return True
 
 
 def listed_files(folder: Path) -> Mapping[str, Mapping[str, Any]] | None:
-    """Return size and SHA-256 of every file as kapelle wrote it, by name; None where nothing says it.
+    """Return size and SHA-256 of every file as kapelle wrote it, by name; None if nothing is recorded.
 
     Raises ModelError for a list that is broken.
     """
-    said = _said(folder)
-    if "files" in said:
-        return dict(said["files"])
+    found = _read_seal(folder)
+    if "files" in found:
+        return dict(found["files"])
     for checkpoint in list(folder.absolute().parents)[:2]:
         if step_of(checkpoint) is not None and (checkpoint / "manifest.json").is_file():
             within = f"{folder.absolute().relative_to(checkpoint).as_posix()}/"
@@ -76,8 +76,8 @@ def listed_files(folder: Path) -> Mapping[str, Mapping[str, Any]] | None:
     return None
 
 
-def _said(folder: Path) -> dict[str, Any]:
-    """Return what `kapelle.json` says; empty where there is none."""
+def _read_seal(folder: Path) -> dict[str, Any]:
+    """Return the content of `kapelle.json`; empty if there is none."""
     found = _read(folder / SEAL)
     if not found.keys() <= {"base", "files"} or not isinstance(found.get("base", ""), str):
         raise _broken(folder / SEAL, "it holds other keys than kapelle writes")
@@ -97,7 +97,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _broken(file: Path, why: str) -> ModelError:
     return ModelError(
-        f"'{file}' is damaged: {why}. Take the folder from a copy; without that file nothing says what the weights were."
+        f"'{file}' is damaged: {why}. Take the folder from a copy; without that file the weights cannot be checked."
     )
 
 

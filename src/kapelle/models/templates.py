@@ -1,8 +1,8 @@
-"""Chat templates are programs that came with a model: what they raise becomes one error, and how long they run is bounded.
+"""Chat templates are programs that come with a model: whatever they raise becomes one error, and their running time is bounded.
 
-A template may loop for longer than anybody waits. A watching thread ends the rendering then, by an exception that the
-interpreter raises between two steps of the template's loop. A power, which may be a single step without end, is
-refused before.
+A template may loop for too long. A watching thread then ends the rendering with an exception that the
+interpreter raises between two steps of the template's loop. A power, which may be a single endless step, is
+refused beforehand.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 LIMIT_S = 10.0
 """Seconds that one rendering may take; real ones take a thousandth of one."""
 _LOOKS = 10
-_MEND = "Mend its chat_template.jinja, or use another model."
+_FIX = "Fix its chat_template.jinja, or use another model."
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ModelError for a tokeniser without a chat template, or with one that is no template or raises to a power."""
+    """Raise ModelError for a tokeniser without a chat template, or whose template is invalid or raises to a power."""
     from jinja2 import Environment, TemplateError
 
     name, found = tokenizer.name_or_path, tokenizer.chat_template
@@ -42,11 +42,11 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
             read = Environment().lex(template)  # noqa: S701 (nothing is rendered here)
             powers = [line for line, kind, what in read if (kind, what) == _POWER]
         except TemplateError as error:
-            raise ModelError(f"The chat template of '{name}' is none: {error}. {_MEND}") from None
+            raise ModelError(f"The chat template of '{name}' is invalid: {error}. {_FIX}") from None
         if powers:
             raise ModelError(
                 f"The chat template of '{name}' raises to a power in line {powers[0]}, which may never end and belongs "
-                f"in no conversation. {_MEND}"
+                f"in no conversation. {_FIX}"
             )
 
 
@@ -68,7 +68,7 @@ def rendering(name: str) -> Iterator[None]:
         _WATCH.end()
     except _TooLong:
         raise ModelError(
-            f"The chat template of '{name}' has not come to its end within {LIMIT_S:g} s. {_MEND}"
+            f"The chat template of '{name}' did not finish within {LIMIT_S:g} s. {_FIX}"
         ) from None
     finally:
         _WATCH.forget()
@@ -76,15 +76,15 @@ def rendering(name: str) -> Iterator[None]:
         raise fault
     if fault is not None:
         why = refusal(fault) or f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}."
-        raise ModelError(f"The chat template of '{name}' failed: {why} {_MEND}") from fault
+        raise ModelError(f"The chat template of '{name}' failed: {why} {_FIX}") from fault
 
 
 class _TooLong(Exception):
-    """Raised in a thread that renders, by the one that watches."""
+    """Raised by the watching thread in a thread that renders."""
 
 
 class _Watch:
-    """When each thread began to render, and a thread that ends what takes too long."""
+    """When each thread began to render, and a thread that ends renderings that take too long."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,18 +93,18 @@ class _Watch:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Note that this thread begins."""
+        """Record that this thread begins to render."""
         me = threading.get_ident()
         with self._lock:
             self._ended.discard(me)
             self._clocks[me] = AwakeClock(LIMIT_S / _LOOKS)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._look, name="kapelle-templates", daemon=True)
-                with suppress(RuntimeError):  # no thread is to be had: then nobody watches
+                with suppress(RuntimeError):  # no thread is available: then nothing is watched
                     self._thread.start()
 
     def end(self) -> None:
-        """Note that this thread is done; what is on its way to be raised in it is raised here at the latest."""
+        """Record that this thread is done; an exception already sent to it is raised here at the latest."""
         me = threading.get_ident()
         with self._lock:
             self._clocks.pop(me, None)
@@ -113,7 +113,7 @@ class _Watch:
             time.sleep(0.001)
 
     def forget(self) -> None:
-        """Watch this thread no longer."""
+        """Stop watching this thread."""
         with self._lock:
             self._clocks.pop(threading.get_ident(), None)
 

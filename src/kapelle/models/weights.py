@@ -1,4 +1,4 @@
-"""Weights as content: their hash, and adapters and models as folders that others can load."""
+"""Weights: their hash, and adapters and models as folders that other programs can load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kapelle.runtime.tensor_files import load_tensors
 from kapelle.team import Lora
 
 ADAPTER = "adapter_model.safetensors"
-"""Where PEFT keeps an adapter's tensors."""
+"""The file in which PEFT keeps an adapter's tensors."""
 
 
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:
@@ -32,9 +32,9 @@ def weights_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 def copy_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], whose: str) -> None:
-    """Copy weights into the tensors `own` of the same names, but for those that are the same memory.
+    """Copy weights into the tensors `own` of the same names, except where they share memory.
 
-    Raises ModelError, which says `whose` they are, when names or shapes do not fit.
+    Raises ModelError, which says `whose` they are, if names or shapes do not fit.
     """
     if own.keys() != weights.keys():
         odd = min(own.keys() ^ weights.keys())
@@ -56,7 +56,7 @@ def save_adapter(
 ) -> None:
     """Write an adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`.
 
-    With the hash of the base that it stands on, nothing of kapelle plays it on another one. The folder is sealed.
+    With the hash of its base, kapelle refuses to use it on another base. The folder is sealed.
     """
     from safetensors.torch import save_file
 
@@ -81,7 +81,7 @@ def save_adapter(
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
-    """Read a PEFT LoRA folder; ModelError when it is none, of a variant that kapelle does not compute, or damaged."""
+    """Read a PEFT LoRA folder; ModelError if it is none, of a variant that kapelle does not compute, or damaged."""
     lora = read_lora(folder)
     verify_folder(folder)
     try:
@@ -123,7 +123,7 @@ def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int
 
 
 def save_model(folder: Path, model: LanguageModel) -> None:
-    """Write a base and its tokeniser with `save_pretrained` and seal the folder; it must carry no adapters."""
+    """Write a base and its tokeniser with `save_pretrained` and seal the folder; it must have no adapters."""
     assert not model.bank.adapters, "a base with adapters is saved as its adapters"
     model.model.save_pretrained(folder, safe_serialization=True)
     model.tokenizer.save_pretrained(folder)

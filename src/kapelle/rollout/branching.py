@@ -1,12 +1,12 @@
-"""Trees: what the candidates of one moment are worth, by playing the episode on from each.
+"""Trees: the worth of the candidates of one moment, found by continuing the episode from each.
 
-An episode is a program of its task, its seed and what was said. So a continuation is the same program in a fresh
-world: the turns so far are repeated from their record, token for token, one joint action of the moment follows, and
-from there on everybody speaks live, with seeds of the continuation's own. No world is ever copied.
+An episode is determined by its task, its seed and its turns. So a continuation runs the same program in a fresh
+world: the turns so far are replayed from their record, token for token, one joint action of the moment follows, and
+from there on every agent samples anew, with the continuation's own seeds. No world is ever copied.
 
-The n-th continuations of all candidates of a moment draw from the same seeds. Equal candidates are then worth the
-same, what differs between others is less their luck, and no expectation changes: the seeds know nothing of what was
-said. Candidates that say the same tokens are played on once.
+The n-th continuations of all candidates of a moment use the same seeds. Equal candidates then have equal worth, luck
+explains less of the difference between others, and no expectation changes, because the seeds do not depend on the
+candidates. Candidates with the same tokens are continued once.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from kapelle.types import Episode, Turn
 
 
 class Record:
-    """What a continuation repeats: the turns so far and the joint action; used once."""
+    """What a continuation replays: the turns so far and the joint action; used once."""
 
     def __init__(self, past: Sequence[Turn], now: Sequence[Turn]) -> None:
-        """Take the recorded turns, and one candidate of each agent that speaks next."""
+        """Take the recorded turns, and one candidate of each agent that moves next."""
         self._given: dict[tuple[str, int], Turn] = {}
-        spoken: Counter[str] = Counter()
+        turns_of: Counter[str] = Counter()
         for turn in (*past, *now):
-            self._given[turn.agent, spoken[turn.agent]] = turn
-            spoken[turn.agent] += 1
+            self._given[turn.agent, turns_of[turn.agent]] = turn
+            turns_of[turn.agent] += 1
         self._past = tuple(past)
         self._now = {turn.agent for turn in now}
         self._tokens = _tokens((*past, *now))
         self._diverged: str | None = None
-        """How the repetition differed from the record; None while it did not."""
+        """How the replay differed from the record; None while it did not."""
 
     def take(self, agent: str, number: int, prompt_ids: Sequence[int], turns: Sequence[Turn]) -> Turn | None:
-        """Return what the agent said in its turn of this number (from 0), None where it speaks live.
+        """Return the agent's recorded turn of this number (from 0), or None if it samples anew.
 
-        `turns` are those played so far. Raises EpisodeError when it reads anything else than it did, or was paid
-        otherwise.
+        `turns` are those played so far. Raises EpisodeError if the agent reads another prompt than it did, or got other
+        rewards.
         """
         given = self._given.pop((agent, number), None)
         if given is None:
@@ -60,14 +60,14 @@ class Record:
         return given
 
     def check_repeated(self, episode: Episode, environment: str) -> None:
-        """Raise EpisodeError when the episode went another way before everything was repeated."""
+        """Raise EpisodeError if the episode took another course before everything was replayed."""
         if self._given and self._diverged is None:
             ended = episode.error or "no error"
-            self._diverged = f"it ended with {len(self._given)} of the turns unsaid ({ended})"
+            self._diverged = f"it ended with {len(self._given)} of the turns not replayed ({ended})"
         if self._diverged is not None:
             raise EpisodeError(
-                f"An episode of '{environment}' does not repeat: played again with its own seed and words, "
-                f"{self._diverged}. Set `algorithm.tree: false`, or let world and workflow draw from their seeds alone."
+                f"An episode of '{environment}' does not repeat: played again with its own seed and turns, "
+                f"{self._diverged}. Set `algorithm.tree: false`, or let world and workflow take all randomness from their seeds."
             )
 
     def sampled(self, episode: Episode) -> Counter[str]:
@@ -90,17 +90,17 @@ PlayOn = Callable[[Record, int], Awaitable[Episode]]
 """(record, number) → the episode of the continuation of this number; a failed one is returned, not raised."""
 
 Worths = tuple[tuple[float, ...], ...]
-"""Mover → worth of each of its candidates; empty for a mover with one candidate."""
+"""For each agent that moves, the worth of each of its candidates; empty for an agent with one candidate."""
 
 
 async def judge(
     tree: Tree, past: Sequence[Turn], drafts: Sequence[Sequence[Turn]], environment: str, play_on: PlayOn
 ) -> Worths:
-    """Return what each candidate is worth: its agent's mean return in the episodes played on from it.
+    """Return the worth of each candidate: its agent's mean return over the episodes that continue from it.
 
-    `drafts` are the candidates of every agent that speaks at this moment, the frozen ones' single one too. A failed
-    continuation is left out of the mean. Raises EpisodeError when all continuations of a joint action failed, or
-    one did not get to the moment again.
+    `drafts` are the candidates of every agent that moves at this moment, one for a frozen agent. A failed
+    continuation is left out of the mean. Raises EpisodeError if all continuations of a joint action failed, or
+    if one did not reach the moment again.
     """
     counts = [len(candidates) for candidates in drafts]
     judges = {
@@ -109,12 +109,12 @@ async def judge(
         if count > 1
         for k in range(count)
     }
-    said: dict[tuple[tuple[int, ...], ...], JointAction] = {}
+    first_with: dict[tuple[tuple[int, ...], ...], JointAction] = {}
     alike: dict[JointAction, JointAction] = {}
     for action in dict.fromkeys(action for actions in judges.values() for action in actions):
-        words = tuple(drafts[m][k].completion_ids for m, k in enumerate(action))
-        alike[action] = said.setdefault(words, action)
-    runs = [(action, number) for action in said.values() for number in range(tree.continuations)]
+        tokens = tuple(drafts[m][k].completion_ids for m, k in enumerate(action))
+        alike[action] = first_with.setdefault(tokens, action)
+    runs = [(action, number) for action in first_with.values() for number in range(tree.continuations)]
     records = [Record(past, [drafts[m][k] for m, k in enumerate(action)]) for action, _ in runs]
     played = await asyncio.gather(
         *(play_on(record, number) for record, (_, number) in zip(records, runs, strict=True))
@@ -138,12 +138,14 @@ def _paid(tree: Tree, episodes: Sequence[Episode]) -> dict[str, float]:
     """Return each agent's mean return over the continuations of one joint action that did not fail."""
     valid = [tree.returns(episode) for episode in episodes if episode.error is None]
     if not valid:
-        raise EpisodeError(f"Every episode played on from a candidate failed. The first: {episodes[0].error}")
+        raise EpisodeError(
+            f"Every episode that continued from a candidate failed. The first: {episodes[0].error}"
+        )
     return {agent: fmean(own.get(agent, 0.0) for own in valid) for agent in valid[0]}
 
 
 def settle(tree: Tree, drafts: Sequence[Sequence[Turn]], worths: Worths) -> list[tuple[Turn, list[Turn]]]:
-    """Return, for each agent that speaks, the candidate that the episode continues with and its siblings."""
+    """Return, for each agent that moves, the candidate that the episode continues with and its siblings."""
     settled = []
     for candidates, worth in zip(drafts, worths, strict=True):
         if not worth:

@@ -1,4 +1,4 @@
-"""How many episodes are under way at once; the others wait in line before they hold anything, so none waits for another."""
+"""How many episodes run at once; the others wait before they hold any resource, so that no episode blocks another."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kapelle.runtime.descriptors import room_for
 
 
 def at_once(environment: Environment, agents: int, tree: Tree | None, most: int) -> int:
-    """Return how many episodes, at most `most`, leave room for all that their worlds hold.
+    """Return how many episodes, at most `most`, have room for everything that their worlds hold.
 
-    That is pipes and connections, and a thread for every world that blocks: an episode has room for all of its worlds
-    before it begins, so that none of them waits for one that its own episode holds.
+    These are pipes, connections, and a thread for every world that blocks. An episode has room for all of its worlds
+    before it begins, so that none of them waits for another one of the same episode.
     """
-    # Where episodes branch, the candidates of every agent are played on in worlds of their own.
+    # Where episodes branch, the candidates of every agent are continued in their own worlds.
     worlds = 1 + tree.candidates * agents if tree else 1
     if getattr(environment, "blocking", False):
         most = max(1, min(most, bounded_worlds.WORKERS // worlds))

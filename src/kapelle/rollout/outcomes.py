@@ -1,8 +1,8 @@
-"""What an environment says of an episode, taken as plain values or refused with the reason.
+"""What an environment reports of an episode: converted to plain values, or refused with the reason.
 
-Environments are other people's code. Their numbers may be NumPy's, their `info` anything at all, and what they
+Environments are other people's code. Their numbers may be NumPy's, their `info` may hold anything, and what they
 raise need not be an Exception. What passes here is recorded exactly and read back equal; everything else is an
-EpisodeError, which makes one failed episode and stops nothing.
+EpisodeError, which fails one episode and does not stop the run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kapelle.errors import EngineError, EpisodeError, TrainingHalted
 from kapelle.types import Group, Json, Turn
 
 DEEPEST = 64
-"""Levels of lists and mappings in `info`; writing and reading JSON fails at about a thousand."""
+"""Most levels of lists and mappings in `info`; writing and reading JSON fails at about a thousand."""
 WIDEST = 8192
-"""Bits of a whole number in `info`; Python writes no more than 4,300 digits."""
+"""Most bits of an integer in `info`; Python writes at most 4,300 digits."""
 LONGEST = 4000
-"""Characters of an episode's `error`: a message may quote all that it could not read."""
+"""Most characters of an episode's `error`: a message may quote all that it could not read."""
 
 
 def number(value: object, what: str) -> float:
@@ -49,9 +49,9 @@ def text(value: object, what: str) -> str:
 
 
 def payments(paid: object, names: Sequence[str]) -> dict[str, float]:
-    """Return what agents are paid as floats; EpisodeError for one who is not in the team, and for what is no number.
+    """Return rewards by agent as floats; EpisodeError for an agent outside the team or a value that is no number.
 
-    A number that is not finite passes: the sum over the episode is what is held to the declared range.
+    A number that is not finite passes: the range is checked on the sum over the episode.
     """
     if not isinstance(paid, Mapping):
         raise EpisodeError(f"The environment paid {_shown(paid)}; it must be a mapping of agents to rewards.")
@@ -64,7 +64,7 @@ def payments(paid: object, names: Sequence[str]) -> dict[str, float]:
 def plain(value: object, place: str, depth: int = 0) -> Json:
     """Return a copy of a value in plain types that JSON rows hold exactly; `place` names it in errors.
 
-    Scalars of NumPy and torch become Python's. EpisodeError for anything that has no such form.
+    Scalars of NumPy and torch become Python's. EpisodeError for anything that cannot be converted.
     """
     value = _scalar(value)
     if value is None or isinstance(value, bool):
@@ -97,7 +97,7 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
 def accepted(
     outcome: Outcome, turns: Sequence[Turn], bounds: tuple[float, float], names: Sequence[str]
 ) -> Outcome:
-    """Return the outcome in plain values; EpisodeError names the first thing in it that cannot be."""
+    """Return the outcome in plain values; EpisodeError names the first value that cannot be converted."""
     rewards = payments(outcome.rewards, names)
     low, high = bounds
     slack = 1e-9 * max(1.0, abs(low), abs(high))
@@ -121,13 +121,13 @@ def accepted(
 
 
 def asked_to_stop() -> int:
-    """Return how many requests to cancel the running task are open."""
+    """Return how many cancellation requests of the running task are open."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
 def fault(error: BaseException, asked_before: int) -> str:
-    """Return why an episode failed, or raise what is no fault of the episode's own.
+    """Return why an episode failed, or raise what is not the episode's fault.
 
     KeyboardInterrupt and EngineError pass, and so does a cancellation that came from outside while it was played
     (`asked_before` is `asked_to_stop` at its start), whatever the environment made of it.
@@ -139,22 +139,22 @@ def fault(error: BaseException, asked_before: int) -> str:
             raise error
         raise asyncio.CancelledError from error
     try:
-        said = str(error)
+        message = str(error)
     except Exception as again:  # noqa: BLE001 - whatever the environment's own class does
-        said = f"(its message cannot be read: {type(again).__name__})"
-    _let_go(error)
-    return f"{type(error).__name__}: {said}"[:LONGEST]
+        message = f"(its message cannot be read: {type(again).__name__})"
+    _drop_frames(error)
+    return f"{type(error).__name__}: {message}"[:LONGEST]
 
 
-def _let_go(error: BaseException) -> None:
-    """Drop the frames behind an error: all that its episode held would wait with them for the collector."""
+def _drop_frames(error: BaseException) -> None:
+    """Drop the frames of an error: they would keep everything that its episode held until garbage collection."""
     behind: list[BaseException | None] = [error]
-    met: set[int] = set()
+    seen: set[int] = set()
     while behind:
         one = behind.pop()
-        if one is None or id(one) in met:
+        if one is None or id(one) in seen:
             continue
-        met.add(id(one))
+        seen.add(id(one))
         BaseException.with_traceback(one, None)
         behind += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
@@ -173,7 +173,7 @@ def _key(key: object, place: str, depth: int) -> Any:
 
 
 def _scalar(value: object) -> object:
-    """Return what a scalar of NumPy or torch holds, by the two names that they share; others as they are."""
+    """Return what a scalar of NumPy or torch holds, by the two attributes that they share; others unchanged."""
     if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
         return item()
     return value

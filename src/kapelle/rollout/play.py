@@ -1,6 +1,6 @@
 """Playing episodes: tasks in, groups of episodes out.
 
-Every episode is a coroutine; all of them run at once and meet in the engine, which batches their
+Every episode is a coroutine; all of them run at once, and the engine batches their
 requests. A fault inside an episode is caught at one place, `play_episode`, and becomes data.
 """
 
@@ -46,21 +46,21 @@ class Play:
     tree: Tree | None = None
     """How episodes branch at every turn of a trained agent; None plays without branches."""
     timeline: Timeline = field(default_factory=Timeline, compare=False)
-    """Who is told where the time goes."""
+    """Records where the time goes."""
     patience: Patience = field(default_factory=Patience)
-    """After how many seconds something is given up."""
+    """After how many seconds each kind of call is given up."""
 
 
 def make_play(config: RunConfig, team: Team, engine: RolloutEngine) -> Play:
-    """Return what a team's episodes are played with: the environment and workflow of settings, and who speaks."""
+    """Return what a team's episodes are played with: environment and workflow of the settings, team and engine."""
     return Play(team, config.environment, config.workflow, engine, patience=config.patience)
 
 
 async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Episode:
     """Play one episode, `sample` of its group; whatever goes wrong inside becomes its `error`.
 
-    What passes through is no fault of one episode: EngineError (an engine that fails would fail every episode),
-    KeyboardInterrupt, and a cancellation that was asked for outside.
+    Only what is no fault of one episode is raised: EngineError (an engine that fails would fail every episode),
+    KeyboardInterrupt, and a cancellation requested from outside.
     """
     return await _played(play, task, seed, sample)
 
@@ -73,7 +73,7 @@ async def _played(
     record: Record | None = None,
     sampling_seed: int | None = None,
 ) -> Episode:
-    """Play one episode, or with a `record` what follows it; see `play_episode`."""
+    """Play one episode, or replay a `record` and continue from it; see `play_episode`."""
     names, asked = play.team.names, asked_to_stop()
     scene: LiveScene | None = None
     try:
@@ -117,15 +117,15 @@ async def rollout(
 ) -> list[Group]:
     """Play `samples` episodes of every task at once and return one group per task, in order.
 
-    A task that stands there twice is played by other seeds the second time.
+    A task that is listed twice is played with other seeds the second time.
     """
     under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent)
     gate = asyncio.Semaphore(under_way)
-    met: Counter[str] = Counter()
+    times: Counter[str] = Counter()
     seats: list[tuple[Task, int, int]] = []
     for task in tasks:
-        again = ("again", met[task.id]) if met[task.id] else ()
-        met[task.id] += 1
+        again = ("again", times[task.id]) if times[task.id] else ()
+        times[task.id] += 1
         seats += [(task, k, derive_seed(seed, task.id, k, *again)) for k in range(samples)]
 
     queued = len(seats) > under_way
@@ -145,7 +145,7 @@ async def rollout(
 
     def without(place: int, why: GaveUp) -> Episode:
         if place in parts:
-            parts[place].end()  # its task goes on behind our back, and nobody waits for what it may ask
+            parts[place].end()  # its coroutine may still run; nothing waits for its requests
         leave(place)
         task, _, own = seats[place]
         return Episode(task, own, play.team.names, (), error=f"GaveUp: {why}")

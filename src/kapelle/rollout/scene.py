@@ -1,4 +1,4 @@
-"""One running episode: what a workflow sees of it, and what is written down while it is played."""
+"""One running episode: what a workflow sees of it, and what is recorded while it is played."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kapelle.rollout.play import Play
 
 Replay = Callable[[Record, int], Awaitable[Episode]]
-"""Plays an episode again as recorded, and on from there with a sampling seed."""
+"""Replays an episode as recorded and continues it with a sampling seed."""
 
 
 class LiveSeat:
@@ -40,13 +40,13 @@ class LiveSeat:
 
     def __init__(self, scene: LiveScene, agent: Agent) -> None:
         self._scene: LiveScene = weakref.proxy(scene)
-        """The scene holds the seat; were it held in turn, both would wait for the collector, with all that was said."""
+        """A weak reference: a cycle of scene and seat would keep the conversation until garbage collection."""
         self._agent = agent
         self._opening = [Message("system", agent.system)] if agent.system else []
         self._messages: list[Message] = []
         self._last: Turn | None = None
-        self._said = 0
-        """Turns that it has taken or is taking; says whose weights speak where they differ by turn."""
+        self._turn_count = 0
+        """Turns begun so far; selects the policy where it differs by turn."""
 
     @property
     def agent(self) -> Agent:
@@ -54,13 +54,13 @@ class LiveSeat:
         return self._agent
 
     async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
-        """Hear, speak, record and return the turn; see `workflow.Seat`."""
+        """Read the messages `heard`, answer, record and return the turn; see `workflow.Seat`."""
         return (await self._scene.together({self._agent.name: heard}, fresh))[self._agent.name]
 
     async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
-        """Return what to choose from: the candidates of a tree, else one turn; nothing is recorded yet."""
+        """Return the candidates of a tree, or the one turn without a tree; nothing is recorded yet."""
         play = self._scene.play
-        policy = play.team.policy(self._agent.name, self._said)
+        policy = play.team.policy(self._agent.name, self._turn_count)
         messages = [Message("user", m) if isinstance(m, str) else m for m in heard]
         renderer = play.engine.renderer(policy.name)
         if self._last is None or fresh:
@@ -76,8 +76,8 @@ class LiveSeat:
                 f"The prompt of agent '{self._agent.name}' has {len(prompt)} tokens; its model reads "
                 f"{renderer.context}. Use shorter prompts, fewer rounds or a model with a longer context."
             )
-        number, seen = self._said, self._scene.clock
-        self._said += 1
+        number, seen = self._turn_count, self._scene.clock
+        self._turn_count += 1
         given = self._scene.given(self._agent.name, number, prompt)
         if given is not None:
             return [replace(given, seen=seen, reward=0.0, score=None, worth=None, parent=None)]
@@ -93,22 +93,22 @@ class LiveSeat:
         )
         count = play.tree.candidates if play.tree and policy.trained else 1
         seeds = [request.seed, *(derive_seed(request.seed, "branch", k) for k in range(1, count))]
-        said = await asyncio.gather(*(self._complete(replace(request, seed=seed)) for seed in seeds))
-        return [_turn(request, one, tuple(messages), seen, policy.trained) for one in said]
+        completions = await asyncio.gather(*(self._complete(replace(request, seed=seed)) for seed in seeds))
+        return [_turn(request, each, tuple(messages), seen, policy.trained) for each in completions]
 
     def keep(self, turn: Turn) -> None:
-        """Go on with the conversation after this turn."""
+        """Continue the conversation after this turn."""
         self._last = turn
         self._messages.append(Message("assistant", turn.text, speaker=self._agent.name))
 
     async def _complete(self, request: Request) -> Completion:
         play = self._scene.play
         what = f"An answer of policy '{request.policy}'"
-        asked = within(what, "engine", play.patience.engine, play.engine.generate(request))
-        completion = await play.timeline.during("generate", asked)
+        answer = within(what, "engine", play.patience.engine, play.engine.generate(request))
+        completion = await play.timeline.during("generate", answer)
         if not all(map(math.isfinite, completion.logprobs)):
             raise EpisodeError(
-                f"Policy '{request.policy}' spoke with log-probs that are not finite: its weights are broken. "
+                f"Policy '{request.policy}' returned log-probs that are not finite: its weights are broken. "
                 "Go back to an earlier checkpoint, and lower `optimizer.lr`."
             )
         return completion
@@ -148,7 +148,7 @@ class LiveScene:
         sampling_seed: int | None = None,
         replay: Replay | None = None,
     ) -> None:
-        """Play with a seed; a continuation repeats a `record` first and has a `sampling_seed` of its own.
+        """Play with a seed; a continuation first replays a `record` and has its own `sampling_seed`.
 
         `replay` plays such a continuation; episodes that do not branch need none.
         """
@@ -156,7 +156,7 @@ class LiveScene:
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
         self.continued: Counter[str] = Counter()
-        """Policy → tokens sampled to play on from candidates."""
+        """Policy → tokens sampled to continue from candidates."""
         self._record = record
         self._replay = replay
         self._task = task
@@ -165,11 +165,11 @@ class LiveScene:
         self._seats = {agent.name: LiveSeat(self, agent) for agent in play.team.agents}
         self._turns: list[Turn] = []
         self._open: dict[str, list[Turn]] = {}
-        """Agent → candidates beside its draft, until that is recorded."""
+        """Agent → siblings of its chosen candidate, until that is recorded."""
         self._branches: list[Turn] = []
         self.payments: list[Payment] = []
         self._owed: dict[str, float] = {}
-        """Agent → what it earned before it first spoke."""
+        """Agent → what it earned before its first turn."""
 
     @property
     def task(self) -> Task:
@@ -200,7 +200,7 @@ class LiveScene:
         return self._seats[name]
 
     def commit(self, drafts: Sequence[Turn]) -> list[Turn]:
-        """Record turns in the order given and return them with their place in time."""
+        """Record turns in the order given and return them with their index."""
         turns = [
             replace(turn, index=len(self._turns) + k, reward=turn.reward + self._owed.pop(turn.agent, 0.0))
             for k, turn in enumerate(drafts)
@@ -217,7 +217,7 @@ class LiveScene:
         return tuple(replace(turn, index=len(self._turns) + k) for k, turn in enumerate(self._branches))
 
     def given(self, agent: str, number: int, prompt_ids: Sequence[int]) -> Turn | None:
-        """Return the recorded turn of this number that is repeated here; None where the agent speaks live."""
+        """Return the recorded turn of this number that is replayed here; None if the agent samples anew."""
         if self._record is None:
             return None
         return self._record.take(agent, number, prompt_ids, self._turns)
@@ -225,7 +225,7 @@ class LiveScene:
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
-        """Let several agents speak at the same moment; see `workflow.Scene`."""
+        """Let several agents answer at the same moment; see `workflow.Scene`."""
         past = self.turns
         drafts = await asyncio.gather(
             *(self._seats[name].draft(heard, fresh) for name, heard in words.items())
@@ -236,7 +236,7 @@ class LiveScene:
         return {turn.agent: turn for turn in self.commit(chosen)}
 
     async def _chosen(self, past: Sequence[Turn], drafts: Sequence[Sequence[Turn]]) -> list[Turn]:
-        """Return each speaker's turn; of several candidates the tree says which, and the others become branches."""
+        """Return each agent's turn; the tree chooses among several candidates, and the others become branches."""
         tree = self.play.tree
         if tree is None or all(len(candidates) == 1 for candidates in drafts):
             return [candidates[0] for candidates in drafts]
@@ -244,7 +244,7 @@ class LiveScene:
         async def play_on(record: Record, number: int) -> Episode:
             seed = derive_seed(self._seed, "continuation", len(past), number)
             with Part():
-                assert self._replay is not None, "an episode that branches is played on from its branches"
+                assert self._replay is not None, "an episode that branches needs `replay`"
                 episode = await self._replay(record, seed)
             self.continued += record.sampled(episode)
             return episode
@@ -267,13 +267,13 @@ class LiveScene:
         return self._world.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Move in the world and book what it pays on the agents' last turns.
+        """Move in the world and add its rewards to the agents' last turns.
 
-        Who has not spoken yet gets it on its first turn; EpisodeError for one who is not in the team.
+        An agent without a turn gets it on its first one; EpisodeError for an agent outside the team.
         """
         with Part():
-            said = await self.play.timeline.during("environment", self._world.step(actions, final))
-        paid = payments(said, self.names)
+            rewards = await self.play.timeline.during("environment", self._world.step(actions, final))
+        paid = payments(rewards, self.names)
         for agent, reward in paid.items():
             self.payments.append(Payment(agent, self.clock, reward))
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
@@ -284,7 +284,7 @@ class LiveScene:
         return paid
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with what agents that never spoke earned in passing, added to their terminal reward."""
+        """Return the outcome, with earlier rewards of agents that had no turn added to their terminal reward."""
         rewards = payments(outcome.rewards, self.names)
         owed = {agent: rewards.get(agent, 0.0) + reward for agent, reward in self._owed.items()}
         return replace(outcome, rewards={**rewards, **owed})
@@ -297,7 +297,7 @@ class LiveScene:
         return None
 
     def leave_out(self) -> None:
-        """Train on none of the turns recorded so far, nor on candidates beside them."""
+        """Train on none of the turns recorded so far, nor on their siblings."""
         self._turns = [replace(turn, trained=False) for turn in self._turns]
         self._branches = [replace(turn, trained=False) for turn in self._branches]
 
@@ -309,7 +309,7 @@ class LiveScene:
                 "Set `workflow.score_rounds: false`, or another environment."
             )
         with Part():
-            said = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
-        score = share(said, f"The world's score of a text of '{turn.agent}'")
+            value = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
+        score = share(value, f"The world's score of a text of '{turn.agent}'")
         self._turns[turn.index] = replace(self._turns[turn.index], score=score)
         return score

@@ -1,10 +1,10 @@
-"""Rollout engines: whoever samples, behind one protocol. The built-in ones are found by name."""
+"""Rollout engines: everything that samples, behind one protocol. The built-in ones are found by name."""
 
 from collections.abc import Mapping
 
 from kapelle.former_names import contents_of
 
 BUILTIN: Mapping[str, str] = {"local": "kapelle.engines.rollout.local.engine:Local"}
-"""Name in a recipe → `module:Class`, imported when asked for."""
+"""Name in a recipe → `module:Class`, imported on first use."""
 
 __getattr__ = contents_of(__name__)

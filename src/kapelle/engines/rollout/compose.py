@@ -1,4 +1,4 @@
-"""One engine made of several: each policy is played by the engine that holds it."""
+"""One engine made of several: each policy is sampled by the engine that holds it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kapelle.engines.rollout.protocol import Completion, Renderer, Request, Roll
 
 
 class ComposedEngine:
-    """Hands each request to the engine that plays its policy."""
+    """Sends each request to the engine that holds its policy."""
 
     def __init__(self, engines: Sequence[RolloutEngine]) -> None:
         self._engines = tuple(engines)
@@ -32,7 +32,7 @@ class ComposedEngine:
         self._engine_of[policy].load(policy, weights, version)
 
     def release_caches(self) -> None:
-        """Let every engine rest."""
+        """Release the caches of every engine."""
         for engine in self._engines:
             engine.release_caches()
 

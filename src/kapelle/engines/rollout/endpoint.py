@@ -1,7 +1,7 @@
 """Frozen agents behind an OpenAI-compatible URL.
 
-The server's text is taken as it comes; it has no token ids or log-probs that could be trained on, so such
-an agent is never trained. A request that fails makes its episode fail, not the run.
+The server returns text without token ids or log-probs that could be trained on, so such an agent is never
+trained. A request that fails makes its episode fail, not the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class EndpointEngine:
-    """Asks remote servers, one request at a time per waiting agent."""
+    """Sends requests to remote servers, one at a time per waiting agent."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class EndpointEngine:
         retries: int = 2,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Keep `timeout` seconds per attempt, from connecting to the last byte; `transport` replaces the network in tests."""
+        """Allow `timeout` seconds per attempt, from connecting to the last byte; `transport` replaces the network in tests."""
         for policy, endpoint in endpoints.items():
             if not endpoint.url.startswith(("http://", "https://")):
                 raise ConfigError(
@@ -55,7 +55,7 @@ class EndpointEngine:
         return self._renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Return what the server says; EpisodeError after the last failed attempt."""
+        """Return what the server answers; EpisodeError after the last failed attempt."""
         import httpx
 
         endpoint = self._endpoints[request.policy]
@@ -100,10 +100,10 @@ class EndpointEngine:
         )
 
     def release_caches(self) -> None:
-        """Hold nothing between requests."""
+        """Do nothing: the engine holds nothing between requests."""
 
     def close(self) -> None:
-        """Hold nothing between requests."""
+        """Do nothing: the engine holds nothing between requests."""
 
 
 def _completion(answer: bytes, endpoint: Endpoint) -> Completion:

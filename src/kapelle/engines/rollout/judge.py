@@ -1,4 +1,4 @@
-"""Any rollout engine as a judge: the model that it plays reads and gives verdicts."""
+"""Any rollout engine as a judge: one of its policies reads answers and gives verdicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GREEDY = Sampling(max_tokens=512, temperature=0.0)
 
 
 def ask_engine(engine: RolloutEngine, policy: str, sampling: Sampling = GREEDY) -> Ask:
-    """Return a judge that a policy of an engine plays; the same question gets the same answer."""
+    """Return a judge backed by a policy of an engine; the same question gets the same answer."""
 
     async def ask(messages: Sequence[Message]) -> str:
         prompt = engine.renderer(policy).start(messages)

@@ -2,7 +2,7 @@
 
 An engine answers a request with the tokens that one policy sampled, their log-probs, and the version
 and content hash of the weights that did it. It batches as it likes; a request's answer depends on its
-seed, never on what it was batched with.
+seed, never on the other requests in its batch.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Request:
     policy: str
     agent: str
     messages: tuple[Message, ...]
-    """The agent's whole conversation; what engines without tokens of their own read."""
+    """The agent's whole conversation, for engines that read text."""
     prompt_ids: tuple[int, ...]
-    """The same conversation as token ids; what engines with tokens read."""
+    """The same conversation as token ids, for engines that read tokens."""
     sampling: Sampling
     seed: int
     task: Task
-    """The task being played; only scripts look at it."""
+    """The task being played; only scripts use it."""
     sample: int = 0
-    """Which of its group's episodes this is, from 0; only records look at it."""
+    """Index of the episode in its group, from 0; only recordings use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a policy said."""
+    """One sampled answer of a policy."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -56,17 +56,17 @@ class Renderer(Protocol):
 
     @property
     def context(self) -> int:
-        """Most tokens that prompt and completion may have together."""
+        """Maximum number of tokens of prompt and completion together."""
         ...
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt ids of a new conversation, ready for the agent to speak."""
+        """Return the prompt ids of a new conversation, ready for the agent's completion."""
         ...
 
     def extend(
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
     ) -> tuple[int, ...]:
-        """Return the next prompt: the last one, the very ids that were sampled, and what was heard since."""
+        """Return the next prompt: the last one, the ids that were sampled, and the messages `heard` since."""
         ...
 
 
@@ -83,7 +83,7 @@ class RolloutEngine(Protocol):
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the policies that it plays."""
+        """Names of the policies that it holds."""
         ...
 
     def renderer(self, policy: str) -> Renderer:
@@ -99,11 +99,11 @@ class RolloutEngine(Protocol):
         ...
 
     def release_caches(self) -> None:
-        """Give back what the engine can make again, where an update needs the room; no request is in flight."""
+        """Free memory that the engine can fill again, where an update needs it; no request is in flight."""
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds."""
+        """Release everything that the engine holds."""
         ...
 
 
@@ -111,7 +111,7 @@ class EngineSettings(Protocol):
     """Frozen settings that build a rollout engine."""
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> RolloutEngine:
-        """Return the engine that plays these policies; `models` are the trainer's, by base name."""
+        """Return the engine for these policies; `models` are the trainer's, by base name."""
         ...
 
 

@@ -9,7 +9,7 @@ from kapelle.errors import EngineError, did_you_mean
 from kapelle.types import Message
 
 Script = Callable[[Request], str]
-"""What a scripted policy says to a request."""
+"""A scripted policy: from a request to the text of its answer."""
 
 
 class ByteRenderer:
@@ -24,7 +24,7 @@ class ByteRenderer:
     def extend(
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
     ) -> tuple[int, ...]:
-        """Return the last prompt and completion, followed by the bytes of what was heard."""
+        """Return the last prompt and completion, followed by the bytes of the messages `heard` since."""
         return (*prompt, *completion, *b"\n", *self.start(heard))
 
     def completion(self, text: str) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ class ScriptedEngine:
     def __init__(
         self, scripts: Mapping[str, Script], renderers: Mapping[str, WritingRenderer] | None = None
     ) -> None:
-        """Take scripts by policy; with `renderers` what they say becomes the tokens of a policy's model."""
+        """Take scripts by policy; with `renderers` their text becomes tokens of a policy's model."""
         self._scripts = dict(scripts)
         self._renderers = dict(renderers or {})
 
@@ -52,7 +52,7 @@ class ScriptedEngine:
         return self._renderers.get(policy, ByteRenderer())
 
     async def generate(self, request: Request) -> Completion:
-        """Return what the script of the request's policy says; EngineError for an unknown policy."""
+        """Return what the script of the request's policy answers; EngineError for an unknown policy."""
         script = self._scripts.get(request.policy)
         if script is None:
             raise EngineError(
@@ -67,7 +67,7 @@ class ScriptedEngine:
         raise EngineError(f"The scripted policy '{policy}' has no weights to load. Mark its agent as frozen.")
 
     def release_caches(self) -> None:
-        """Hold nothing, give nothing back."""
+        """Do nothing: the engine holds nothing."""
 
     def close(self) -> None:
-        """Hold nothing, give nothing back."""
+        """Do nothing: the engine holds nothing."""

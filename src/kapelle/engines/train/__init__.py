@@ -1,10 +1,10 @@
-"""Train engines: whoever holds the learning weights, behind one protocol. The built-in ones are found by name."""
+"""Train engines: everything that holds trained weights, behind one protocol. The built-in ones are found by name."""
 
 from collections.abc import Mapping
 
 from kapelle.former_names import contents_of
 
 BUILTIN: Mapping[str, str] = {"torch": "kapelle.engines.train.torch.engine:Torch"}
-"""Name in a recipe → `module:Class`, imported when asked for."""
+"""Name in a recipe → `module:Class`, imported on first use."""
 
 __getattr__ = contents_of(__name__)

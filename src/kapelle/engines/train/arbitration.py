@@ -1,13 +1,13 @@
-"""Who is off where trainer and sampler disagree, and whether rounding explains it: judged in float64.
+"""Which of trainer and sampler is wrong where they disagree, and whether rounding explains it: judged in float64.
 
-The largest gap of a step is no judge by itself. Weights that have grown can make one token in a thousand hang on sums
-whose terms nearly cancel; two right float32 passes then differ there by more than any bound that is of use elsewhere,
-and both are off from float64 by as much. A fault (other weights, another token, another temperature) leaves the trainer
-where float64 is and the sampler far from it, or moves more than a few tokens.
+The largest gap of a step does not decide by itself. Weights that have grown can make one token in a thousand depend on
+sums whose terms nearly cancel; two correct float32 passes then differ there by more than any bound that is useful
+elsewhere, and both differ from float64 by as much. A fault (other weights, another token, another temperature) leaves the
+trainer close to float64 and the sampler far from it, or changes more than a few tokens.
 
-So a step with gaps above the bound passes only when all of this holds: few tokens are above it (`SHARE`), none of them
-by more than `CEILING` bounds, and each by no more than `ROUNDINGS` times what rounding errors of the compute type do to that
-very token. It costs nothing while there is no such gap.
+So a step with gaps above the bound passes only if few tokens are above it (`SHARE`), none by more than `CEILING` bounds,
+and each by no more than `ROUNDINGS` times the effect of rounding errors of the compute type on that token. It costs
+nothing while there is no such gap.
 
 Shapes: T targets of one sample.
 """
@@ -28,47 +28,47 @@ SHARE = 0.01
 """Greatest share of a step's tokens above the bound; one token always may be."""
 
 CEILING = 100.0
-"""Greatest gap, in bounds: beyond, the compute type no longer carries these weights."""
+"""Greatest gap, in bounds: beyond it the compute type is too coarse for these weights."""
 
 ROUNDINGS = 16.0
-"""Greatest gap, in root mean squares of what rounding does to the token; in right passes it stays below 7 (measured)."""
+"""Greatest gap, in root mean squares of the token's rounding error; in correct passes it stays below 7 (measured)."""
 
 MOST_ROWS = 64
-"""Most sequences that are looked at in float64."""
+"""Most sequences that are computed in float64."""
 
 
 Homes = Mapping[str, tuple[LanguageModel, str | None]]
-"""The model that a learner stands on, and its adapter."""
+"""Learner → its model, and its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What float64 says of a step whose largest gap is above the bound."""
+    """The verdict of float64 on a step whose largest gap is above the bound."""
 
     tokens: int
-    """How many are above the bound."""
+    """Tokens above the bound."""
     total: int
     """Tokens that were compared."""
     learner: str = ""
     sampler: float = 0.0
-    """How far the sampler's log-prob is from float64, nats; at the token that rounding explains least."""
+    """Distance of the sampler's log-prob from float64 (nats), at the token that rounding explains least."""
     trainer: float = 0.0
-    """How far the trainer's is."""
+    """The same distance for the trainer."""
     rounding: float | None = None
-    """Root mean square of what rounding does there; None where float64 was not asked."""
+    """Root mean square of the rounding error there; None if nothing was computed in float64."""
     refused: str | None = None
-    """Why the step cannot pass; None when rounding explains all."""
+    """Why the step cannot pass; None if rounding explains everything."""
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return it in words."""
         where = f"{self.tokens} of {self.total} tokens are above the bound"
         if self.rounding is None:
             return f"{where}; {self.refused}"
-        held = (
+        distances = (
             f"against float64 the sampler is off by {self.sampler:.2g} and the trainer by {self.trainer:.2g} "
             f"(policy '{self.learner}'), where rounding makes about {self.rounding:.2g}"
         )
-        return f"{where}; {held}: {self.refused}" if self.refused else f"{where}; {held}"
+        return f"{where}; {distances}: {self.refused}" if self.refused else f"{where}; {distances}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class _Row:
     sample: Sample
     trainer_T: Tensor
     above_T: Tensor
-    """Where the gap is above the bound, or no number."""
+    """Where the gap is above the bound, or NaN."""
     worst: float
 
 
@@ -87,7 +87,7 @@ def arbitrate(
     bound: float,
     worst: float,
 ) -> Finding:
-    """Judge the samples of a step whose largest gap is `worst`; `score` is the trainer's."""
+    """Judge the samples of a step whose largest gap is `worst`; `score` is the trainer's forward pass."""
     policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
     rows = [_row(*each, bound) for each in zip(policy, score(policy), strict=True)]
     total = sum(len(row.above_T) for row in rows)
@@ -95,15 +95,13 @@ def arbitrate(
     tokens = sum(int(row.above_T.sum()) for row in suspects)
     finding = Finding(tokens, total)
     if not suspects or not worst <= 2 * suspects[0].worst:
-        return replace(finding, refused="scored once more, the trainer says something else")
+        return replace(finding, refused="scored once more, the trainer returns other log-probs")
     if homes[suspects[0].sample.learner][0].flat is None:
-        return replace(
-            finding, refused="of this architecture there is no pass in float64 to hold them against"
-        )
+        return replace(finding, refused="for this architecture there is no pass in float64 to compare with")
     try:
-        found = max((_held(row, homes, finding) for row in suspects[:MOST_ROWS]), key=_unexplained)
+        found = max((_compared(row, homes, finding) for row in suspects[:MOST_ROWS]), key=_unexplained)
     except (torch.OutOfMemoryError, MemoryError):
-        return replace(finding, refused="there was no memory to hold them against float64")
+        return replace(finding, refused="there was no memory to compare them with float64")
     return replace(found, refused=_fault(found, len(suspects), bound, worst))
 
 
@@ -113,13 +111,13 @@ def _row(sample: Sample, trainer_T: Tensor, bound: float) -> _Row:
     return _Row(sample, trainer_T, ~(gap_T <= bound) & counts_T.bool(), float((gap_T * counts_T).max()))
 
 
-def _held(row: _Row, homes: Homes, finding: Finding) -> Finding:
+def _compared(row: _Row, homes: Homes, finding: Finding) -> Finding:
     sample, (model, adapter) = row.sample, homes[row.sample.learner]
-    asked = (model, adapter, sample.tokens, sample.targets, sample.temperature)
-    exact_T = exact_logprobs(*asked)
-    rounding_T = rounding_of(*asked, exact_T)
-    said = (sample.columns[Column.BEHAVIOUR], row.trainer_T)
-    sampler_T, trainer_T = ((each.double() - exact_T).abs().nan_to_num(torch.inf) for each in said)
+    arguments = (model, adapter, sample.tokens, sample.targets, sample.temperature)
+    exact_T = exact_logprobs(*arguments)
+    rounding_T = rounding_of(*arguments, exact_T)
+    logprobs = (sample.columns[Column.BEHAVIOUR], row.trainer_T)
+    sampler_T, trainer_T = ((each.double() - exact_T).abs().nan_to_num(torch.inf) for each in logprobs)
     each = [
         replace(finding, learner=sample.learner, sampler=float(s), trainer=float(t), rounding=float(r))
         for s, t, r, above in zip(sampler_T, trainer_T, rounding_T, row.above_T, strict=True)
@@ -136,11 +134,11 @@ def _unexplained(found: Finding) -> float:
 def _fault(found: Finding, rows: int, bound: float, worst: float) -> str | None:
     if not _unexplained(found) <= ROUNDINGS:
         if found.sampler >= found.trainer:
-            return "the tokens were sampled by other weights, or from another distribution, than the ones that are trained"
-        return "the trainer computes something else than its weights say; please report it"
+            return "the tokens were sampled with other weights, or from another distribution, than those that are trained"
+        return "the trainer does not compute what its weights define; please report it"
     if found.tokens > max(1, SHARE * found.total) or rows > MOST_ROWS or not worst <= CEILING * bound:
         return (
-            "the weights have grown until the compute type cannot carry them; go back to an earlier checkpoint with a "
+            "the weights have grown too large for the compute type; go back to an earlier checkpoint with a "
             "lower `optimizer.lr`"
         )
     return None

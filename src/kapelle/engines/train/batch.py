@@ -1,9 +1,9 @@
 """Samples laid flat for one forward pass, every distinct token computed once.
 
-A learner is a set of weights that is asked about target tokens: a policy for their log-probs, a critic
+A learner is a set of weights that is evaluated at target tokens: a policy for their log-probs, a critic
 for the values before them. The samples of a group share their prompt, later turns of an agent extend
-earlier ones, and short answers are often the same: `unfold` finds what is shared, `pack` lays the rest flat. No number
-changes by it: a sequence attends to itself alone, and its positions start at 0.
+earlier ones, and short answers are often the same: `unfold` finds what is shared, `pack` lays the rest out flat. This
+changes no number: a sequence attends to itself alone, and its positions start at 0.
 
 Shapes: N flat tokens, K target tokens, S sequences (samples) of one learner.
 """
@@ -43,16 +43,16 @@ class Batch:
     owners: tuple[tuple[str, int, int], ...]
     """(learner, first flat token, token after the last)."""
     source_K: Tensor
-    """Flat token that each target is asked from."""
+    """Flat token whose hidden state predicts each target."""
     token_K: Tensor
-    """Target token ids; 0 for a critic's place after the last token."""
+    """Target token ids; 0 for a critic's target after the last token."""
     temperature_K: Tensor
     parts: Mapping[str, Part]
 
 
 @dataclass(slots=True)
 class TokenBranch:
-    """Tokens that are computed once, after a prefix, for all samples that run through them."""
+    """Tokens after a prefix, computed once for all samples that contain them."""
 
     tokens: tuple[int, ...]
     samples: list[int]
@@ -60,7 +60,7 @@ class TokenBranch:
 
 @dataclass(slots=True)
 class TokenTree:
-    """A prefix and the branches that go on from it; one branch alone has an empty prefix."""
+    """A prefix and the branches that continue it; a single branch has an empty prefix."""
 
     learner: str
     prefix: tuple[int, ...]
@@ -75,13 +75,13 @@ class TokenTree:
 def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     """Return what has to be computed for the samples, learner by learner.
 
-    Only tokens from which something is asked are kept. A sample whose tokens begin another's rides along with
-    it. With `share`, samples of one prompt become branches of one tree.
+    Only tokens up to the last target are kept. A sample whose tokens are the beginning of another's shares its
+    branch. With `share`, samples of one prompt become branches of one tree.
     """
     trees: list[TokenTree] = []
     for learner in sorted({sample.learner for sample in samples}):
         own = [k for k, sample in enumerate(samples) if sample.learner == learner]
-        branches = _riders(own, samples)
+        branches = _branches(own, samples)
         prompts: dict[tuple[int, ...], list[TokenBranch]] = {}
         for branch in branches:
             start = min(samples[k].targets[0] for k in branch.samples)
@@ -95,8 +95,8 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     return trees
 
 
-def _riders(own: Sequence[int], samples: Sequence[Sample]) -> list[TokenBranch]:
-    """Return the distinct sequences, each with all samples whose needed tokens begin it."""
+def _branches(own: Sequence[int], samples: Sequence[Sample]) -> list[TokenBranch]:
+    """Return the distinct sequences, each with all samples whose tokens are its beginning."""
     needed = {k: samples[k].tokens[: samples[k].targets[-1]] for k in own}
     branches: list[TokenBranch] = []
     for k in sorted(own, key=lambda k: (needed[k], k), reverse=True):  # extensions before what they extend
@@ -205,11 +205,11 @@ def _parts(
 def _marks(
     samples: Sequence[Sample], device: torch.device | str
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return each sample's pair, and whether it was heard; None where no sample has any such mark."""
+    """Return each sample's pair, and whether it was observed; None where no sample has such a mark."""
     pairs = [sample.bundle for sample in samples if sample.bundle is not None]
     assert len(pairs) in (0, len(samples)), "a learner's samples are all paired, or none is"
-    heard = [float(sample.observed) for sample in samples]
+    observed = [float(sample.observed) for sample in samples]
     return (
         torch.tensor(pairs, device=device) if pairs else None,
-        torch.tensor(heard, device=device) if any(heard) else None,
+        torch.tensor(observed, device=device) if any(observed) else None,
     )

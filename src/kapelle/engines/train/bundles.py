@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[int]]:
-    """Return the places in `chosen` grouped by `Sample.bundle`, in order; a sample without one stands alone."""
+    """Return the indices in `chosen` grouped by `Sample.bundle`, in order; a sample without a bundle is alone."""
     found: dict[tuple[str, int | None, int], list[int]] = {}
     for k in chosen:
         sample = samples[k]
@@ -24,9 +24,9 @@ def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[in
 
 
 def passes(chosen: Sequence[int], samples: Sequence[Sample], max_tokens: int) -> list[tuple[list[int], int]]:
-    """Return what one forward pass may hold, with the tokens that it may have; no bundle is cut.
+    """Return what each forward pass may hold, with its most tokens; no bundle is split.
 
-    Without bundles that is everything, for `pack` to cut. A bundle longer than `max_tokens` has a pass of its own.
+    Without bundles that is everything, and `pack` splits it. A bundle longer than `max_tokens` has a pass of its own.
     """
     if all(samples[k].bundle is None for k in chosen):
         return [(list(chosen), max_tokens)]
@@ -41,7 +41,7 @@ def passes(chosen: Sequence[int], samples: Sequence[Sample], max_tokens: int) ->
 
 
 def minibatches(samples: Sequence[Sample], parts: int, seed_of: Callable[[str], int]) -> list[list[int]]:
-    """Split every learner's samples at random into `parts`, bundles whole; the split of one ignores the others.
+    """Split every learner's samples at random into `parts`, bundles whole; the split of one learner does not depend on the others.
 
     `seed_of` gives a learner's seed. Parts that come out empty are left out.
     """
@@ -57,7 +57,7 @@ def minibatches(samples: Sequence[Sample], parts: int, seed_of: Callable[[str], 
 
 
 def breakable(passes: Sequence[T]) -> Iterator[T]:
-    """Yield what is passed forward, one after another; before each, StopRequested where the run is to stop."""
+    """Yield passes one after another; raise StopRequested before one if the run should stop."""
     for each in passes:
         stop_if_asked()
         yield each

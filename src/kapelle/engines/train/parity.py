@@ -1,4 +1,4 @@
-"""Whether trainer and sampler mean the same weights and the same distribution, token by token."""
+"""Whether trainer and sampler agree on weights and distribution, token by token."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def check_parity(
     totals: dict[str, list[float]],
     arbitrate: Callable[[float, float], Finding],
 ) -> None:
-    """Book the largest and the mean gap; without gaps nothing happens.
+    """Record the largest and the mean gap; without gaps nothing happens.
 
-    Where one is above the bound, `arbitrate(bound, worst)` holds both sides against float64: ParityError when rounding
-    does not explain it, else the number of such tokens is booked too.
+    Where one is above the bound, `arbitrate(bound, worst)` compares both sides with float64: ParityError if rounding
+    does not explain it, else the number of such tokens is recorded too.
     """
     if not gaps:
         return
@@ -34,7 +34,7 @@ def check_parity(
         found = arbitrate(bound, worst)
         if found.refused is not None:
             raise ParityError(
-                f"Trainer and sampler log-probs differ by {worst:.3g} nats (bound {bound:.3g}): {found.told()}. See "
+                f"Trainer and sampler log-probs differ by {worst:.3g} nats (bound {bound:.3g}): {found.describe()}. See "
                 "docs/troubleshooting.md; `training.parity_tolerance` sets the bound, also when a run is resumed."
             )
         totals["parity/rounded"] = [float(found.tokens), 1.0]

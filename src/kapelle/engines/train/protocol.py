@@ -1,4 +1,4 @@
-"""The train engine's protocol: what a run asks of whatever holds the learning weights.
+"""The train engine's protocol: what a run needs of whatever holds the trained weights.
 
 A learner is a set of weights with its own optimiser: a policy or a critic. Losses are pure functions that
 return a sum and a weight; the engine divides by the global weight of that learner, so that accumulation,
@@ -6,7 +6,7 @@ packing and data parallelism give the same step.
 
 An engine is chosen like a rollout engine: `train_engine: {name: torch}` in a recipe names a class of settings, built in,
 `module:Class` or an entry point of `kapelle.train_engines`, whose `build` gets a `TrainSetup` and returns the engine.
-Whatever else uses one uses it through `TrainEngine`: the loop, the warm-up, verifiers, checkpoints.
+Everything that uses an engine uses it through `TrainEngine`: the loop, the warm-up, verifiers, checkpoints.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 HEAD = "value_head."
-"""What the names of a critic's head begin with, among its weights."""
+"""Prefix of the names of a critic's head among its weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateLimits:
-    """How the engine works, none of which changes a result but by failing."""
+    """Limits on how the engine works; none changes a result, except by stopping the update."""
 
     microbatch_tokens: int = 4096
     """Most tokens in one forward and backward pass."""
     parity_tolerance: float | None = None
     """Greatest |trainer − sampler| log-prob (nats); None takes the compute type's (`parity.PARITY`)."""
     non_finite: str = "stop"
-    """What a loss or gradient that is not finite does: `stop` raises NumericsError, `skip` leaves the step out."""
+    """What happens at a loss or gradient that is not finite: `stop` raises NumericsError, `skip` leaves the step out."""
     total_steps: int = 1_000_000
     """Optimiser steps of the whole run, for schedules that end."""
 
@@ -51,10 +51,10 @@ class TrainSetup:
     """What a train engine is built for."""
 
     models: Mapping[str, LanguageModel]
-    """The base models in this process's memory, by base name. The rollout engine plays on the very same ones, so that
-    every adapter of `policies` is in them (`LanguageModel.bank`) when the engine is built."""
+    """The base models in this process's memory, by base name. The rollout engine samples from the same objects, so
+    the engine adds every adapter of `policies` to them (`LanguageModel.bank`) when it is built."""
     policies: Sequence[Policy]
-    """All policies of the team; those of endpoints are nobody's here, and those that are not `trained` are only scored."""
+    """All policies of the team; those behind endpoints have no weights here, and those that are not `trained` are only scored."""
     critics: Sequence[Critic]
     optimizer: OptimizerConfig
     limits: UpdateLimits
@@ -62,7 +62,7 @@ class TrainSetup:
     references: bool = False
     """Whether every trained policy has a frozen reference (`reference_name`), a copy of it at the start."""
     embedders: bool = False
-    """Whether every policy's base, as it is at the start, is asked for embeddings (`embedder_name`)."""
+    """Whether every policy's base, as it is at the start, gives embeddings (`embedder_name`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Objective:
     epochs: int = 1
     minibatches: int = 1
     parity: bool = True
-    """True when the samples carry a `behaviour` column of these very weights."""
+    """True if the samples carry a `behaviour` column of exactly these weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +101,23 @@ class TrainEngine(Protocol):
     def versions(self) -> Mapping[str, int]:
         """Number of changes behind the weights of each trained policy: optimiser steps, and exchanges.
 
-        A step that changes nothing (`non_finite: skip`) is none. What breaks an update off half way is told by it.
+        A step that changes nothing (`non_finite: skip`) is none. It shows whether an interrupted update changed weights.
         """
         ...
 
     def renderer(self, learner: str) -> WritingRenderer:
-        """Return how text becomes the tokens of the model that a policy or critic stands on."""
+        """Return how text becomes the tokens of the model of a policy or critic."""
         ...
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return the whole weights of a policy, critic or reference as they are now; to be read, not written to.
+        """Return all weights of a policy, critic or reference as they are now; read them, do not write to them.
 
-        The tensors may be the engine's own memory: what wants to keep them copies them.
+        The tensors may be the engine's own memory: copy what you keep.
         """
         ...
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a policy, critic or reference, as `weights` names them; the optimiser stays as it is.
+        """Set the weights of a policy, critic or reference, with the names of `weights`; the optimiser stays as it is.
 
         Raises ModelError when names or shapes do not fit.
         """
@@ -138,27 +138,27 @@ class TrainEngine(Protocol):
         """Take the optimiser steps of one update, every learner on its own samples; return metrics.
 
         Samples of one learner and one `bundle` stay together, in a pass and in a step. A learner without samples does not
-        move. Raises ParityError before anything moves when trainer and sampler disagree, NumericsError when a loss or
-        gradient is not finite, StopRequested when the run is to stop; no gradient is left over then.
+        change. Raises ParityError before anything changes when trainer and sampler disagree, NumericsError when a loss or
+        gradient is not finite, StopRequested when the run should stop; no gradient is left behind.
         """
         ...
 
     def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Compare the samples' `behaviour` with what the weights of this moment say; return the gaps as metrics.
+        """Compare the samples' `behaviour` with the log-probs of the current weights; return the gaps as metrics.
 
-        Raises ParityError when other weights, or another distribution, have sampled them.
+        Raises ParityError when the samples come from other weights or another distribution.
         """
         ...
 
     def publish(self) -> Mapping[str, Published]:
-        """Return the weights of the policies that changed since the last call: by steps, by exchanges or by being loaded.
+        """Return the weights of the policies that changed since the last call: by steps, exchanges or loading.
 
-        The first call may return all: a rollout engine begins with what stands in `TrainSetup.models`.
+        The first call may return all: a rollout engine begins with the weights in `TrainSetup.models`.
         """
         ...
 
     def exchange(self, one: str, other: str) -> None:
-        """Let two policies change places: weights, optimiser state and references, bit for bit."""
+        """Swap two policies: weights, optimiser state and references, bit for bit."""
         ...
 
     def refresh_references(self) -> None:
@@ -168,16 +168,16 @@ class TrainEngine(Protocol):
     def state(self) -> dict[str, object]:
         """Return everything that an exact resume needs, as a tree of tensors and plain values.
 
-        Checkpoints hold it. A step that is broken off is undone with a copy of it, too.
+        Checkpoints hold it, and a copy of it undoes an interrupted step.
         """
         ...
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Take what `state` returned, bit for bit; CheckpointError when an engine of another kind returned it."""
+        """Restore what `state` returned, bit for bit; CheckpointError when an engine of another kind returned it."""
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds besides memory, such as processes of its own; it is not used again."""
+        """Release what the engine holds besides memory, such as its own processes; it is not used again."""
         ...
 
 

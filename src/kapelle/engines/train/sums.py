@@ -1,4 +1,4 @@
-"""Sums that an update collects, until they are divided by their global weight.
+"""Sums that an update collects before they are divided by their global weight.
 
 Shapes: K target tokens.
 """
@@ -16,7 +16,7 @@ from kapelle.functional.policy_losses import token_log_ratio
 from kapelle.rows import Column
 
 TAIL = 2.0
-"""A token is in the tail when the weights have made it more than so many times likelier, or less likely."""
+"""A token is in the tail if the new weights make it more than this many times more, or less, likely."""
 
 
 def book(totals: dict[str, list[float]], name: str, total: float, weight: float) -> None:
@@ -27,7 +27,7 @@ def book(totals: dict[str, list[float]], name: str, total: float, weight: float)
 
 
 def means(totals: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return each metric's mean, and of ratios the effective sample size: (Σρ)² / (n·Σρ²), 1 when all are equal."""
+    """Return each metric's mean, and for ratios the effective sample size: (Σρ)² / (n·Σρ²), 1 when all are equal."""
     row = {name: total / weight if weight else 0.0 for name, (total, weight) in totals.items()}
     for name in [name for name in row if name.startswith("ratio_square/")]:
         policy = name.removeprefix("ratio_square/")
@@ -43,7 +43,7 @@ class UpdateSums:
     weight: dict[str, float] = field(default_factory=dict)
     sums: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
-    """Learners with a loss that is not finite: none of what they accumulated counts."""
+    """Learners with a loss that is not finite: nothing that they accumulated counts."""
     gaps: list[Tensor] = field(default_factory=list)
     """|trainer − sampler| log-prob of the target tokens."""
 
@@ -54,14 +54,14 @@ class UpdateSums:
         for name, (total, weight) in {"loss": (loss.total.detach(), loss.weight), **loss.metrics}.items():
             book(sums, f"{name}/{learner}", float(total), float(weight))
 
-    def watch(self, policy: str, said: TokenStatistics, targets: Targets) -> None:
-        """Add what every policy's tokens say of themselves, whatever its loss: entropy, and ratios to the sampler."""
+    def watch(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
+        """Add the statistics that every policy has, whatever its loss: entropy, and ratios to the sampler."""
         sums, mask_K = self.sums.setdefault(policy, {}), targets.mask_K
         tokens = float(mask_K.sum())
-        book(sums, f"entropy/{policy}", float((said.entropy_K.detach() * mask_K).sum()), tokens)
+        book(sums, f"entropy/{policy}", float((statistics.entropy_K.detach() * mask_K).sum()), tokens)
         if Column.BEHAVIOUR not in targets.columns:
             return
-        ratio_K = token_log_ratio(said.logp_K.detach(), targets[Column.BEHAVIOUR]).exp()
+        ratio_K = token_log_ratio(statistics.logp_K.detach(), targets[Column.BEHAVIOUR]).exp()
         tail_K = (ratio_K > TAIL) | (ratio_K < 1 / TAIL)
         for name, value_K in {"tail": tail_K, "mean": ratio_K, "square": ratio_K.square()}.items():
             book(sums, f"ratio_{name}/{policy}", float((value_K * mask_K).sum()), tokens)

@@ -1,8 +1,8 @@
-"""Attention of sequences of one length, by the way that is fastest where it runs.
+"""Attention of sequences of one length, by the fastest way on each device.
 
 On a CPU, torch's fused attention is made for long sequences: in half precision its backward pass takes three to ten
-times as long as the products that it stands for, and up to some hundred keys its blocks are too coarse to skip what
-nobody looks at. So up to `MOST` keys attention is written as batched products here, a few queries at a time against
+times as long as the products that it replaces, and up to a few hundred keys its blocks are too coarse to skip masked
+keys. So up to `MOST` keys attention is written as batched products here, a few queries at a time against
 the keys that they can see, with a backward pass of our own. Longer sequences, and other devices, take the fused one.
 
 Shapes: B sequences, L queries, M keys, H query heads, J key heads, G = H / J query heads per key head, E head
@@ -26,9 +26,9 @@ STEP = 32
 def attention(
     q_BLHE: Tensor, k_BMJE: Tensor, v_BMJE: Tensor, mask_BLM: Tensor | None, scale: float
 ) -> Tensor:
-    """Return what each query gathered, `_BLHE`; `mask_BLM` is True where it may look, None is plain causal.
+    """Return attention outputs `_BLHE`; `mask_BLM` is True where a query may attend, None is plain causal.
 
-    The last keys are the queries' own: with or without a mask, nobody looks at a key after its own.
+    The last keys are the queries' own: with or without a mask, no query attends to a key after its own.
     """
     if q_BLHE.device.type == "cpu" and k_BMJE.shape[1] <= MOST:
         gathered: Tensor = _Products.apply(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale)  # type: ignore[no-untyped-call]
@@ -49,7 +49,7 @@ def fused_attention(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    """Return what torch's fused attention gathers, `_BHLE`, by a kernel that does not keep all weights."""
+    """Return the outputs `_BHLE` of torch's fused attention, by a kernel that does not keep all weights."""
     each = q_BHLE.shape[1] // k_BJME.shape[1]
     if each > 1 and repeats_keys(q_BHLE.device, q_BHLE.dtype, masked=mask_B1LM is not None):
         k_BJME, v_BJME, each = k_BJME.repeat_interleave(each, 1), v_BJME.repeat_interleave(each, 1), 1
@@ -99,7 +99,7 @@ class _Products(torch.autograd.Function):
         dout_BLHE, keys = given[0], k_PME.shape[1]
         dq_BLHE = torch.empty_like(dout_BLHE, memory_format=torch.contiguous_format)
         dk_PME, dv_PME = torch.empty_like(k_PME), torch.empty_like(v_PME)
-        # From the last queries, which look at all keys, so that the first product fills every gradient.
+        # From the last queries, which attend to all keys, so that the first product fills every gradient.
         for number in reversed(range(len(kept) // 2)):
             q_PSE, weight_PSM = kept[2 * number : 2 * number + 2]
             rows, seen = slice(number * STEP, (number + 1) * STEP), weight_PSM.shape[2]

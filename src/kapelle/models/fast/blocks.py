@@ -1,8 +1,8 @@
 """The halves of a Llama-like layer as single steps of autograd, with backward passes of their own.
 
-A tape over a layer's thirty small operations keeps an intermediate of each and reads and writes every one of them
-again. Here a half keeps what its backward pass needs, computes in place, and lets its products write and sum where
-the result is wanted. Norms and rotation are computed in the type of the stream (float32), products in the
+Autograd over a layer's thirty small operations stores an intermediate of each and reads and writes every one
+again. Here a half stores only what its backward pass needs, computes in place, and writes and sums products where
+the result is needed. Norms and rotation are computed in the type of the stream (float32), products in the
 compute type. The numbers are those of `transformers` (tested).
 
 Sources: RMSNorm 1910.07467 equation 4; SwiGLU 2002.05202; RoPE 2104.09864 in the half-split layout.

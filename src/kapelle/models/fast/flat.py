@@ -2,7 +2,7 @@
 
 `transformers` computes a layer in some forty calls and pads every sequence to the longest. Here tokens of
 all sequences lie flat, one after another, so that linear layers see no padding at all and the LoRA bank routes
-ranges of tokens. Only attention needs sequences: a *plan* says which tokens look at which. The weights are
+ranges of tokens. Only attention needs sequences: a *plan* defines which tokens attend to which. The weights are
 the `transformers` modules' own; a model that this file does not know is left to `transformers`.
 
 Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size.
@@ -27,7 +27,7 @@ KNOWN = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q_NHE, k_NJE, v_NJE) → what each token gathered, `_NHE`."""
+"""(layer, q_NHE, k_NJE, v_NJE) → attention outputs `_NHE`."""
 
 
 class FlatModel:
@@ -58,7 +58,7 @@ class FlatModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         device: torch.device = self._body.embed_tokens.weight.device
         return device
 
@@ -118,7 +118,7 @@ class FlatModel:
         return out_ND
 
     def by_plan(self, plan: Plan) -> Attend:
-        """Return attention inside one pass, as a plan says."""
+        """Return attention inside one pass, by a plan."""
 
         def attend(_layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             pieces = [self._bucket(bucket, q_NHE, k_NJE, v_NJE) for bucket in plan.buckets]

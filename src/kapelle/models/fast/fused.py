@@ -1,10 +1,10 @@
-"""A small model's pass for sampling: few, ready matrices and few, in-place steps.
+"""A small model's pass for sampling: few prepared matrices and few in-place steps.
 
 Sampling reads the same weights once per token and trains none of them. So each adapter's update is added to its
 own copy of the weights, queries, keys and values become one matrix, gate and up projection another, the scale of
 the norms before them is part of them, and half precision is rounded once, not in every step; the output head is
-held alike. Pairs that rotary attention turns lie side by side, so that a turn is one complex product: queries and
-keys are permuted alike, which their products do not see. The copies cost memory and a pass over the weights:
+prepared likewise. Pairs that rotary attention turns lie side by side, so that a turn is one complex product: queries and
+keys are permuted alike, which leaves their products unchanged. The copies cost memory and a pass over the weights:
 `fused_of` makes them only where they are small.
 
 Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size, Q chosen tokens, V vocabulary, I and O
@@ -31,7 +31,7 @@ LARGE = 1 << 17
 """Weights of a float32 matrix from which the packed product is faster for any number of rows."""
 
 MANY = 256
-"""Rows from which it is for every matrix."""
+"""Rows from which the packed product is faster for every matrix."""
 
 
 class _Matrix:
@@ -131,7 +131,7 @@ class FusedPass:
             _add_product(
                 [(layer.down, a, b) for layer, a, b in layers], silu(gate, inplace=True).mul_(up), x_ND
             )
-        if self._head is None:  # no adapter lies over it
+        if self._head is None:  # no adapter changes it
             self._head = self._joined([_linear(flat.head, None)], _scale(flat.last_norm))
         return self._head.times(self._normed(x_ND)).float()
 
@@ -151,7 +151,7 @@ class FusedPass:
         return length.hypot_(self._least[x.shape[-1]])
 
     def _turned(self, scale_HE: Tensor | None, qk_NHE: Tensor, turn_N1e: Tensor) -> Tensor:
-        """Norm queries and keys where the model does, and turn each pair by its position's angle; may overwrite them."""
+        """Normalise queries and keys where the model does, and turn each pair by its position's angle; may overwrite them."""
         qk_NHE = qk_NHE.float()
         if scale_HE is not None:
             qk_NHE = qk_NHE.div_(self._length(qk_NHE)).mul_(scale_HE)
@@ -214,7 +214,7 @@ def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
 
 
 def _scale(norm: Any) -> Tensor:
-    """Return what a norm multiplies a token's direction by, `_D`."""
+    """Return the factor `_D` by which a norm multiplies a token's direction."""
     scale: Tensor = norm.weight * math.sqrt(len(norm.weight))
     return scale
 

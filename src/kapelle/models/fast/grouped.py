@@ -1,11 +1,11 @@
 """Low-rank updates of several adapters as grouped products: one call for all of them instead of one each.
 
-A GPU is idle most of the time that it takes to start a product of few rows. `grouped_mm` computes the products of all
+A GPU is mostly idle while products of few rows are started. `grouped_mm` computes the products of all
 groups of rows in one kernel, forward, backward, and, with both sides flat, the gradient of each group's weight. The
 factors are stacked; smaller ranks are filled up with zeros, which changes no number. Rows without an adapter are a
-group whose factors are zero, because what no group covers is not computed at all.
+group whose factors are zero, because rows outside all groups are not computed.
 
-A row meets the factors of its own group alone, so no gradient crosses from one adapter to another.
+A row uses only the factors of its own group, so no gradient crosses from one adapter to another.
 
 Shapes: N rows, n rows of one group, I and O features in and out, r rank (of the stack: the largest), G groups.
 """
@@ -21,14 +21,14 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm, pad
 
 LEAST = 2
-"""Adapters in a pass from which they are grouped: from two on, fewer kernels are started than one after another, from
-three on where ranks have to be filled up."""
+"""Adapters in a pass from which they are grouped: with two, fewer kernels are started than one by one, with three also if
+ranks have to be padded."""
 
 ARCHITECTURES = frozenset({9, 10})
 """Major compute capabilities that torch has a kernel for; elsewhere its grouped product is a loop that waits for the GPU."""
 
 ALIGNMENT = 16
-"""Bytes of which the kernel wants every row to be a multiple."""
+"""Bytes; the kernel needs every row to be a multiple."""
 
 
 class AdapterGroup(NamedTuple):
@@ -119,10 +119,10 @@ class _Stack:
         ups: list[Tensor] = []
         ends = [0]
         self.places: list[int] = []
-        """Of each given group in the stack, which has one of zeros wherever rows have no adapter."""
+        """Index of each given group in the stack, which has a group of zeros wherever rows have no adapter."""
 
         def leave_out(first: int) -> None:
-            """Let rows up to `first` that no group covers be a group of zeros."""
+            """Make rows up to `first` that no group covers a group of zeros."""
             if first > ends[-1]:
                 downs.append(groups[0].a_rI.new_zeros(rank, groups[0].a_rI.shape[1]))
                 ups.append(groups[0].b_Or.new_zeros(len(groups[0].b_Or), rank))
@@ -143,18 +143,18 @@ class _Stack:
 
 def _scaled(groups: Sequence[AdapterGroup], tensors: list[Tensor]) -> Sequence[Tensor]:
     """Return each group's tensor times its scale, in one kernel."""
-    return torch._foreach_mul(tensors, [group.scale for group in groups])  # noqa: SLF001 — it has no other name
+    return torch._foreach_mul(tensors, [group.scale for group in groups])  # noqa: SLF001 — it has no public name
 
 
 @lru_cache(maxsize=64)
 def _ends(ends: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the rows after each group's last; kept, because a copy to the GPU for every layer would wait for it."""
+    """Return the rows after each group's last; cached, because a copy for every layer would synchronise with the GPU."""
     with torch.inference_mode(mode=False):  # what sampling made, training uses too
         return torch.tensor(ends, dtype=torch.int32, device=device)
 
 
 def _aligned(x_NI: Tensor) -> Tensor:
-    """Return rows that lie where the kernel can read them."""
+    """Return rows with the alignment that the kernel needs."""
     step = ALIGNMENT // x_NI.element_size()
     fits = x_NI.stride(1) == 1 and x_NI.stride(0) % step == 0 == x_NI.storage_offset() % step
     return x_NI if fits else x_NI.clone(memory_format=torch.contiguous_format)

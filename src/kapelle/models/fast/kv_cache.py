@@ -1,11 +1,11 @@
-"""Keys and values of rows that began to speak together, and attention of one new token per row over them.
+"""Keys and values of rows that joined together, and attention of one new token per row over them.
 
 The cache is made of contiguous blocks that are read as a whole: batched products read them about twice as fast
 as the filled part of a larger tensor. The first block holds the prompts. Where rows are samples of one prompt, it
-is there once and all its rows look at it in one product; else each row has its own copy. The blocks behind it
-hold what the rows said; the last one is filled step by step, and what of it is still empty is masked.
+is stored once and all its rows attend to it in one product; else each row has its own copy. The blocks after it
+hold the generated tokens; the last one is filled step by step, and its empty places are masked.
 
-Between two new blocks no shape changes. Where steps are recorded (engines/step_graphs.py), which place is next stands in
+Between two new blocks no shape changes. Where steps are recorded (engines/rollout/local/step_graphs.py), the next place is kept in
 tensors that a step changes in place, so that the same step runs again for the next place; elsewhere it is a plain number,
 which costs less on a CPU.
 
@@ -24,7 +24,7 @@ from kapelle.models.fast.attention import attention, fused_attention
 from kapelle.models.fast.flat import Attend, FlatModel
 
 TAIL = 16
-"""Places added at a time: little idle work, and little memory that no token lives in."""
+"""Places added at a time: little idle work, and little unused memory."""
 
 BLOCK = 64
 """Places up to which full blocks are joined: few products."""
@@ -40,27 +40,27 @@ class KVCache:
         self,
         prompts: PromptBlock,
         prompt_R: Tensor,
-        said: Sequence[Tensor] = (),
+        generated: Sequence[Tensor] = (),
         length: int = 0,
         *,
         recorded: bool = False,
     ) -> None:
-        """Seat rows on prompts that were read (`prompt_R`, which prompt is whose, ascends); see `seated`."""
+        """Hold rows on prompts that were read (`prompt_R`, the prompt of each row, ascends); see `seated`."""
         self._recorded = recorded
         self._prompts = prompts
         self._prompt_R = prompt_R
         self._seats = _Seats(prompts, prompt_R)
-        self._blocks = [_Block(kv) for kv in said]
+        self._blocks = [_Block(kv) for kv in generated]
         self.length = length
-        """Tokens that every row has said and read."""
+        """Tokens that every row has generated and read."""
         self._position_R = prompts.length_Q[prompt_R] + (length - 1)
         self._place_1 = prompt_R.new_full((1,), (length - 1) % TAIL)
-        """Of the last token in the last block."""
+        """Place of the last token in the last block."""
         self._empty_T = self._emptied()
 
     @classmethod
     def seated(cls, prompts: PromptBlock, prompt_R: Tensor, *, recorded: bool = False) -> KVCache:
-        """Return a cache in which nothing was said yet; prompts are copied where few rows share them."""
+        """Return a cache without generated tokens yet; prompts are copied where few rows share them."""
         if len(prompt_R) >= SHARED * prompts.count:
             return cls(prompts, prompt_R, recorded=recorded)
         every_R = torch.arange(len(prompt_R), device=prompt_R.device)
@@ -74,17 +74,17 @@ class KVCache:
     @property
     def places(self) -> int:
         """Token places that take memory."""
-        said = sum(block.places for block in self._blocks)
-        return self._prompts.count * self._prompts.longest + self.rows * said
+        generated = sum(block.places for block in self._blocks)
+        return self._prompts.count * self._prompts.longest + self.rows * generated
 
     @property
     def places_of_a_row(self) -> int:
-        """Most token places of a row that looks at its prompt alone."""
+        """Most token places of a row that shares its prompt with no other."""
         return self._prompts.longest + sum(block.places for block in self._blocks)
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the cache."""
         return self._prompt_R.device
 
     @property
@@ -107,7 +107,10 @@ class KVCache:
         return fresh
 
     def advance(self) -> Tensor:
-        """Go to the place that `open` made, in tensors alone; return the position `_R` of its token, good until the next."""
+        """Advance to the place that `open` made, in tensors alone; return the position `_R` of its token.
+
+        The tensor is valid until the next call.
+        """
         if self._recorded:
             self._place_1.add_(1)
             self._empty_T.index_fill_(0, self._place_1, 0)
@@ -119,7 +122,7 @@ class KVCache:
         return empty_T.masked_fill_(torch.arange(TAIL, device=self.device) <= self._place_1, 0)
 
     def attend(self, layer: int, q_RHE: Tensor, k_RJE: Tensor, v_RJE: Tensor) -> Tensor:
-        """Store one new token per row at the last place and let it look at its row; `Attend` of flat.py."""
+        """Store one new token per row at the last place and let it attend to its row; see `flat.Attend`."""
         kv = self._blocks[-1].kv[layer]
         place = (self.length - 1) % TAIL
         if self._recorded:
@@ -139,17 +142,19 @@ class KVCache:
             scores[-1][:, :, place + 1 :] = -torch.inf
         weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
         first = self._prompts.longest
-        told_gUE = self._seats.told(layer, weight[..., :first])
+        out_gUE = self._seats.mixed(layer, weight[..., :first])
         for block in self._blocks:
-            told_gUE.baddbmm_(weight[..., first : first + block.places], block.values[layer])
+            out_gUE.baddbmm_(weight[..., first : first + block.places], block.values[layer])
             first += block.places
-        return told_gUE.view(rows, heads, size)
+        return out_gUE.view(rows, heads, size)
 
     def kept(self, rows: Tensor) -> KVCache:
-        """Return a cache with copies of these rows, ascending, and of the prompts that they look at."""
+        """Return a cache with copies of these rows, ascending, and of their prompts."""
         left_Q, prompt_R = self._prompt_R[rows].unique_consecutive(return_inverse=True)
-        said = [block.kv if len(rows) == self.rows else block.kv[:, :, rows] for block in self._blocks]
-        return KVCache(self._prompts.chosen(left_Q), prompt_R, said, self.length, recorded=self._recorded)
+        generated = [block.kv if len(rows) == self.rows else block.kv[:, :, rows] for block in self._blocks]
+        return KVCache(
+            self._prompts.chosen(left_Q), prompt_R, generated, self.length, recorded=self._recorded
+        )
 
     def row(self, row: int, tokens: int) -> Tensor:
         """Return keys and values `(L, 2, J, n, E)` of the first tokens of a row."""
@@ -202,37 +207,37 @@ class PromptBlock:
         return self.kv[:, :, prompt, :, self.longest - int(self.length_Q[prompt]) :]
 
     def attention(self, spans: Sequence[tuple[int, int, int]]) -> Attend:
-        """Return attention that stores the last tokens of prompts and lets them look at their prompts.
+        """Return attention that stores the last tokens of prompts and lets them attend to their prompts.
 
-        A span is first prompt, prompt after the last, and how many tokens of each are new, all the same. Where
-        one query per prompt is given, it is that of its last token.
+        A span is first prompt, prompt after the last, and how many tokens of each are new, all the same. If
+        there is one query per prompt, it is that of the last token.
         """
         masks = [self._mask(*span) for span in spans]
 
         def attend(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
-            told, key, query = [], 0, 0
+            outputs, key, query = [], 0, 0
             for (first, last, new), mask in zip(spans, masks, strict=True):
-                asked = new if len(q_NHE) == len(k_NJE) else 1
+                queries = new if len(q_NHE) == len(k_NJE) else 1
                 count = last - first
                 k = _by_prompt(k_NJE[key : key + count * new], count)
                 v = _by_prompt(v_NJE[key : key + count * new], count)
-                q = _by_prompt(q_NHE[query : query + count * asked], count)
-                key, query = key + count * new, query + count * asked
+                q = _by_prompt(q_NHE[query : query + count * queries], count)
+                key, query = key + count * new, query + count * queries
                 self.kv[layer, 0, first:last, :, self.longest - new :] = k.transpose(1, 2)
                 self.kv[layer, 1, first:last, :, self.longest - new :] = v.transpose(1, 2)
-                if mask is None and asked == new:
+                if mask is None and queries == new:
                     out = attention(q, k, v, None, 1.0)
                 else:
                     out = self._looked_back(layer, range(first, last), q, k, v, mask)
-                told.append(out.flatten(0, 1))
-            return told[0] if len(told) == 1 else torch.cat(told)
+                outputs.append(out.flatten(0, 1))
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
         return attend
 
     def _looked_back(
         self, layer: int, prompts: range, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Return what the last queries of prompts gathered from all that was read of them, prompts × tokens × H × E."""
+        """Return attention outputs of the last queries of prompts over all their tokens, prompts × tokens × H × E."""
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         looks = None if mask is None else mask[:, None, -q.shape[2] :]
         if looks is not None:
@@ -241,7 +246,7 @@ class PromptBlock:
         return fused_attention(q, k, v, looks, causal=False, scale=1.0).transpose(1, 2)
 
     def _mask(self, first: int, last: int, new: int) -> Tensor | None:
-        """Return what each new token of prompts may look at; None where that is causal and nothing else."""
+        """Return where each new token of prompts may attend; None if that is plain causal."""
         lengths = self.length_Q[first:last]
         length = int(lengths.max())
         if int(lengths.min()) == new == length:
@@ -265,7 +270,7 @@ def _by_prompt(x_NHE: Tensor, prompts: int) -> Tensor:
 
 
 class _Block:
-    """Keys and values `(L, 2, R, J, T, E)` of tokens that were said, as batched products want them."""
+    """Keys and values `(L, 2, R, J, T, E)` of generated tokens, in the layout of batched products."""
 
     def __init__(self, kv: Tensor) -> None:
         self.kv = kv
@@ -279,7 +284,7 @@ def _sides(kv: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
 
 
 class _Seats:
-    """Which rows look at which prompts, and their attention over them."""
+    """Which rows share which prompts, and their attention over them."""
 
     def __init__(self, prompts: PromptBlock, prompt_R: Tensor) -> None:
         """Seat the rows of each prompt side by side: Q × G seats, some of them empty."""
@@ -298,7 +303,7 @@ class _Seats:
         self._hidden = None if hidden_QP is None else hidden_QP[:, None].repeat_interleave(self._heads, 0)
 
     def scores(self, layer: int, q_RHE: Tensor) -> Tensor:
-        """Return how much each row's query minds each place of its prompt, `_RHP`."""
+        """Return the scores of each row's query at each place of its prompt, `_RHP`."""
         rows, heads, size = q_RHE.shape
         q = self._gathered(q_RHE.reshape(rows, self._heads, -1, size))
         score = torch.bmm(q, self._keys[layer])
@@ -306,7 +311,7 @@ class _Seats:
             score.masked_fill_(self._hidden, -torch.inf)
         return self._scattered(score, heads // self._heads)
 
-    def told(self, layer: int, weight_gUP: Tensor) -> Tensor:
+    def mixed(self, layer: int, weight_gUP: Tensor) -> Tensor:
         """Return the weighted values of each row's prompt, rows × key heads × U × E."""
         per_key, width = weight_gUP.shape[1:]
         weight = self._gathered(weight_gUP.reshape(-1, self._heads, per_key, width))

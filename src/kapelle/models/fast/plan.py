@@ -1,4 +1,4 @@
-"""Plans of attention: which flat tokens look at which.
+"""Plans of attention: which flat tokens attend to which.
 
 Shapes: N flat tokens, B sequences of a bucket, L longest queries, M longest keys.
 """
@@ -23,19 +23,19 @@ class Bucket(NamedTuple):
     key_BM: Tensor | None
     """Flat place of each key token; None where keys are the queries and attention is plain causal."""
     mask_BLM: Tensor | None
-    """True where a query may look at a key; None with `key_BM` None."""
+    """True where a query may attend to a key; None with `key_BM` None."""
 
 
 class Plan(NamedTuple):
-    """Which tokens look at which."""
+    """Which tokens attend to which."""
 
     buckets: tuple[Bucket, ...]
     where_N: Tensor | None
-    """Place of each flat token in the buckets' queries, one bucket after another; None when it is its own."""
+    """Place of each flat token in the buckets' queries, one bucket after another; None if the order is the same."""
 
 
 class Span(NamedTuple):
-    """A run of flat tokens that look at themselves, causally, and at all of a prefix."""
+    """A run of flat tokens that attend causally to each other, and to all of a prefix."""
 
     start: int
     length: int
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 def plan_sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -> Plan:
-    """Return a plan in which sequences that lie one after another look at themselves alone, causally."""
+    """Return a plan for sequences laid one after another, each with causal attention to itself alone."""
     spans: list[Span] = []
     for length in lengths:
         spans.append(Span(spans[-1].start + spans[-1].length if spans else 0, length, None))
@@ -83,7 +83,7 @@ def _places(runs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
 
 
 def _branch_keys(members: Sequence[Span], query_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the keys of branches, prefix first, and who looks at which of them."""
+    """Return the keys of branches, prefix first, and the mask over them."""
     prefix_BM, real_BM = _places([span.prefix for span in members if span.prefix is not None])
     length = query_BL.shape[1]
     causal_LL = torch.ones(length, length, dtype=torch.bool).tril()

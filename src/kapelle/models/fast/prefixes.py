@@ -1,8 +1,8 @@
-"""What finished rows have read, kept for prompts that go on from there.
+"""Keys and values of finished rows, kept for prompts that continue them.
 
-An agent's next prompt is its last prompt, the ids that it said, and what it heard since. Keys and values of the
-first two are there already when the row ends. They are kept as the rows left them, many rows in one piece, and
-copied only when a prompt asks for them. The oldest piece that nobody asked for goes first.
+An agent's next prompt is its last prompt, the ids that it sampled, and the messages since. Keys and values of the
+first two exist already when the row ends. They are kept as the rows left them, many rows in one piece, and
+copied only when a prompt needs them. The least recently used piece is dropped first.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Prefixes:
     """Keys and values of texts, found by the beginning of a longer text."""
 
     def __init__(self, most: int) -> None:
-        """Hold at most so many token places; 0 keeps nothing."""
+        """Hold at most `most` token places; 0 keeps nothing."""
         self._most = most
         self._pieces: OrderedDict[int, _Piece] = OrderedDict()
         self._where: dict[tuple[str | None, int], tuple[int, int]] = {}
-        """(adapter, hash of a text) → (piece, row); made when somebody asks."""
+        """(adapter, hash of a text) → (piece, row); built on the first lookup."""
         self._made = 0
         self._indexed = 0
 
@@ -45,7 +45,7 @@ class Prefixes:
         return sum(piece.cache.places for piece in self._pieces.values())
 
     def put(self, cache: KVCache, rows: Sequence[int], texts: Sequence[Text]) -> None:
-        """Keep rows (ascending) of a cache that have read these texts; as many of them as there is room for."""
+        """Keep rows (ascending) of a cache that have read these texts; as many as there is room for."""
         room = self._most // cache.places_of_a_row
         if not rows or not room:
             return
@@ -57,7 +57,7 @@ class Prefixes:
         self._made += 1
 
     def find(self, adapter: str | None, prompt: Sequence[int]) -> Tensor | None:
-        """Return keys and values `(L, 2, J, n, E)` of the longest text that a prompt goes on from."""
+        """Return keys and values `(L, 2, J, n, E)` of the longest text that a prompt continues."""
         self._index()
         if not self._where:
             return None
@@ -73,7 +73,7 @@ class Prefixes:
         return piece.cache.row(row, len(piece.texts[row][1]))
 
     def forget(self, adapter: str | None) -> None:
-        """Drop what an adapter has read; everything for the bare base, on which all adapters stand."""
+        """Drop what an adapter has read; everything for the bare base, which all adapters use."""
         pieces = self._pieces.values()
         self._pieces, self._where = OrderedDict(), {}
         for piece in pieces if adapter is not None else ():

@@ -1,12 +1,12 @@
-"""Linear layers whose rows go to different adapters, forward and backward, without a tape in between.
+"""Linear layers whose rows go to different adapters, forward and backward, without autograd in between.
 
-A *work order* (`Linear`) says which tensors a layer reads and which rows belong to which adapter; `forward_linear` and
+A *work order* (`Linear`) lists which tensors a layer reads and which rows belong to which adapter; `forward_linear` and
 `backward_linear` carry it out on plain tensors, inside the autograd functions of blocks.py and lora_bank.py. Writing
-both passes by hand saves what a tape costs: split and joined activations and one sum per branch of a gradient.
+both passes by hand saves what autograd costs: split and joined activations and one sum per branch of a gradient.
 
-Several adapters are one grouped product where that is a kernel (grouped.py); else each has products of its own.
+Several adapters are one grouped product where there is a kernel for it (grouped.py); else each has its own products.
 
-Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows touch their own adapter's tensors only.
+Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use only their own adapter's tensors.
 
 Shapes: N rows, n rows of one leg, I and O features in and out, r rank.
 """
@@ -54,7 +54,7 @@ Tensors = Sequence[Tensor]
 
 
 class Gradients:
-    """Gradients of a list of tensors, each written once; what is used several times stands in the list as often."""
+    """Gradients of a list of tensors, each written once; a tensor that is used several times is listed as often."""
 
     def __init__(self, wanted: Sequence[bool]) -> None:
         self.wanted = wanted
@@ -67,7 +67,7 @@ class Gradients:
 
 
 def flat(kept: Sequence[Kept]) -> list[Tensor | None]:
-    """Return what passes left, one after another, as autograd keeps it."""
+    """Return what passes saved, one after another, as autograd stores it."""
     return [tensor for each in kept for tensor in each]
 
 

@@ -12,7 +12,7 @@ from tests.support.tiny import LORA, stir, tiny_model
 from torch import Tensor
 
 from kapelle.engines.rollout.local.decode import decode
-from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.sampling import sample
 from kapelle.models.fast import fused
 from kapelle.models.language_model import LanguageModel, load_language_model
@@ -52,7 +52,7 @@ def jobs_of_all_kinds() -> list[Job]:
     return jobs
 
 
-def by_the_book(model: LanguageModel, job: Job, said: Said) -> list[float]:
+def by_the_book(model: LanguageModel, job: Job, said: RowOutput) -> list[float]:
     """Log-probs of what was said at temperature 1, by one plain pass over the whole text."""
     tokens = torch.tensor([[*job.prompt, *said.ids]])
     with torch.no_grad(), model.bank.routed([(job.adapter, 0, 1)]):

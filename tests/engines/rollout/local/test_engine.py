@@ -11,7 +11,7 @@ from tests.support.tiny import LORA, TASK, lora_policies, stir, tiny_model
 
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.errors import EngineError
 from kapelle.models.language_model import LanguageModel
@@ -38,7 +38,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     plain = Decoder.join
 
-    def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
+    def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[RowOutput]:
         sizes.append(len(jobs))
         return plain(decoder, jobs)
 
@@ -156,7 +156,7 @@ class TestFaults:
     async def test_everybody_hears_of_a_failure_and_the_engine_goes_on(
         self, models: dict[str, LanguageModel], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def broken(_decoder: Decoder, _jobs: Sequence[Job]) -> list[Said]:
+        def broken(_decoder: Decoder, _jobs: Sequence[Job]) -> list[RowOutput]:
             raise RuntimeError("out of memory")
 
         engine = LocalEngine(models, POLICIES)

@@ -10,7 +10,7 @@ from tests.support.tiny import LORA, TASK, lora_policies, stir, tiny_model
 
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import PAUSE, LocalEngine
-from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.errors import EngineError
 from kapelle.models.language_model import LanguageModel
@@ -35,7 +35,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     plain = Decoder.join
 
-    def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
+    def watched(decoder: Decoder, jobs: Sequence[Job]) -> list[RowOutput]:
         seen.append((decoder.in_flight, len(jobs)))
         return plain(decoder, jobs)
 
@@ -136,7 +136,7 @@ async def test_weights_do_not_change_under_a_row(
     weights = model.bank.parameters("a")
     plain = Decoder.join
 
-    def loading(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
+    def loading(decoder: Decoder, jobs: Sequence[Job]) -> list[RowOutput]:
         said = plain(decoder, jobs)
         shared.load("b", model.bank.parameters("b"), 3)
         return said

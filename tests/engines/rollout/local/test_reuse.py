@@ -12,7 +12,7 @@ from tests.support.tiny import TASK, lora_policies, stir, with_adapters
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.local.flat_rows import STEM
-from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.models.fast import fused
 from kapelle.models.language_model import LanguageModel
@@ -41,7 +41,7 @@ def job(prompt: tuple[int, ...], seed: int = 0, adapter: str | None = None, toke
     return Job(adapter, prompt, Sampling(max_tokens=tokens), seed)
 
 
-def told_by(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
+def told_by(decoder: Decoder, jobs: Sequence[Job]) -> list[RowOutput]:
     """What prompts say that join together."""
     said = decoder.join(jobs)
     while decoder.in_flight:
@@ -49,7 +49,7 @@ def told_by(decoder: Decoder, jobs: Sequence[Job]) -> list[Said]:
     return said
 
 
-def same(ours: Said, theirs: Said) -> None:
+def same(ours: RowOutput, theirs: RowOutput) -> None:
     assert ours.ids == theirs.ids
     assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 

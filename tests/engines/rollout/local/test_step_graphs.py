@@ -16,7 +16,7 @@ from torch import Tensor
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import Local
 from kapelle.engines.rollout.local.flat_rows import FlatRows
-from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import LEAST, CudaRecorder, Window, on_cuda
 from kapelle.errors import EngineError
 from kapelle.models.fast.fused import fused_of
@@ -134,7 +134,7 @@ def test_whole_conversations_are_the_same(fused: bool, monkeypatch: pytest.Monke
         monkeypatch.setattr("kapelle.models.fast.fused.LARGEST", 0)
     model, recorder = model_of(), TapeRecorder()
 
-    def said(recorder_on: Callable[[torch.device], TapeRecorder | None]) -> list[Said]:
+    def said(recorder_on: Callable[[torch.device], TapeRecorder | None]) -> list[RowOutput]:
         decoder = Decoder(model, 3, 4096, recorder_on)
         first = decoder.join(jobs_of([5, 7, 7, 4, 9, 9], tokens=40))
         decoder.advance(11)

@@ -1,6 +1,6 @@
-"""Decoding on one model: many prompts of many policies at once, with a KV cache that outlives their rows.
+"""Decoding on one model: many prompts of many policies at once, with a KV cache that stays when its rows are finished.
 
-Rows that join together are ordered by adapter. Who reads the tokens is `flat_rows.py` where the architecture is
+Rows that join together are ordered by adapter. `flat_rows.py` runs the forward pass where the architecture is
 known, else `padded_rows.py`.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kapelle.engines.rollout.local.decode_batch import DecodeBatch
-from kapelle.engines.rollout.local.rows import Job, Rows, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput, Rows
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
 from kapelle.models.allocator import keep_freed_memory
 from kapelle.models.fast.fused import fused_of
@@ -20,7 +20,7 @@ from kapelle.models.language_model import LanguageModel
 
 
 class Decoder:
-    """Continues prompts on one model; what it prepared and what rows have read is there for later prompts."""
+    """Continues prompts on one model; prepared weights, keys and values are kept for later prompts."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class Decoder:
         kept_tokens: int = 0,
         recorder_on: Callable[[torch.device], Recorder | None] = on_cuda,
     ) -> None:
-        """Play about so many adapters, and keep at most so many token places of rows that are over.
+        """Expect about `adapters` adapters, and keep at most `kept_tokens` token places of finished rows.
 
-        `recorder_on` says what records steps on a device, if anything.
+        `recorder_on` returns what records steps on a device, if anything.
         """
         self._model = model
         self._recorder = recorder_on(model.device)
@@ -41,33 +41,33 @@ class Decoder:
 
     @property
     def kept_places(self) -> int:
-        """Token places of rows that are over whose keys and values are kept."""
+        """Token places of finished rows whose keys and values are kept."""
         return self._prefixes.places
 
     @property
     def in_flight(self) -> int:
-        """Rows that still speak, or are over and have not left."""
+        """Rows that still generate, or are finished and have not left the batch."""
         return self._batch.size
 
     @property
     def open(self) -> bool:
-        """True where prompts may join now."""
+        """True if prompts may join now."""
         return self._batch.open
 
     @torch.inference_mode()
-    def join(self, jobs: Sequence[Job]) -> list[Said]:
-        """Read prompts and return what their rows will say, empty until `advance` lets them leave."""
+    def join(self, jobs: Sequence[Job]) -> list[RowOutput]:
+        """Read prompts and return the outputs of their rows, empty until `advance` lets them leave."""
         keep_freed_memory()
         order = sorted(
             range(len(jobs)), key=lambda k: (jobs[k].adapter or "", len(jobs[k].prompt), jobs[k].prompt)
         )
-        said = [Said([], []) for _ in jobs]
-        self._batch.join([jobs[k] for k in order], [said[k] for k in order])
-        return said
+        outputs = [RowOutput([], []) for _ in jobs]
+        self._batch.join([jobs[k] for k in order], [outputs[k] for k in order])
+        return outputs
 
     @torch.inference_mode()
     def advance(self, steps: int) -> None:
-        """Sample that many tokens of each row, or fewer, until rows leave."""
+        """Sample `steps` tokens of each row; stop early when rows leave."""
         for _ in range(steps):
             if self._batch.advance():
                 return
@@ -77,19 +77,19 @@ class Decoder:
         self._batch = DecodeBatch(self._model, self._open_rows())
 
     def forget(self, adapter: str | None) -> None:
-        """Forget what was prepared and read with an adapter's weights; everything for those of the base."""
-        assert not self.in_flight, "rows are not continued with other weights than they began with"
+        """Forget what was prepared and read with an adapter's weights; with None, the base's, everything."""
+        assert not self.in_flight, "rows end with the weights that they began with"
         self._prefixes.forget(adapter)
         if self._fused is not None:
             self._fused.forget(adapter)
 
     def forget_read(self) -> None:
-        """Forget the rows in flight and what rows have read; what was prepared of weights stays."""
+        """Forget the rows in flight and the kept keys and values; prepared weights stay."""
         self.drop()
         self._prefixes.forget(None)
 
     def release_caches(self) -> None:
-        """Forget the rows in flight and everything that can be made again."""
+        """Forget the rows in flight and everything that can be computed again."""
         self.drop()
         self.forget(None)
         if self._recorder is not None:
@@ -105,10 +105,10 @@ class Decoder:
         return FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self._recorder)
 
 
-def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[Said]:
-    """Continue every prompt until it ends its turn, meets a stop string or reaches its limit; keep nothing."""
+def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:
+    """Continue every prompt to its end of turn, a stop string or its token limit; keep nothing."""
     decoder = Decoder(model, adapters=len({job.adapter for job in jobs}))
-    said = decoder.join(jobs)
+    outputs = decoder.join(jobs)
     while decoder.in_flight:
         decoder.advance(1)
-    return said
+    return outputs

@@ -1,9 +1,9 @@
-"""Rows in flight: one token for each of them a step; prompts join between steps, rows that are over leave.
+"""Rows in flight: each step samples one token of each; prompts join between steps, finished rows leave.
 
-Tokens stay in tensors, one column a step, until their row leaves. Rows that are over leave together, as soon as a
-quarter of all is idle.
+Tokens stay in tensors, one column a step, until their row leaves. Finished rows leave together, as soon as they are
+a quarter of all.
 
-Shapes: R rows, V vocabulary, T tokens said.
+Shapes: R rows, V vocabulary, T generated tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kapelle.engines.rollout.local.rows import Job, Rows, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput, Rows
 from kapelle.engines.rollout.local.sampling import SamplingRows, sample
 from kapelle.models.language_model import LanguageModel
 
 IDLE_SHARE = 0.25
-"""Share of rows that are over at which they leave: a copy of the cache against idle work."""
+"""Share of finished rows at which they leave: a copy of the cache against idle work."""
 
 
 class DecodeBatch:
@@ -37,19 +37,19 @@ class DecodeBatch:
 
     @property
     def open(self) -> bool:
-        """True where prompts may join."""
+        """True if prompts may join."""
         return not self._cohorts or self._rows.open
 
-    def join(self, jobs: Sequence[Job], said: Sequence[Said]) -> None:
-        """Read prompts, whose rows say their first tokens in the next step."""
+    def join(self, jobs: Sequence[Job], outputs: Sequence[RowOutput]) -> None:
+        """Read prompts; the next step samples the first tokens of their rows."""
         logits_RV = self._rows.join(jobs)
         self._logits_RV = torch.cat((self._logits_RV, logits_RV)) if self._cohorts else logits_RV
-        self._cohorts.append(_Cohort(self._model, jobs, said))
-        self._line_up()
+        self._cohorts.append(_Cohort(self._model, jobs, outputs))
+        self._join_cohorts()
 
     def advance(self) -> bool:
         """Sample the next token of each row and read it; True when rows left."""
-        token_R, logp_R = sample(self._logits_RV, self._limits, self._step_R)
+        token_R, logp_R = sample(self._logits_RV, self._sampling, self._step_R)
         self._step_R += 1
         for cohort, tokens_R, logps_R in zip(
             self._cohorts, token_R.split(self._sizes), logp_R.split(self._sizes), strict=True
@@ -58,36 +58,36 @@ class DecodeBatch:
         idle = sum(cohort.idle for cohort in self._cohorts)
         left = idle >= IDLE_SHARE * self.size
         if left:
-            live_R = self._let_go()
+            live_R = self._drop_finished()
             token_R = token_R[live_R]
         if self._cohorts:
             self._logits_RV = self._rows.read(token_R)
         return left
 
-    def _let_go(self) -> Tensor:
-        """Let rows that are over leave, and return the places of the others."""
-        over_R = torch.cat([cohort.over() for cohort in self._cohorts])
-        said = [ids for cohort in self._cohorts for ids in cohort.leave()]
-        self._rows.leave(over_R.nonzero().flatten().tolist(), said)
+    def _drop_finished(self) -> Tensor:
+        """Drop the finished rows and return the indices of the others."""
+        finished_R = torch.cat([cohort.finished() for cohort in self._cohorts])
+        completions = [ids for cohort in self._cohorts for ids in cohort.leave()]
+        self._rows.leave(finished_R.nonzero().flatten().tolist(), completions)
         self._cohorts = [cohort for cohort in self._cohorts if cohort.size]
         if self._cohorts:
-            self._line_up()
-        return (~over_R).nonzero().flatten()
+            self._join_cohorts()
+        return (~finished_R).nonzero().flatten()
 
-    def _line_up(self) -> None:
+    def _join_cohorts(self) -> None:
         self._sizes = [cohort.size for cohort in self._cohorts]
-        self._limits = SamplingRows.joined(cohort.limits for cohort in self._cohorts)
-        self._step_R = torch.cat([torch.full_like(c.limits.seed_R, c.step) for c in self._cohorts])
+        self._sampling = SamplingRows.joined(cohort.sampling for cohort in self._cohorts)
+        self._step_R = torch.cat([torch.full_like(c.sampling.seed_R, c.step) for c in self._cohorts])
 
 
 class _Cohort:
-    """Rows that joined together, and what they have said."""
+    """Rows that joined together, and what they have generated."""
 
-    def __init__(self, model: LanguageModel, jobs: Sequence[Job], said: Sequence[Said]) -> None:
+    def __init__(self, model: LanguageModel, jobs: Sequence[Job], outputs: Sequence[RowOutput]) -> None:
         self._model = model
-        self._jobs, self._said = list(jobs), list(said)
+        self._jobs, self._outputs = list(jobs), list(outputs)
         device = model.device
-        self.limits = SamplingRows(
+        self.sampling = SamplingRows(
             torch.tensor([job.sampling.temperature for job in jobs], device=device),
             torch.tensor([job.sampling.top_p for job in jobs], device=device),
             torch.tensor([job.sampling.top_k for job in jobs], device=device),
@@ -99,9 +99,9 @@ class _Cohort:
         self._tokens: list[Tensor] = []
         self._logps: list[Tensor] = []
         self._length_R = torch.zeros_like(self._most_R)
-        """Tokens of each row that is over; 0 while it speaks."""
+        """Tokens of each finished row; 0 while it generates."""
         self.idle = 0
-        """Rows that are over."""
+        """Finished rows."""
 
     @property
     def size(self) -> int:
@@ -110,15 +110,15 @@ class _Cohort:
 
     @property
     def step(self) -> int:
-        """Tokens that each row has said."""
+        """Tokens generated so far by each row."""
         return len(self._tokens)
 
-    def over(self) -> Tensor:
-        """Return which rows are over, `_R`."""
+    def finished(self) -> Tensor:
+        """Return which rows are finished, `_R`."""
         return self._length_R > 0
 
     def record(self, token_R: Tensor, logp_R: Tensor) -> None:
-        """Take each row's next token and see which rows it ends."""
+        """Record each row's next token and mark the rows that it ends."""
         self._tokens.append(token_R)
         self._logps.append(logp_R)
         ended_R = torch.isin(token_R, self._ends).logical_or_(self._most_R <= self.step)
@@ -131,26 +131,26 @@ class _Cohort:
             self.idle += int(ended_R.sum())
 
     def leave(self) -> list[list[int]]:
-        """Tell what the rows that are over have said, drop them, and return their tokens."""
+        """Fill in the outputs of the finished rows, drop those rows, and return their token ids."""
         if not self.idle:
             return []
-        over, live = self.over().nonzero().flatten(), (~self.over()).nonzero().flatten()
+        finished, live = self.finished().nonzero().flatten(), (~self.finished()).nonzero().flatten()
         tokens_TR, logps_TR = torch.stack(self._tokens), torch.stack(self._logps)
-        lengths = self._length_R[over].tolist()
-        tokens, logps = tokens_TR[:, over].t().tolist(), logps_TR[:, over].t().tolist()
-        leaving = [self._said[row] for row in over.tolist()]
-        for said, length, ids, logprobs in zip(leaving, lengths, tokens, logps, strict=True):
-            said.ids, said.logprobs = ids[:length], logprobs[:length]
-            stopped = said.text is not None or said.ids[-1] in self._model.end_ids
-            said.finish_reason = "stop" if stopped else "length"
+        lengths = self._length_R[finished].tolist()
+        tokens, logps = tokens_TR[:, finished].t().tolist(), logps_TR[:, finished].t().tolist()
+        leaving = [self._outputs[row] for row in finished.tolist()]
+        for output, length, ids, logprobs in zip(leaving, lengths, tokens, logps, strict=True):
+            output.ids, output.logprobs = ids[:length], logprobs[:length]
+            stopped = output.text is not None or output.ids[-1] in self._model.end_ids
+            output.finish_reason = "stop" if stopped else "length"
         self._jobs = [self._jobs[row] for row in live.tolist()]
-        self._said = [self._said[row] for row in live.tolist()]
+        self._outputs = [self._outputs[row] for row in live.tolist()]
         self._stopping = [row for row, job in enumerate(self._jobs) if job.sampling.stop]
-        self.limits = self.limits.keep(live)
+        self.sampling = self.sampling.keep(live)
         self._most_R, self._length_R = self._most_R[live], self._length_R[live]
         self._tokens, self._logps = list(tokens_TR[:, live].unbind()), list(logps_TR[:, live].unbind())
         self.idle = 0
-        return [said.ids for said in leaving]
+        return [output.ids for output in leaving]
 
     def _stopped(self, row: int) -> bool:
         ids = [int(column_R[row]) for column_R in self._tokens]
@@ -158,5 +158,5 @@ class _Cohort:
         places = [text.find(stop) for stop in self._jobs[row].sampling.stop]
         found = [place for place in places if place >= 0]
         if found:
-            self._said[row].text = text[: min(found)]
+            self._outputs[row].text = text[: min(found)]
         return bool(found)

@@ -1,9 +1,9 @@
 """The rollout engine in this process: requests of all agents meet in one decode batch.
 
-Coroutines put requests down and wait. When none of them can go on without an answer, all requests that
-lie there join the rows in flight, each row with its own adapter. Rows that are over leave and are answered while
-the others speak on, so that the next turns of their agents join too. Episodes whose worlds wait are waited for
-(`attendance.py`), and those who join together join in an order of their own, not in that of arrival: so a run repeats.
+Coroutines submit requests and wait. When none of them can continue without an answer, all submitted requests join
+the rows in flight, each row with its own adapter. Finished rows leave and are answered while the others
+continue, so that the next turns of their agents join too. The engine waits for episodes whose worlds are busy
+(`runtime/attendance.py`), and requests that join together are sorted by a fixed order, not by arrival: so a run repeats.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from kapelle.engines.rollout.local.decode import Decoder
-from kapelle.engines.rollout.local.rows import Job, Said
+from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import Recorder, nowhere, on_cuda
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.errors import EngineError, did_you_mean
@@ -32,11 +32,11 @@ from kapelle.team import Policy
 
 QUIET_TICKS = 8
 """Turns of the event loop without a new request after which all coroutines are taken to be waiting;
-nested gathers need up to four to pass a result on."""
+nested gathers need up to four to return a result."""
 
 
 PAUSE = 32
-"""Most tokens that rows say before coroutines that wait for something else get a turn, and may join."""
+"""Most tokens that rows generate before other coroutines run and may submit requests."""
 
 
 class Local(Settings):
@@ -46,15 +46,15 @@ class Local(Settings):
     max_rows: Annotated[int, FROM_HERE_ON] = Field(1024, ge=1)
     """Most rows in flight."""
     kept_tokens: Annotated[int, FROM_HERE_ON] = Field(65_536, ge=0)
-    """Most token places of finished rows whose keys and values are kept for prompts that go on from them, for each
+    """Most token places of finished rows whose keys and values are kept for prompts that continue them, for each
     base model; 0 keeps none."""
 
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
     """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
 
     patience: Annotated[float, FROM_HERE_ON] = Field(60.0, ge=0.0, allow_inf_nan=False)
-    """Seconds for which rows wait for episodes that are elsewhere (at a world, tool, judge or endpoint) while nothing
-    happens; 0 waits for none, and a run whose worlds wait does not repeat."""
+    """Seconds for which rows wait, while nothing happens, for episodes that wait for a world, tool, judge or endpoint;
+    0 does not wait, and then a run with worlds that take time does not repeat exactly."""
 
     @field_validator("graphs", mode="before")
     @classmethod
@@ -62,7 +62,7 @@ class Local(Settings):
         return "off" if value is False else value  # YAML 1.1 reads off as false
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
-        """Return the engine on the trainer's own models."""
+        """Return the engine on the trainer's models."""
         recorder_on = on_cuda if self.graphs == "auto" else nowhere
         return LocalEngine(
             models, policies, self.max_rows, self.kept_tokens, recorder_on=recorder_on, patience=self.patience
@@ -74,24 +74,24 @@ class _Pending:
     request: Request
     future: asyncio.Future[Completion]
     part: Part | None
-    """What asked; None outside a rollout."""
-    turn: Callable[[], None]
-    """To be called when its row joins: only from then on its time counts."""
-    said: Said | None = None
-    """What its row will have said; None while it waits."""
-    heard: bool = False
+    """The part of the rollout that sent the request; None outside a rollout."""
+    start_clock: Callable[[], None]
+    """Called when its row joins: its deadline counts from then on."""
+    output: RowOutput | None = None
+    """The output of its row; None while it waits."""
+    notified: bool = False
 
     def order(self) -> tuple[int, tuple[int, ...], str, int]:
-        """Where it joins among those that arrived since rows last spoke; those outside rollouts join as they came."""
+        """Sort key among the requests that arrived since the last decoding; those outside rollouts keep their order."""
         if self.part is None:
             return 0, (), "", 0
         return *self.part.order, self.request.agent, self.request.seed
 
-    def hear(self) -> None:
-        """Tell what asked that its answer is there, or will never be."""
-        if self.part is not None and not self.heard:
+    def notify(self) -> None:
+        """Tell the part that its answer has arrived, or never will."""
+        if self.part is not None and not self.notified:
             self.part.hear()
-        self.heard = True
+        self.notified = True
 
 
 @dataclass(slots=True, eq=False)
@@ -101,17 +101,17 @@ class _ModelQueue:
     model: LanguageModel
     decoder: Decoder
     arrived: list[_Pending] = field(default_factory=list)
-    """Who came since rows last spoke."""
+    """Requests since the last decoding."""
     waiting: list[_Pending] = field(default_factory=list)
     in_flight: list[_Pending] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
-        """True where somebody waits for an answer."""
+        """True if any request waits for its answer."""
         return bool(self.arrived or self.waiting or self.in_flight)
 
-    def line_up(self) -> None:
-        """Put those who arrived behind the others who wait, in an order that no clock decides."""
+    def enqueue_arrived(self) -> None:
+        """Append the requests that arrived to those that wait, in an order that does not depend on time."""
         self.waiting += sorted(self.arrived, key=_Pending.order)
         self.arrived = []
 
@@ -131,16 +131,16 @@ class _Held:
 
 
 def has_memory_of_its_own(device: torch.device) -> bool:
-    """Return whether a device's memory is small beside the machine's, and given back before an update.
+    """Return whether a device has its own, smaller memory, which sampling gives back before an update.
 
-    True for CUDA, where keys, values and copies of weights take room from activations. False for a CPU, where memory
-    is one and large, and making them again takes time.
+    True for CUDA, where keys, values and copies of weights take room from activations. False for a CPU, whose memory
+    is large, and where computing them again takes time.
     """
     return device.type == "cuda"
 
 
 class LocalEngine:
-    """Plays the policies whose base models it is given, in the models' own memory."""
+    """Samples for the policies whose base models it is given, in the models' own memory."""
 
     def __init__(
         self,
@@ -152,10 +152,10 @@ class LocalEngine:
         recorder_on: Callable[[torch.device], Recorder | None] = on_cuda,
         patience: float = 60.0,
     ) -> None:
-        """Play on these models.
+        """Sample on these models.
 
-        `releases` says on which devices the memory of sampling is given back (`release_caches`), `recorder_on` what records steps,
-        `patience` for how many seconds episodes that are elsewhere are waited for.
+        `releases` decides on which devices `release_caches` frees memory, `recorder_on` returns what records steps on a
+        device, `patience` is how many seconds to wait for episodes that wait for something else.
         """
         played = [policy for policy in policies if policy.endpoint is None]
         queues = {
@@ -178,7 +178,7 @@ class LocalEngine:
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the policies that it plays."""
+        """Names of the policies that it holds."""
         return tuple(self._held)
 
     def renderer(self, policy: str) -> ChatRenderer:
@@ -186,13 +186,13 @@ class LocalEngine:
         return self._find(policy).queue.model.renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Return one completion, decoded together with whatever else is asked for at this moment."""
+        """Return one completion, decoded together with all other requests of this moment."""
         queue = self._find(request.policy).queue
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         if self._pump is None or self._pump.done():
             for left in self._queues:
-                # What a run that was broken off left here is cancelled: nobody waits for it.
+                # Requests that an interrupted run left here are cancelled: nothing waits for them.
                 left.clear()
                 left.arrived = [pending for pending in left.arrived if not pending.future.done()]
                 left.waiting = [pending for pending in left.waiting if not pending.future.done()]
@@ -204,17 +204,17 @@ class LocalEngine:
         try:
             return await future
         finally:
-            pending.hear()
+            pending.notify()
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Take new weights; tensors that are the engine's own memory are not copied."""
+        """Take new weights; tensors that are already the engine's own memory are not copied."""
         held = self._find(policy)
         if self._pump is None or self._pump.done():
             held.queue.clear()
         elif held.queue.in_flight:
             raise EngineError(
-                f"Policy '{policy}' got new weights while {len(held.queue.in_flight)} requests to its base model are being "
-                "answered. Load weights when all of them are."
+                f"Policy '{policy}' got new weights while {len(held.queue.in_flight)} requests to its base model are "
+                "unfinished. Load weights when all are answered."
             )
         own = self._own(policy)
         if set(own) != set(weights):
@@ -231,11 +231,11 @@ class LocalEngine:
         held.hash = weights_hash(own)
 
     def release_caches(self) -> None:
-        """Give back what rows have read, and copies of weights on devices whose memory the update needs.
+        """Free kept keys and values, and copies of weights on devices whose memory the update needs.
 
-        Between the turns of one rollout nothing goes: the loop calls this when all episodes are over. What adapters
-        that learn have read goes with their next weights anyway. Frozen ones would keep what hardly another episode
-        goes on from, more of it at every step, and a resumed run would not have it.
+        The loop calls this when all episodes are over, so nothing is freed between the turns of a rollout. The kept keys
+        and values of a trained adapter go with its next weights anyway. Those of frozen ones would grow with every step,
+        hardly any later episode would use them, and a resumed run would not have them.
         """
         if self._pump is not None and not self._pump.done():
             return
@@ -250,31 +250,31 @@ class LocalEngine:
             torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """Forget the models; their memory goes when nobody else holds them."""
+        """Forget the models; their memory is freed when nothing else holds them."""
         self._held.clear()
 
     async def _drain(self, here: Room) -> None:
         while any(queue.busy for queue in self._queues):
             try:
                 await self._all_here(here)
-            except Exception as error:  # noqa: BLE001 - handed to whoever waits, never swallowed
+            except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
                 for queue in self._queues:
-                    queue.line_up()
+                    queue.enqueue_arrived()
                     waiting, queue.waiting = queue.waiting, []
                     _fail([*queue.clear(), *waiting], error)
             for queue in self._queues:
-                queue.line_up()
+                queue.enqueue_arrived()
             for queue in self._queues:
                 try:
-                    self._seat(queue)
+                    self._join_waiting(queue)
                     if queue.in_flight:
                         queue.decoder.advance(PAUSE)
                     self._answer(queue)
-                except Exception as error:  # noqa: BLE001 - likewise
+                except Exception as error:  # noqa: BLE001 - passed on likewise
                     _fail(queue.clear(), error)
 
     async def _all_here(self, here: Room) -> None:
-        """Wait until whoever may ask has asked: all coroutines, and all episodes whose worlds wait for something."""
+        """Wait until every coroutine, and every episode whose world is busy, has sent its request or ended."""
         await self._quiet(here)
         while self._patience and here.out:
             await here.gathered(self._patience)
@@ -288,8 +288,8 @@ class LocalEngine:
             before = now
             await asyncio.sleep(0)
 
-    def _seat(self, queue: _ModelQueue) -> None:
-        """Let the first who wait join the rows in flight, as many as there is room for."""
+    def _join_waiting(self, queue: _ModelQueue) -> None:
+        """Let the first waiting requests join the rows in flight, as many as there is room for."""
         room = self._max_rows - queue.decoder.in_flight
         if not queue.waiting or room <= 0 or not queue.decoder.open:
             return
@@ -297,33 +297,33 @@ class LocalEngine:
         queue.in_flight += joining
         requests = [pending.request for pending in joining]
         jobs = [Job(self._find(r.policy).adapter, r.prompt_ids, r.sampling, r.seed) for r in requests]
-        for pending, said in zip(joining, queue.decoder.join(jobs), strict=True):
-            pending.said = said
-            pending.turn()
+        for pending, output in zip(joining, queue.decoder.join(jobs), strict=True):
+            pending.output = output
+            pending.start_clock()
 
     def _answer(self, queue: _ModelQueue) -> None:
         answers: list[tuple[_Pending, Completion]] = []
-        speaking: list[_Pending] = []
+        unfinished: list[_Pending] = []
         for pending in queue.in_flight:
-            if pending.said is None or pending.said.finish_reason is None:
-                speaking.append(pending)
+            if pending.output is None or pending.output.finish_reason is None:
+                unfinished.append(pending)
             else:
-                answers.append((pending, self._completion(pending.request, pending.said, queue.model)))
-        queue.in_flight = speaking
+                answers.append((pending, self._completion(pending.request, pending.output, queue.model)))
+        queue.in_flight = unfinished
         for pending, completion in answers:
-            pending.hear()
+            pending.notify()
             if not pending.future.done():
                 pending.future.set_result(completion)
 
-    def _completion(self, request: Request, said: Said, model: LanguageModel) -> Completion:
+    def _completion(self, request: Request, output: RowOutput, model: LanguageModel) -> Completion:
         held = self._find(request.policy)
-        assert said.finish_reason is not None
-        text = said.text
+        assert output.finish_reason is not None
+        text = output.text
         if text is None:
-            text = str(model.tokenizer.decode(said.ids, skip_special_tokens=True))
-        self.tokens_sampled += len(said.ids)
+            text = str(model.tokenizer.decode(output.ids, skip_special_tokens=True))
+        self.tokens_sampled += len(output.ids)
         return Completion(
-            tuple(said.ids), tuple(said.logprobs), said.finish_reason, text, held.version, held.hash
+            tuple(output.ids), tuple(output.logprobs), output.finish_reason, text, held.version, held.hash
         )
 
     def _own(self, policy: str) -> Mapping[str, Tensor]:
@@ -340,9 +340,9 @@ class LocalEngine:
 
 
 def _fail(requests: Sequence[_Pending], error: Exception) -> None:
-    """Hand an error to whoever waits for these answers."""
+    """Raise an error where these requests are awaited."""
     for pending in requests:
-        pending.hear()
+        pending.notify()
         if not pending.future.done():
             pending.future.set_exception(_failure(error))
 

@@ -1,4 +1,4 @@
-"""Rows in flight through the flat forward pass: flat prompts, each distinct one read once, our own cache.
+"""Rows in flight through the flat forward pass: prompts without padding, each distinct one read once, and our own cache.
 
 Shapes: R rows, Q distinct prompts (per adapter), N their new tokens, V vocabulary.
 """
@@ -22,10 +22,10 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import Route, route_at
 
 CHUNK = 1024
-"""Prompt tokens that are read in one pass, or one prompt: what a pass touches stays in the processor's cache."""
+"""Prompt tokens read in one pass (or one longer prompt), so that a pass stays in the processor's cache."""
 
 STEM = 32
-"""Tokens that prompts have to begin with alike so that the beginning is read once for all of them."""
+"""Minimum length of a common beginning of prompts that is read once for all of them."""
 
 
 class FlatRows:
@@ -53,7 +53,7 @@ class FlatRows:
         return True
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
-        """Read what is new of every distinct prompt once; return logits `_RV` of each row's first token."""
+        """Read the new tokens of every distinct prompt once; return logits `_RV` of each row's first token."""
         texts = [(job.adapter, job.prompt) for job in jobs]
         prompts = list(dict.fromkeys(texts))
         block = self._room(prompts)
@@ -69,7 +69,7 @@ class FlatRows:
         number_of = {prompt: number for number, prompt in enumerate(prompts)}
         prompt_R = torch.tensor([number_of[text] for text in texts], device=self._model.device)
         self._cohorts.append(_Cohort(KVCache.seated(block, prompt_R, recorded=self._recorded), texts))
-        self._line_up()
+        self._join_cohorts()
         return logits_QV[prompt_R]
 
     def _room(self, prompts: Sequence[Text]) -> PromptBlock:
@@ -79,7 +79,7 @@ class FlatRows:
     def _read_stems(
         self, block: PromptBlock, stems: Mapping[Text, Sequence[int]], known: MutableSequence[int]
     ) -> None:
-        """Read what prompts begin with alike once, and give it to each of them."""
+        """Read the common beginnings of prompts once and copy them to each prompt."""
         texts = list(stems)
         room = self._room(texts)
         for chunk in _chunks(texts, [0] * len(texts)):
@@ -95,7 +95,7 @@ class FlatRows:
         known: Sequence[int],
         chunk: range,
     ) -> Tensor:
-        """Read the new tokens of a few prompts and return logits `_QV` of what follows them."""
+        """Read the new tokens of a few prompts and return logits `_QV` of the tokens that follow."""
         device = self._model.device
         new = [len(prompts[q][1]) - known[q] for q in chunk]
         tokens_N = torch.tensor([token for q in chunk for token in prompts[q][1][known[q] :]], device=device)
@@ -107,7 +107,7 @@ class FlatRows:
         return self._logits(tokens_N, position_N, route, attend, last_Q)
 
     def read(self, token_R: Tensor) -> Tensor:
-        """Read one more token of each row and return logits `_RV` of the next, good until the next call."""
+        """Read one more token of each row and return logits `_RV` of the next token, valid until the next call."""
         fresh = [cohort.cache.open() for cohort in self._cohorts]
         if any(fresh):
             self._window.close()
@@ -115,7 +115,7 @@ class FlatRows:
         return self._window.run(self._step, token_R, left)
 
     def _step(self, token_R: Tensor) -> Tensor:
-        """Read a token where there is room for it, in tensors alone: a recording runs none of this again."""
+        """Read a token into free places, with tensor operations only: a replay runs no Python."""
         position_R = torch.cat([cohort.cache.advance() for cohort in self._cohorts])
         return self._logits(token_R, position_R, self._route, self._attend, None)
 
@@ -141,23 +141,23 @@ class FlatRows:
         with self._model.computing(route):
             return self._model.logits(hidden_ND)
 
-    def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
-        """Drop rows; later prompts may go on from what they read: their prompts and all but the last they said."""
-        told = dict(zip(rows, said, strict=True))
+    def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
+        """Drop rows; later prompts may continue what they read: the prompt and all but the last sampled token."""
+        completion_of = dict(zip(rows, completions, strict=True))
         first, cohorts = 0, []
         for cache, texts in self._cohorts:
-            leaving = [row for row in range(len(texts)) if first + row in told]
-            staying = [row for row in range(len(texts)) if first + row not in told]
-            read = [(texts[row][0], (*texts[row][1], *told[first + row][:-1])) for row in leaving]
+            leaving = [row for row in range(len(texts)) if first + row in completion_of]
+            staying = [row for row in range(len(texts)) if first + row not in completion_of]
+            read = [(texts[row][0], (*texts[row][1], *completion_of[first + row][:-1])) for row in leaving]
             self._prefixes.put(cache, leaving, read)
             if staying:
                 kept = cache.kept(torch.tensor(staying, device=self._model.device)) if leaving else cache
                 cohorts.append(_Cohort(kept, [texts[row] for row in staying]))
             first += len(texts)
         self._cohorts = cohorts
-        self._line_up()
+        self._join_cohorts()
 
-    def _line_up(self) -> None:
+    def _join_cohorts(self) -> None:
         self._window.close()
         self._sizes = [cohort.cache.rows for cohort in self._cohorts]
         self._route = route_of([adapter for cohort in self._cohorts for adapter, _ in cohort.texts])
@@ -171,7 +171,7 @@ class _Cohort(NamedTuple):
 
 
 def _stems(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:
-    """Return what several new prompts begin with alike (an agent's instructions), and which prompts."""
+    """Return the common beginnings of new prompts (an agent's instructions), each with the prompts that share it."""
     alike: dict[Text, list[int]] = {}
     for number, (adapter, prompt) in enumerate(prompts):
         if not known[number] and len(prompt) > STEM:
@@ -179,8 +179,8 @@ def _stems(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int
     stems: dict[Text, list[int]] = {}
     for (adapter, _), numbers in alike.items():
         texts = [prompts[number][1] for number in numbers]
-        first, last = min(texts), max(texts)  # who begins least alike
-        most = min(len(text) for text in texts) - 1  # of every prompt something is left to read
+        first, last = min(texts), max(texts)  # the two that differ earliest
+        most = min(len(text) for text in texts) - 1  # at least one token of every prompt is left to read
         same = next((k for k in range(STEM, most) if first[k] != last[k]), most)
         if len(numbers) > 1:
             stems[adapter, first[:same]] = numbers

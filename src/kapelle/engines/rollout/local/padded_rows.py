@@ -23,14 +23,14 @@ class PaddedRows:
 
     @property
     def open(self) -> bool:
-        """The library's cache takes prompts together or not at all."""
+        """True if no row is in flight: the library's cache takes prompts all together or not at all."""
         return not self._adapters
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Read every prompt and return logits `_RV` of its first new token."""
         from transformers import DynamicCache
 
-        assert self.open, "rows join when no others are in flight"
+        assert self.open, "rows join only when no others are in flight"
         self._adapters = [job.adapter for job in jobs]
         self._cache = DynamicCache()
         longest = max(len(job.prompt) for job in jobs)
@@ -47,8 +47,8 @@ class PaddedRows:
         self._mask_RP = torch.cat([self._mask_RP, self._mask_RP.new_ones(len(token_R), 1)], dim=1)
         return self._forward(token_R[:, None])
 
-    def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
-        """Drop rows; nothing is kept for later prompts, because the library's cache has no rows that go on."""
+    def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
+        """Drop rows; nothing is kept for later prompts, because the library's cache cannot continue single rows."""
         gone = set(rows)
         staying = [row for row in range(len(self._adapters)) if row not in gone]
         self._adapters = [self._adapters[row] for row in staying]

@@ -1,4 +1,4 @@
-"""What is decoded: prompts, what their rows say, and who reads their tokens.
+"""What is decoded: prompts, the outputs of their rows, and the protocol of a forward pass over rows.
 
 Shapes: R rows, V vocabulary.
 """
@@ -24,18 +24,18 @@ class Job(NamedTuple):
 
 
 @dataclass(slots=True)
-class Said:
-    """What a row has said, once it is over; `finish_reason` is None until then."""
+class RowOutput:
+    """What a row has generated, filled in once it is finished; `finish_reason` is None until then."""
 
     ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason | None = None
     text: str | None = None
-    """Text up to a stop string, once one was found."""
+    """Text up to a stop string, if one was found."""
 
 
 class Rows(Protocol):
-    """Prompts in flight on one model: reads tokens, says what may come next."""
+    """Rows in flight on one model: reads tokens and returns the logits of the next."""
 
     @property
     def open(self) -> bool:
@@ -43,15 +43,15 @@ class Rows(Protocol):
         ...
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
-        """Read the prompts of rows that come behind the others; return logits `_RV` of their first tokens."""
+        """Add rows after the others and read their prompts; return logits `_RV` of their first tokens."""
         ...
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next."""
         ...
 
-    def leave(self, rows: Sequence[int], said: Sequence[Sequence[int]]) -> None:
-        """Drop the rows at these indices (ascending), which are over, having heard what they said."""
+    def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
+        """Drop the finished rows at these indices (ascending); `completions` are their token ids."""
         ...
 
 

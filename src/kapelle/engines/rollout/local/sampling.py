@@ -1,7 +1,7 @@
 """From logits to one token per row, reproducible row by row.
 
-A row's random number depends on its own seed and its own position only, so that what a request gets does
-not depend on what it was batched with.
+A row's random number depends on its own seed and position only, so that a request's tokens do not depend on the other
+rows of its batch.
 
 Shapes: R rows, V vocabulary.
 """
@@ -22,7 +22,7 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling limits of each row, as tensors, and which of them occur: asked once, because a GPU is waited for."""
+    """Sampling settings of each row, as tensors, and which kinds occur: checked once, because each check waits for a GPU."""
 
     temperature_R: Tensor
     top_p_R: Tensor
@@ -33,7 +33,7 @@ class SamplingRows:
     cuts_p: bool = field(init=False)
     cuts_k: bool = field(init=False)
     greedy: bool = field(init=False)
-    """Whether any row takes its likeliest token."""
+    """Whether any row takes its most likely token."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tempers", bool((self.temperature_R != 1).any()))
@@ -42,14 +42,14 @@ class SamplingRows:
         object.__setattr__(self, "greedy", bool((self.temperature_R <= 0).any()))
 
     def keep(self, rows: Tensor) -> SamplingRows:
-        """Return the limits of the rows at these indices."""
+        """Return the settings of the rows at these indices."""
         return SamplingRows(
             self.temperature_R[rows], self.top_p_R[rows], self.top_k_R[rows], self.seed_R[rows]
         )
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> SamplingRows:
-        """Return the limits of all rows of several, in order."""
+        """Return the settings of all rows of several parts, in order."""
         columns = zip(*((p.temperature_R, p.top_p_R, p.top_k_R, p.seed_R) for p in parts), strict=True)
         return SamplingRows(*(torch.cat(column) for column in columns))
 
@@ -84,7 +84,7 @@ def _tempered(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _cut(logits_RV: Tensor, rows: SamplingRows) -> Tensor:
-    """Return logits without what top-k and top-p leave out; the same logits where no row has such a limit."""
+    """Return logits without the tokens that top-k and top-p leave out; unchanged if no row has such a limit."""
     if rows.cuts_k:
         logits_RV = _cut_top_k(torch.log_softmax(logits_RV, dim=-1), rows.top_k_R)
     if rows.cuts_p:
@@ -106,7 +106,7 @@ def _cut_top_p(logp_RV: Tensor, top_p_R: Tensor) -> Tensor:
 
 
 def _without(logp_RV: Tensor, order_RV: Tensor, ranked_out_RV: Tensor) -> Tensor:
-    """Return what is left, normalised, where `ranked_out_RV` says which places of the ranking go."""
+    """Return log-probs without the places of the ranking marked in `ranked_out_RV`, normalised again."""
     out_RV = ranked_out_RV.scatter(1, order_RV, ranked_out_RV)
     return torch.log_softmax(logp_RV.masked_fill(out_RV, -torch.inf), dim=-1)
 

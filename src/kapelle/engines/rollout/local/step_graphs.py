@@ -2,12 +2,12 @@
 
 A step of a small model is hundreds of kernels of a few microseconds each, and starting one from Python takes longer
 than running it. A recorded step starts all of them in one call. What is recorded must not change: the same shapes, the
-same memory, no number that Python reads or writes. The cache keeps to that between two of its blocks
-(models/kv_cache.py), so a recording serves one *window*: the steps until some rows need a new block, join or leave.
+same memory, no number that Python reads or writes. That holds for the cache between two of its blocks
+(models/fast/kv_cache.py), so a recording serves one *window*: the steps until some rows need a new block, join or leave.
 
-Each window begins with a step that is not recorded, on a stream of its own: it makes what is made once (copies of
-weights, kernels, workspaces), which a recording cannot. A second step is recorded and replayed from then on, where
-enough of them are left.
+Each window begins with a step that is not recorded, on a stream of its own: it does one-time work (copies of
+weights, kernels, workspaces) that cannot be recorded. If enough steps are left, the second one is recorded and replayed
+from then on.
 
 Shapes: R rows, V vocabulary.
 """
@@ -28,7 +28,7 @@ LEAST = 4
 
 
 class Recorder(Protocol):
-    """Makes a step that can be run again of one that was run."""
+    """Records a step so that it can be run again."""
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
         """Run a step as it is, so that the next one like it can be recorded."""
@@ -42,7 +42,7 @@ class Recorder(Protocol):
         ...
 
     def forget(self) -> None:
-        """Give back the memory of recordings, none of which is run again."""
+        """Free the memory of recordings, none of which is run again."""
         ...
 
 
@@ -55,7 +55,7 @@ class Window:
         self.close()
 
     def close(self) -> None:
-        """Forget the recording: rows or blocks are others from here on."""
+        """Forget the recording: rows or blocks change here."""
         self._warm = False
         self._replay: Callable[[], Tensor] | None = None
         self._token_R: Tensor | None = None
@@ -112,7 +112,7 @@ class CudaRecorder:
                     f"({' '.join(str(error).split())[:300]}). Set `engine: {{name: local, graphs: off}}`."
                 ) from error
             graph.capture_end()
-        self._last = graph  # which lets the one before go only now
+        self._last = graph  # the graph before may be freed only now
 
         def replay() -> Tensor:
             graph.replay()
@@ -127,7 +127,7 @@ class CudaRecorder:
 
 
 def on_cuda(device: torch.device) -> Recorder | None:
-    """Return what records steps on a device, None where starting a kernel costs nothing: everywhere but on CUDA."""
+    """Return a recorder of steps for a CUDA device; None for others, where starting a kernel costs nothing."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 

@@ -1,6 +1,6 @@
 """The train engine on one device: all learners that share a base in one forward and one backward pass.
 
-`learners.py` holds who lives where, `forward.py` asks them, `update.py` moves them; this is what a run sees of it.
+`learners.py` holds the weights, `forward.py` evaluates them, `update.py` changes them; this module is what a run uses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Torch(Settings):
     name: Literal["torch"] = "torch"
 
     def build(self, setup: TrainSetup) -> TorchTrainEngine:
-        """Return the engine, which learns in the models' own memory."""
+        """Return the engine, which trains in the models' own memory."""
         return TorchTrainEngine(setup)
 
 
@@ -37,7 +37,7 @@ class TorchTrainEngine:
     def __init__(self, setup: TrainSetup, sharing: Sharing | None = None) -> None:
         """Add adapters and heads to the models and make one learner for each policy that is trained.
 
-        `sharing` says which other processes take part in every step; None takes it alone.
+        `sharing` connects the processes that share every step; None uses this process alone.
         """
         self._held = Learners(setup)
         self._forward = Forward(self._held, setup.limits.microbatch_tokens)
@@ -54,15 +54,15 @@ class TorchTrainEngine:
         return self._held.by_name
 
     def renderer(self, learner: str) -> WritingRenderer:
-        """Return how text becomes the tokens of the model that a policy or critic stands on."""
+        """Return how text becomes the tokens of the model of a policy or critic."""
         return self._held.homes[learner].model.renderer
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return the weights of a policy, critic or reference, by name; the very tensors, not copies."""
+        """Return the weights of a policy, critic or reference, by name; the tensors themselves, not copies."""
         return self._held.weights(name)
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a policy, critic or reference; ModelError when names or shapes do not fit."""
+        """Set the weights of a policy, critic or reference; ModelError when names or shapes do not fit."""
         self._held.load_weights(name, weights)
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -82,7 +82,7 @@ class TorchTrainEngine:
         return self._updater.parity(samples)
 
     def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Compare the samples' `behaviour` with what the weights of this moment say; see the protocol."""
+        """Compare the samples' `behaviour` with the log-probs of the current weights; see the protocol."""
         return self._updater.check_parity(samples)
 
     def publish(self) -> Mapping[str, Published]:
@@ -93,7 +93,7 @@ class TorchTrainEngine:
         return {name: Published(learner.parameters, learner.version) for name, learner in changed.items()}
 
     def exchange(self, one: str, other: str) -> None:
-        """Let two policies change places: weights, optimiser state and references, bit for bit."""
+        """Swap two policies: weights, optimiser state and references, bit for bit."""
         self._held.exchange(one, other)
 
     def refresh_references(self) -> None:
@@ -105,8 +105,8 @@ class TorchTrainEngine:
         return self._held.state()
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Take what `state` returned, bit for bit."""
+        """Restore what `state` returned, bit for bit."""
         self._held.load_state(state)
 
     def close(self) -> None:
-        """Hold nothing but memory, give nothing back."""
+        """Do nothing: the engine holds nothing but memory."""

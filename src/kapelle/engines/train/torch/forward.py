@@ -1,4 +1,4 @@
-"""Forward passes: what policies, references and critics say of target tokens, and embedders of those before them.
+"""Forward passes: log-probs and values of target tokens, and embeddings of the tokens before them.
 
 Shapes: N flat tokens, K target tokens, D hidden size, T targets of one sample.
 """
@@ -22,7 +22,7 @@ class Forward:
     """All learners that share a base in one pass."""
 
     def __init__(self, learners: Learners, microbatch_tokens: int) -> None:
-        """Ask these learners, with at most so many tokens in one pass."""
+        """Evaluate these learners, with at most `microbatch_tokens` tokens in one pass."""
         self._homes = learners.homes
         self._microbatch_tokens = microbatch_tokens
 
@@ -46,14 +46,14 @@ class Forward:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
         answers: dict[int, Tensor] = {}
         for chosen, batch in self.batches(samples):
-            for _learner, part, said_K in self.ask(batch, Entropy.LEFT_OUT):
-                values_K = said_K.logp_K if isinstance(said_K, TokenStatistics) else said_K
+            for _learner, part, output in self.outputs(batch, Entropy.LEFT_OUT):
+                values_K = output.logp_K if isinstance(output, TokenStatistics) else output
                 for k, column in zip(part.samples, values_K.split(_counts(part)), strict=True):
                     answers[chosen[k]] = column.float().cpu()
         return [answers[k] for k in range(len(samples))]
 
-    def ask(self, batch: Batch, entropy: Entropy) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
-        """Run one forward pass and return each learner's answer about its targets."""
+    def outputs(self, batch: Batch, entropy: Entropy) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
+        """Run one forward pass and return each learner's statistics or values `_K` of its targets."""
         home = self._homes[batch.owners[0][0]]
         route = [(self._homes[name].adapter, first, last) for name, first, last in batch.owners]
         with home.model.computing(route):
@@ -71,17 +71,17 @@ class Forward:
             ]
 
     def batches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
-        """Pack samples base by base; each batch comes with the places of its base's samples."""
+        """Pack samples base by base; each batch comes with the indices of the samples it was packed from."""
         bases: dict[int, list[int]] = {}
         for k, sample in enumerate(samples):
             bases.setdefault(id(self._homes[sample.learner].model), []).append(k)
         batches: list[tuple[list[int], Batch]] = []
         for chosen in bases.values():
             model = self._homes[samples[chosen[0]].learner].model
-            for whole, room in passes(chosen, samples, self._microbatch_tokens):
-                own = [samples[k] for k in whole]
+            for members, room in passes(chosen, samples, self._microbatch_tokens):
+                own = [samples[k] for k in members]
                 packed = pack(own, room, model.device, share=model.flat is not None)
-                batches.extend((whole, batch) for batch in packed)
+                batches.extend((members, batch) for batch in packed)
         return breakable(batches)
 
 

@@ -16,7 +16,7 @@ from kapelle.functional.divergences import TokenStatistics, entropy_from_logits,
 from kapelle.models.language_model import LanguageModel
 
 LOGIT_BUDGET = 1 << 24
-"""Most logits alive at once; beyond, the head is recomputed chunk by chunk in the backward pass."""
+"""Most logits in memory at once; beyond it the head is recomputed chunk by chunk in the backward pass."""
 
 
 class Entropy(Enum):

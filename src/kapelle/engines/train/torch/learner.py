@@ -1,7 +1,7 @@
 """One set of weights that learns: its parameters, optimiser, schedule and loss scale.
 
-Nothing here is shared between learners. Clipping, normalisation and the step are each learner's own, so a
-joint update equals every learner trained alone.
+Learners share nothing here. Clipping, normalisation and the step are each learner's own, so a
+joint update equals training every learner alone.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Learner:
         self.steps = 0
         """Optimiser steps taken by these weights."""
         self.version = 0
-        """Changes of this learner's weights: it never names two sets of weights, also after an exchange."""
+        """Number of changes of these weights; no two sets of weights have the same number, also after an exchange."""
         self.changed = False
-        """True when a step was taken since the weights were last published."""
+        """True if the weights changed since they were last published."""
         self._settings = settings
         self._lr = lr
         self._total_steps = total_steps
@@ -65,10 +65,10 @@ class Learner:
 
         A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
         is "skip" (fp16 always skips: its scale adapts that way). So does a step that itself breaks the weights or the
-        optimiser's moments; under "skip" it is undone, weights, moments and counters, and counts as `undone` too. For
-        that "skip" keeps a copy of them while the step is taken.
+        optimiser's moments; under "skip" it is undone (weights, moments and counters) and counts as `undone` too. For
+        this "skip" keeps a copy of them during the step.
         """
-        before = _kept(self.state()) if on_bad == "skip" else None
+        before = _snapshot(self.state()) if on_bad == "skip" else None
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -89,8 +89,8 @@ class Learner:
             wrong = self._poison()
             if wrong is not None and before is None:
                 raise NumericsError(
-                    f"The update {self.steps} of '{self.name}' at a rate of {rate:g} broke what it learns: {wrong}. No "
-                    "checkpoint holds it. Go on from the last one with a lower rate (`kapelle train --resume RUN "
+                    f"The update {self.steps} of '{self.name}' at a rate of {rate:g} broke its weights: {wrong}. No "
+                    "checkpoint holds them. Continue from the last one with a lower rate (`kapelle train --resume RUN "
                     "optimizer.lr=…`), leave such updates out (`training.non_finite=skip`), or go further back "
                     "(`kapelle runs rollback RUN --to STEP`)."
                 )
@@ -104,8 +104,8 @@ class Learner:
         self.changed = self.changed or finite
         self.forget_gradient()
         size = {"grad_norm": float(norm)} if finite else {}
-        said = {"undone": 1.0} if undone else {}
-        return {**size, "lr": rate, "skipped": float(not finite), **said}
+        undo = {"undone": 1.0} if undone else {}
+        return {**size, "lr": rate, "skipped": float(not finite), **undo}
 
     def _poison(self) -> str | None:
         tensors = {f"weights.{name}": parameter.detach() for name, parameter in self.parameters.items()}
@@ -131,7 +131,7 @@ class Learner:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned, bit for bit."""
+        """Restore what `state` returned, bit for bit."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state["weights"][name])
@@ -149,20 +149,20 @@ class Learner:
             self._scaler.load_state_dict(dict(state["scaler"]))
 
     def exchange(self, other: Learner) -> None:
-        """Change places with another learner of the same shape: weights, optimiser state, counters, loss scale."""
-        own, theirs = deepcopy(self.state()), deepcopy(other.state())
+        """Swap weights, optimiser state, counters and loss scale with a learner of the same shape."""
+        own_state, other_state = deepcopy(self.state()), deepcopy(other.state())
         version = max(self.version, other.version) + 1
-        for learner, state in ((self, theirs), (other, own)):
+        for learner, state in ((self, other_state), (other, own_state)):
             learner.load_state(state)
             learner.version = version
             learner.changed = True
 
 
-def _kept(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree of tensors as it is now."""
+def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a tree of tensors."""
     copies: dict[str, Any] = {}
     for key, value in tree.items():
-        copies[key] = _kept(value) if isinstance(value, Mapping) else value
+        copies[key] = _snapshot(value) if isinstance(value, Mapping) else value
         if isinstance(value, Tensor):
             copies[key] = value.clone()
     return copies
@@ -175,8 +175,8 @@ def _copied(entry: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
     """Return the factor on the learning rate at an optimiser step, counted from 0.
 
-    It rises linearly over `warmup_steps`, then stays (`constant`), or falls to 0 at `total` in a line
-    (`linear`) or a half cosine (`cosine`, 1608.03983 without restarts).
+    It rises linearly over `warmup_steps`, then stays (`constant`) or falls to 0 at `total`, linearly
+    (`linear`) or by a half cosine (`cosine`, 1608.03983 without restarts).
     """
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps

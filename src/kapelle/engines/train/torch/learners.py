@@ -1,4 +1,4 @@
-"""Who lives where: the models that learners, references and embedders stand on, and their weights by name."""
+"""The models and adapters of learners, references and embedders, and their weights by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kapelle.team import Critic, Lora, embedder_name, reference_name
 
 @dataclass(slots=True)
 class Home:
-    """Where a learner, reference or embedder lives."""
+    """The model and adapter of a learner, reference or embedder."""
 
     model: LanguageModel
     adapter: str | None
@@ -29,7 +29,7 @@ class Home:
 
 
 class Learners:
-    """Policies and critics on models in this process's memory, with what is kept frozen beside them."""
+    """Policies and critics on models in this process's memory, with their frozen references and embedders."""
 
     def __init__(self, setup: TrainSetup) -> None:
         """Add adapters and heads to the models and make one learner for each policy and critic that is trained."""
@@ -46,7 +46,7 @@ class Learners:
             if policy.trained:
                 self._learn(policy.name, setup.optimizer.lr)
         for critic in setup.critics:
-            self._settle(critic)
+            self._add_critic(critic)
         if setup.references:
             self.refresh_references()
         if setup.embedders:
@@ -59,10 +59,10 @@ class Learners:
 
     @property
     def models(self) -> list[LanguageModel]:
-        """Every model that somebody lives on, once."""
+        """Every model in use, once."""
         return list({id(home.model): home.model for home in self.homes.values()}.values())
 
-    def _settle(self, critic: Critic) -> None:
+    def _add_critic(self, critic: Critic) -> None:
         model = self._setup.models[critic.base]
         self._adapt(model, critic.name, critic.lora)
         if critic.name not in model.value_heads:
@@ -73,14 +73,14 @@ class Learners:
             self._learn(critic.name, optimizer.critic_lr or optimizer.lr)
 
     def _adapt(self, model: LanguageModel, name: str, lora: Lora) -> None:
-        """Add an adapter, or go on with the one that an earlier engine left on a model in memory."""
+        """Add an adapter, or continue with the one that an earlier engine left on a model in memory."""
         held = model.bank.adapters.get(name)
         if held is None:
             model.bank.add(name, lora, derive_seed(self._setup.seed, "adapter", name))
         elif held != lora:
             raise ModelError(
                 f"Model '{model.name}' carries an adapter '{name}' from before, made with other `lora` settings. "
-                "Take a fresh model, or the settings of then."
+                "Load the model anew, or set `lora` as it was."
             )
 
     def _learn(self, name: str, lr: float) -> None:
@@ -97,17 +97,17 @@ class Learners:
         return {**found, **{f"{HEAD}{key}": tensor for key, tensor in head}}
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return the weights of a policy, critic or reference by name; the very tensors, not copies."""
+        """Return the weights of a policy, critic or reference by name; the tensors themselves, not copies."""
         return self.by_name[name].parameters if name in self.by_name else self._tensors(name)
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Take weights; see the protocol."""
+        """Set weights; see the protocol."""
         copy_weights(self.weights(name), weights, f"'{name}'")
         if name in self.by_name:
             self.by_name[name].changed = True
 
     def _add_embedders(self) -> None:
-        """Keep, for each policy, its base as it is now: that of an adapter, or a copy of one that is trained."""
+        """Keep each policy's base as it is now: the base under its adapter, or a copy of a base that is trained."""
         copies: dict[int, LanguageModel] = {}
         for policy in self._policies:
             model = self.homes[policy.name].model
@@ -128,28 +128,29 @@ class Learners:
                 self.homes[name] = Home(copy_language_model(model, name), None)
 
     def exchange(self, one: str, other: str) -> None:
-        """Let two policies change places: weights, optimiser state and references, bit for bit."""
+        """Swap two policies: weights, optimiser state and references, bit for bit."""
         self.by_name[one].exchange(self.by_name[other])
-        ours, theirs = reference_name(one), reference_name(other)
-        if ours not in self.homes:
+        reference, other_reference = reference_name(one), reference_name(other)
+        if reference not in self.homes:
             return
         with torch.no_grad():
-            for mine, yours in zip(self.weights(ours).values(), self.weights(theirs).values(), strict=True):
-                held = mine.clone()
-                mine.copy_(yours)
-                yours.copy_(held)
+            pairs = zip(self.weights(reference).values(), self.weights(other_reference).values(), strict=True)
+            for first, second in pairs:
+                copy = first.clone()
+                first.copy_(second)
+                second.copy_(copy)
 
-    def drop_out(self) -> bool:
+    def has_dropout(self) -> bool:
         """Return whether any adapter has dropout."""
         return any(lora.dropout for model in self.models for lora in model.bank.adapters.values())
 
     @contextmanager
-    def dropping_out(self) -> Iterator[None]:
-        """Drop out in adapters, by the run's seed and steps and not by what else the process has drawn.
+    def dropout(self) -> Iterator[None]:
+        """Turn the adapters' dropout on, drawn from the run's seed and steps, not from the process's generator.
 
-        The base never does: that would train another distribution than the one that was sampled.
+        The base has none: that would train another distribution than the one that was sampled.
         """
-        if not self.drop_out():
+        if not self.has_dropout():
             yield
             return
         models = self.models
@@ -178,10 +179,10 @@ class Learners:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned, bit for bit."""
+        """Restore what `state` returned, bit for bit."""
         if not {"learners", "references"} <= state.keys():
             raise CheckpointError(
-                f"The state holds {sorted(state)}, not what the train engine `torch` keeps. Set `train_engine.name` as it "
+                f"The state holds {sorted(state)}, not what the train engine `torch` saves. Set `train_engine.name` as it "
                 "was when the checkpoint was written."
             )
         for name, entry in state["learners"].items():

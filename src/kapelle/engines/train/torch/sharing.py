@@ -1,7 +1,7 @@
-"""How the work of one optimiser step is shared among processes that hold the same learners.
+"""How processes that hold the same learners share the work of one optimiser step.
 
-Every process takes a share of the step's samples, and sums of losses, of their weights and of gradients are added up before
-they are divided: the step is then the one that a process alone takes, however the samples are shared out.
+Every process takes a part of the step's samples; losses, weights and gradients are summed over all processes before they
+are divided. The step is then the one that a single process takes, however the samples are split.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from kapelle.rows import Sample
 
 
 class Sharing(Protocol):
-    """One process among those that share a step."""
+    """One of the processes that share a step."""
 
     def share(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return what this process computes of a step's samples, bundles whole; possibly nothing."""
+        """Return this process's part of a step's samples, bundles whole; possibly empty."""
         ...
 
     def join(self, sums: UpdateSums, learners: Mapping[str, Learner]) -> None:
-        """Make `sums` and the learners' gradients those of all processes."""
+        """Sum `sums` and the learners' gradients over all processes."""
         ...
 
     def give_up(self) -> None:
-        """Tell the others, which wait in `join`, that this process has broken off before it."""
+        """Tell the other processes, which wait in `join`, that this one failed before it."""
         ...
 
 
 class Alone:
-    """A process that does all of it."""
+    """A single process that does all the work."""
 
     def share(self, samples: Sequence[Sample]) -> Sequence[Sample]:
         """Return all samples."""
         return samples
 
     def join(self, sums: UpdateSums, learners: Mapping[str, Learner]) -> None:
-        """Have everything already."""
+        """Do nothing: the sums are complete."""
 
     def give_up(self) -> None:
-        """Have nobody to tell."""
+        """Do nothing: no process waits."""

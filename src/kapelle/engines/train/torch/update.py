@@ -1,4 +1,4 @@
-"""The optimiser steps of an update: sums are accumulated, compared with the sampler, divided and taken.
+"""The optimiser steps of an update: accumulate sums, compare with the sampler, divide, step.
 
 Shapes: K target tokens.
 """
@@ -29,12 +29,12 @@ from kapelle.runtime.seeds import derive_seed
 
 
 class Updater:
-    """Moves learners by what their samples say."""
+    """Updates learners on their samples."""
 
     def __init__(
         self, learners: Learners, forward: Forward, limits: UpdateLimits, seed: int, sharing: Sharing
     ) -> None:
-        """Move these learners; `seed` draws minibatches, `sharing` says who else takes part in a step."""
+        """Update these learners; `seed` draws minibatches, `sharing` connects the processes that share a step."""
         self._learners = learners
         self._forward = forward
         self._limits = limits
@@ -44,12 +44,12 @@ class Updater:
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Take the optimiser steps of one update; every learner on its own samples.
 
-        Raises ParityError before anything moves when trainer and sampler disagree, NumericsError when a loss
+        Raises ParityError before anything changes when trainer and sampler disagree, NumericsError when a loss
         or gradient is not finite.
         """
         assert samples, "an update needs samples"
         totals: dict[str, list[float]] = {}
-        dropout = self._learners.drop_out()
+        dropout = self._learners.has_dropout()
         if objective.parity and dropout:
             self._compare(self.parity(samples), samples, totals)
         for epoch in range(objective.epochs):
@@ -68,7 +68,7 @@ class Updater:
         ]
 
     def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Compare the samples' `behaviour` with what the weights of this moment say; see the protocol."""
+        """Compare the samples' `behaviour` with the log-probs of the current weights; see the protocol."""
         totals: dict[str, list[float]] = {}
         self._compare(self.parity(samples), samples, totals)
         return means(totals)
@@ -91,10 +91,10 @@ class Updater:
                 self._compare(sums.gaps, samples, totals)
             for name in learners:
                 if name in sums.weight or name in sums.bad:
-                    self._move(name, sums, totals)
+                    self._take_step(name, sums, totals)
         except BaseException:
             for learner in learners.values():
-                learner.forget_gradient()  # or it would be part of whatever comes next
+                learner.forget_gradient()  # or the next update would include it
             raise
 
     def _summed(self, samples: Sequence[Sample], objective: Objective) -> UpdateSums:
@@ -108,26 +108,26 @@ class Updater:
 
     def _accumulate(self, samples: Sequence[Sample], objective: Objective, sums: UpdateSums) -> None:
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
-        with self._learners.dropping_out():
+        with self._learners.dropout():
             for _, batch in self._forward.batches(samples):
                 losses = []
-                for name, part, said in self._forward.ask(batch, entropy):
-                    loss, gap_K = self._loss(objective, part, said)
+                for name, part, output in self._forward.outputs(batch, entropy):
+                    loss, gap_K = self._loss(objective, part, output)
                     learner = self._learners.by_name[name]
                     if not bool(torch.isfinite(loss.total)):
                         self._bad_loss(name)
                         sums.bad.add(name)
                         continue
                     sums.add(name, loss)
-                    if isinstance(said, TokenStatistics):
-                        sums.watch(name, said, part.targets)
+                    if isinstance(output, TokenStatistics):
+                        sums.watch(name, output, part.targets)
                     sums.gaps.extend([] if gap_K is None else [gap_K])
-                    factor = objective.critic_coefficient if isinstance(said, Tensor) else 1.0
+                    factor = objective.critic_coefficient if isinstance(output, Tensor) else 1.0
                     losses.append(learner.scaled(loss.total * factor))
                 if losses:
                     torch.autograd.backward(losses)
 
-    def _move(self, name: str, sums: UpdateSums, totals: dict[str, list[float]]) -> None:
+    def _take_step(self, name: str, sums: UpdateSums, totals: dict[str, list[float]]) -> None:
         learner, weight = self._learners.by_name[name], sums.weight.get(name, 0.0)
         if name in sums.bad or weight == 0:
             learner.forget_gradient()
@@ -139,15 +139,17 @@ class Updater:
             book(totals, metric, total, share)
 
     def _loss(
-        self, objective: Objective, part: Part, said: TokenStatistics | Tensor
+        self, objective: Objective, part: Part, output: TokenStatistics | Tensor
     ) -> tuple[Loss, Tensor | None]:
-        if isinstance(said, Tensor):
+        if isinstance(output, Tensor):
             assert objective.critic_loss is not None, "critic samples need a critic loss"
-            return objective.critic_loss(said, part.targets), None
-        outputs = Outputs(said.logp_K, said.entropy_K if objective.entropy else None)
+            return objective.critic_loss(output, part.targets), None
+        outputs = Outputs(output.logp_K, output.entropy_K if objective.entropy else None)
         gap_K = None
         if Column.BEHAVIOUR in part.targets.columns:
-            gap_K = (said.logp_K.detach() - part.targets[Column.BEHAVIOUR]).abs()[part.targets.mask_K.bool()]
+            gap_K = (output.logp_K.detach() - part.targets[Column.BEHAVIOUR]).abs()[
+                part.targets.mask_K.bool()
+            ]
         return objective.policy_loss(outputs, part.targets), gap_K
 
     def _bad_loss(self, learner: str) -> None:
