@@ -219,7 +219,11 @@ class TestFailures:
         [
             ("shown", Chain(), "'reasoner' reads another prompt at its turn 1, from token 12 on"),
             ("paid", TwoSteps(), r"'reasoner' is paid \d+\.0 for turn 0 and not \d+\.0"),
-            ("over", TwoSteps(), r"it ended with 1 of the turns not replayed \(EpisodeError: the world is over\)"),
+            (
+                "over",
+                TwoSteps(),
+                r"it ended with 1 of the turns not replayed \(EpisodeError: the world is over\)",
+            ),
         ],
     )
     async def test_a_world_that_does_not_repeat_is_the_episodes_error(

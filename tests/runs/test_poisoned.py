@@ -307,7 +307,7 @@ def test_no_policy_starts_from_poisoned_weights(undisturbed: Path, tmp_path: Pat
     next(iter(held.values())).view(-1)[0] = math.nan
     save_file(held, folder / "adapter_model.safetensors")
     seal(folder)
-    with pytest.raises(ModelError, match="Training cannot continue from the weights in .*: 1 of the"):
+    with pytest.raises(ModelError, match=r"Training cannot continue from the weights in .*: 1 of the"):
         Trainer(**settings(), start_from={"agent_0": folder})
 
 

@@ -136,7 +136,9 @@ class TestFaults:
         with torch.no_grad():
             ignored = logp_alone(model, samples[-1], None)
         columns = [s.columns["behaviour"] for s in good[:-1]] + [ignored]
-        with pytest.raises(ParityError, match=r"[12] of 2000 tokens .*policy 'b'.*sampled with other weights"):
+        with pytest.raises(
+            ParityError, match=r"[12] of 2000 tokens .*policy 'b'.*sampled with other weights"
+        ):
             engine.update(with_columns(good, behaviour=columns), OBJECTIVE)
 
     def test_a_trainer_that_computes_something_else_is_named(self) -> None:
