@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from kapelle.former_names import former_fields, renamed_in
+from kapelle.former_names import former_column, former_fields, former_order, renamed_in
 from kapelle.runtime.plugins import find_class
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Targets:
     """1.0 for sequences that the agent heard, 0.0 for those that it said; None where it said them all."""
 
     def __getitem__(self, column: str) -> Tensor:
-        return self.columns[column]
+        return self.columns[column] if column in self.columns else former_column(self, column)
 
 
 class Loss(NamedTuple):
@@ -360,4 +360,5 @@ def algorithm_class(name: str) -> type:
 
 
 former_fields(Algorithm)
+former_order(Order)
 __getattr__ = renamed_in(__name__)

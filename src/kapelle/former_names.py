@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -142,6 +143,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
         "CriticNeed": "CriticSpec",
         "Embedding": "rows:Embedding",
+        "SENTENCES": "signals.embeddings:SENTENCES",
         "Estimates": "rows:Signals",
         "Signals": "rows:Signals",
         "TurnKey": "rows:TurnKey",
@@ -149,6 +151,10 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "turns_of": "rows:turns_of",
     },
     "engines.rollout.protocol": {"BUILTIN_ENGINES": "engines.rollout:BUILTIN"},
+    "engines.train.protocol": {
+        "embedder_name": "team:embedder_name",
+        "reference_name": "team:reference_name",
+    },
     "environment": {"BUILTIN_ENVIRONMENTS": "environments:BUILTIN"},
     "environments.game_settings": {"Told": "GameSettings"},
     "settings.base": {
@@ -277,7 +283,7 @@ HOOKS: Mapping[str, str] = {
 
 
 def former_fields(algorithm: type) -> None:
-    """Let an `Algorithm` be made with the fields of before, and be asked for those that are in `data` and `update`."""
+    """Let an `Algorithm` be made with the fields of before, changed by them (`replace`), and asked for them."""
     whole: Any = algorithm
     make = whole.__init__
 
@@ -286,13 +292,42 @@ def former_fields(algorithm: type) -> None:
         make(self, *args, **(_of_today(whole, given) if former else given))
 
     def read(self: Any, name: str) -> Any:
-        if name not in FIELDS:
-            raise AttributeError(f"'Algorithm' object has no attribute {name!r}")
-        section, field = FIELDS[name].split(".")
-        _warn(f"Algorithm.{name}", f"Algorithm.{FIELDS[name]}")
-        return getattr(getattr(self, section), field)
+        if name in FIELDS:
+            section, field = FIELDS[name].split(".")
+            _warn(f"Algorithm.{name}", f"Algorithm.{FIELDS[name]}")
+            return getattr(getattr(self, section), field)
+        if name in (*SIGNALS, *HOOKS, "least_auc"):
+            _warn(f"Algorithm.{name}", "Algorithm.after_update" if name in HOOKS else "Algorithm.need")
+            return _asked(self, name)
+        raise AttributeError(f"'Algorithm' object has no attribute {name!r}")
 
     whole.__init__, whole.__getattr__ = init, read
+
+
+def former_order(order: type) -> None:
+    """Let an `Order` be made with `sequential` and `old`, which are HAPPO's `move` now."""
+    whole: Any = order
+    make = whole.__init__
+
+    def init(self: Any, *args: Any, **given: Any) -> None:
+        if old := {name: given.pop(name) for name in ("sequential", "old") if name in given}:
+            _warn("Order(sequential=…)", "Order(move=…)")
+            if old.get("sequential"):
+                one_after_another = _class("algorithms.shared.orders:one_after_another")
+                given["move"] = partial(one_after_another, old=old.get("old", "behaviour"))
+        make(self, *args, **given)
+
+    whole.__init__ = init
+
+
+def former_column(targets: Any, column: str) -> Any:
+    """Return a column of before that targets have for each sequence now: `pair`, or `heard`."""
+    found = targets.pair_S if column == "pair" else targets.observed_S
+    if column not in ("pair", "heard") or (found is None and column == "pair"):
+        raise KeyError(column)
+    _warn(f"targets['{column}']", "targets.pair_S" if column == "pair" else "targets.observed_S")
+    spread_K = targets.mask_K * 0 if found is None else found[targets.segment_K]
+    return spread_K.to(targets.mask_K.dtype)
 
 
 def _of_today(algorithm: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -305,17 +340,47 @@ def _of_today(algorithm: Any, given: dict[str, Any]) -> dict[str, Any]:
             section, field = place.split(".")
             row[section] = replace(row.get(section, defaults[section]), **{field: given[name]})
     for name, (signal, holds) in SIGNALS.items():
-        # `reference_every: 0` asks for a reference that stays as it is.
-        if given.get(name) is not None and given[name] is not False:
+        if name in given:
             _warn(f"Algorithm({name}=…)", f"Algorithm(needs=({signal.split(':')[1]}(…),))", 5)
+            # `reference_every: 0` asks for a reference that stays as it is.
+            asked = given[name] is not None and given[name] is not False
             values = {holds: given[name]} if holds else {}
-            values |= {"least_auc": given.get("least_auc")} if name == "verifier" else {}
-            row["needs"] = (*row.get("needs", ()), _class(signal)(**values))
+            row["needs"] = _exchanged(row.get("needs", ()), _class(signal), values if asked else None)
+    if "least_auc" in given:
+        scores = _class(SIGNALS["verifier"][0])
+        held = [signal for signal in row.get("needs", ()) if isinstance(signal, scores)]
+        values = {"least_auc": given["least_auc"]}
+        row["needs"] = _exchanged(row.get("needs", ()), scores, values if held else None)
     for name, hook in HOOKS.items():
-        if given.get(name):
+        if name in given:
             _warn(f"Algorithm({name}=…)", f"Algorithm(after_update=({hook.split(':')[1]}(…),))", 5)
-            row["after_update"] = (*row.get("after_update", ()), _class(hook)(given[name]))
+            every = {"every": given[name]} if given[name] else None
+            row["after_update"] = _exchanged(row.get("after_update", ()), _class(hook), every)
     return row
+
+
+def _exchanged(pieces: Sequence[Any], kind: Any, values: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """Return the pieces with one of a kind that has these values, in the place of the one there was; None: with none."""
+    if values is None:
+        return tuple(piece for piece in pieces if not isinstance(piece, kind))
+    if not any(isinstance(piece, kind) for piece in pieces):
+        return (*pieces, kind(**values))
+    return tuple(replace(piece, **values) if isinstance(piece, kind) else piece for piece in pieces)
+
+
+def _asked(algorithm: Any, name: str) -> Any:
+    """Return what a former field that is a signal or a hook now would say."""
+    hooks = {type(hook): hook.every for hook in algorithm.after_update if hasattr(hook, "every")}
+    every = hooks.get(_class(HOOKS[name]), 0) if name in HOOKS else None
+    if name == "swap_every":
+        return every
+    signal, holds = ("signals.verifier:VerifierScores", name) if name == "least_auc" else SIGNALS[name]
+    found = algorithm.need(_class(signal))
+    if name == "reference_every":
+        return None if found is None else every
+    if not holds:
+        return found is not None
+    return None if found is None else getattr(found, holds)
 
 
 def _class(place: str) -> Any:

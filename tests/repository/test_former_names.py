@@ -9,16 +9,25 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from kapelle.algorithm import Algorithm, CriticSpec, Data, Loss, Order, Update
+from kapelle.algorithm import Algorithm, CriticSpec, Data, Loss, Order, Targets, Update
 from kapelle.algorithms.cory import Exchange
+from kapelle.algorithms.shared.orders import one_after_another
+from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.former_names import MODULES, NAMES, PACKAGES, install, observer_of, release_caches
+from kapelle.rows import Column
 from kapelle.signals.critic_values import CriticValues
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.greedy import GreedyBaseline
 from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.signals.reference import ReferenceLogProbs, RefreshReferences
 from kapelle.signals.verifier import VerifierScores
+
+
+def value_loss(values_K: Tensor, targets: Targets) -> Loss:
+    return Loss(values_K.sum(), values_K.sum())
 
 
 @pytest.mark.parametrize("old", MODULES)
@@ -77,7 +86,7 @@ def test_who_listened_before_observes() -> None:
 
 
 def test_an_algorithm_made_with_the_fields_of_before_is_the_one_of_today() -> None:
-    critic = CriticSpec("local", lambda values_K, targets: Loss(values_K.sum(), values_K.sum()), "own")
+    critic = CriticSpec("local", value_loss, "own")
     order = Order(lambda policies, step, seed: tuple(policies))
     made: Any = Algorithm
     former = {
@@ -118,6 +127,48 @@ def test_an_algorithm_made_with_the_fields_of_before_is_the_one_of_today() -> No
         assert replace(row, group_size=9).data == Data("demonstrations", 9, redraw=2)
     with pytest.raises(AttributeError, match="no attribute 'epoch'"):
         row.epoch  # noqa: B018
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_algorithm_is_changed_and_asked_by_the_fields_of_before() -> None:
+    made: Any = Algorithm
+    loss = SurrogateConfig().build()
+    critic, other = (CriticSpec("local", value_loss, "own", coefficient=c) for c in (1.0, 0.125))
+    row = made("mine", loss, critic=critic, reference_every=2, verifier="folder", least_auc=0.8, swap_every=6)
+    changed = replace(row, critic=other, least_auc=0.5, swap_every=7, reference_every=0)
+    assert changed.critic == other
+    assert changed.needs == (CriticValues(other), ReferenceLogProbs(), VerifierScores("folder", 0.5))
+    assert changed.after_update == (Exchange(7),)
+    without = replace(row, critic=None, reference_every=None, verifier=None, swap_every=0)
+    assert (without.critic, without.needs, without.after_update) == (None, (), ())
+    asked = "reference_every", "swap_every", "verifier", "least_auc", "proximal", "greedy", "embeddings"
+    assert [getattr(row, name) for name in asked] == [2, 6, "folder", 0.8, False, False, None]
+    assert [getattr(without, name) for name in asked] == [None, 0, None, None, False, False, None]
+    assert replace(row, reference_every=0).reference_every == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_order_of_before_moves_one_policy_after_another() -> None:
+    made: Any = Order
+    order = made(sequential=True, old="proximal")
+    assert order.sequential
+    assert order.move.func is one_after_another
+    assert order.move.keywords == {"old": Column.PROXIMAL}
+    assert made(sequential=False) == Order()
+
+
+def test_a_loss_of_before_reads_pairs_and_what_was_heard_by_token() -> None:
+    each: Any = {"segment_K": torch.tensor([0, 0, 1]), "segments": 2, "mask_K": torch.ones(3), "columns": {}}
+    targets = Targets(**each, pair_S=torch.tensor([4, 7]), observed_S=torch.tensor([0.0, 1.0]))
+    with pytest.warns(DeprecationWarning, match="`targets.pair_S`"):
+        assert targets["pair"].tolist() == [4.0, 4.0, 7.0]
+    with pytest.warns(DeprecationWarning, match="`targets.observed_S`"):
+        assert targets["heard"].tolist() == [0.0, 0.0, 1.0]
+    with pytest.warns(DeprecationWarning, match="`targets.observed_S`"):
+        assert Targets(**each)["heard"].tolist() == [0.0, 0.0, 0.0]
+    for column in ("pair", "nothing"):
+        with pytest.raises(KeyError):
+            Targets(**each)[column]
 
 
 def test_what_never_was_is_not_found() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from kapelle.algorithm import CriticLoss, PolicyLoss
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train import BUILTIN
+from kapelle.former_names import renamed_in
 from kapelle.rows import Sample
 from kapelle.runtime.plugins import find_class
 from kapelle.settings.schema import OptimizerConfig
@@ -192,3 +193,6 @@ class TrainEngineSettings(Protocol):
 def train_engine_class(name: str) -> type:
     """Return the settings class of a train engine by name, `module:Class` or entry point."""
     return find_class("train engine", name, BUILTIN)
+
+
+__getattr__ = renamed_in(__name__)
