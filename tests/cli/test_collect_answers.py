@@ -149,7 +149,7 @@ class TestShowing:
         assert found["examples"] == [{"question": "q", "right": "1", "wrong": "2"}]
         said = kapelle("collect", "--show", "a.jsonl").out
         assert "9 answers to 3 questions, 4 right, 5 wrong" in said
-        assert "1 answered both ways, 1 rightly alone, 1 wrongly alone" in said
+        assert "1 answered both ways, 1 only rightly, 1 only wrongly" in said
         assert "q → right: 1 → wrong: 2" in said
 
     def test_a_row_of_another_form_is_named(self, kapelle: Kapelle) -> None:
@@ -184,7 +184,7 @@ class TestRefusals:
             "--for", "verifier", "--out", "a.jsonl", "--tasks", "2",
         )  # fmt: skip
         assert said.code == 2
-        assert "None of 2 questions was answered rightly and wrongly" in said.err
+        assert "None of 2 questions has both right and wrong answers" in said.err
         assert "--no-balance" in said.err
         assert [path.name for path in Path().iterdir()] == ["model"]
 

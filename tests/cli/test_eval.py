@@ -46,7 +46,11 @@ def test_the_table_names_team_agents_parts_and_baselines(
         " ".join(line.split("  ")[0 if line[:1] != " " else 1].split()) for line in lines[2:] if line
     ]
     assert first_words[:5] == ["team", "carry", "not carry", "reasoner", "actor"]
-    assert {"with as many tokens a problem, but no team", "reasoner alone", "actor alone"} <= set(first_words)
+    assert {
+        "with the same number of tokens per problem, but no team",
+        "reasoner alone",
+        "actor alone",
+    } <= set(first_words)
 
 
 def test_without_baselines_the_team_stands_alone(kapelle: Kapelle, finished: tuple[Path, Said]) -> None:

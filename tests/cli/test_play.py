@@ -77,7 +77,7 @@ def test_whoever_leaves_is_told_that_the_game_is_not_over(kapelle: Kapelle, type
     ("words", "message"),
     [
         ([], "Name one environment"),
-        (["kuhn_pokr"], "no environment, recipe or run directory"),
+        (["kuhn_pokr"], "not an environment, recipe or run directory"),
         (["kuhn_poker", "--against", "nsh"], "Did you mean 'nash'"),
         (["kuhn_poker", "--seat", "3"], "seats 1 to 2"),
         (["kuhn_poker", "--against", "mcts"], "sees the whole state"),

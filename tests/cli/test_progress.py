@@ -85,7 +85,7 @@ def test_a_teachers_words_are_no_verdict_on_the_team() -> None:
 
 def test_conversations_come_from_different_tasks_and_change_with_the_step() -> None:
     def questions(number: int) -> list[str]:
-        return [shown.said[0][1] for shown in choose(GROUPS, number)]
+        return [shown.texts[0][1] for shown in choose(GROUPS, number)]
 
     assert questions(0) == ["q0/0", "q2/0", "q4/0"]
     assert questions(1) == ["q1/1", "q3/1", "q5/1"]

@@ -91,7 +91,7 @@ def test_a_rate_over_few_of_the_problems_is_never_shown_without_their_number() -
 def test_rows_of_earlier_versions_are_read_and_do_not_claim_what_they_did_not_record() -> None:
     point = point_of({"step": 3, "success": 0.5, "interval": [0.2, 0.8], "problems": 8, "reward": {"a": 0.5}})
     assert (
-        f"{point.told()} {point.counts()}" == "50.0 % [20.0, 80.0] of 8, how many were scored is not recorded"
+        f"{point.text()} {point.counts()}" == "50.0 % [20.0, 80.0] of 8, how many were scored is not recorded"
     )
 
 
@@ -118,7 +118,7 @@ def test_the_shown_problem_was_wrong_and_became_right() -> None:
     ]
     shown = learned(before, after)
     assert shown is not None
-    assert [each.said for each in shown] == [(("actor", "c0"),), (("actor", "c1"),)]
+    assert [each.texts for each in shown] == [(("actor", "c0"),), (("actor", "c1"),)]
 
 
 def test_a_failed_or_unscored_attempt_was_not_wrong_and_none_learned_is_none() -> None:

@@ -43,7 +43,7 @@ def test_it_says_what_it_would_do_then_what_it_did(run: Path, kapelle: Kapelle) 
     for told in (
         "checkpoints 00000004, 00000005",
         "2 rows of metrics.jsonl",
-        "stands at step 3",
+        "is now at step 3",
         f"--resume {run}",
     ):
         assert told in said.out
@@ -55,7 +55,7 @@ def test_it_says_what_it_would_do_then_what_it_did(run: Path, kapelle: Kapelle) 
     ("words", "said"),
     [
         (["rollback"], "No run is named"),
-        (["rollback", "RUN"], "Say where to go back to"),
+        (["rollback", "RUN"], "No step is named to go back to"),
         (["rollback", "RUN", "--to", "77"], "no checkpoint of step 77"),
         (["show", "RUN", "--to", "1"], "are for `kapelle runs rollback`"),
         (["show", "nowhere"], "no run of kapelle at nowhere"),
@@ -164,7 +164,7 @@ def test_a_stage_goes_back_with_those_that_went_on_from_it(tmp_path: Path, kapel
     held.release()
     said = kapelle("runs", "rollback", "three/01-sft", "--to", "1")
     assert said.code == 0, said.err
-    assert "stages that went on from here: 02-judge, 03-debate" in said.out
+    assert "stages that continued from here: 02-judge, 03-debate" in said.out
     assert "train --resume" in said.out
     assert sorted(p.name for p in whole.iterdir()) == ["01-sft", "lock", "stages.yaml"]
     said = kapelle("train", "--resume", "three", "--no-rich")

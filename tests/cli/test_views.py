@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from kapelle.cli.lines import Lines, told, verdict
+from kapelle.cli.lines import Lines, one_line, verdict
 from kapelle.cli.panel import Panel, sparkline
 from kapelle.cli.progress import Conversation, Point, Progress
 
@@ -51,13 +51,13 @@ def test_lines_say_what_happened_and_when() -> None:
     ) == [
         "[   1.5 s] warm-up: cached",
         "[   3.0 s] unseen problems after step 0: 54.2 % [49.8, 58.5], scored 500 of 500",
-        f"[   4.5 s] step 23/50  reward reasoner 0.703  actor 0.703  4210 tokens/s  {told(RIGHT)}",
+        f"[   4.5 s] step 23/50  reward reasoner 0.703  actor 0.703  4210 tokens/s  {one_line(RIGHT)}",
     ]
 
 
 def test_a_conversation_takes_one_line() -> None:
-    assert told(RIGHT) == "47+85 → reasoner: 2,11+1 → actor: 132 → right"
-    assert told(WRONG) == "38+24 → reasoner: 2,5 → actor: 52 → wrong"
+    assert one_line(RIGHT) == "47+85 → reasoner: 2,11+1 → actor: 132 → right"
+    assert one_line(WRONG) == "38+24 → reasoner: 2,5 → actor: 52 → wrong"
 
 
 def test_a_warm_up_takes_about_ten_lines_and_ends_with_its_last_step() -> None:
@@ -98,7 +98,7 @@ def test_supervised_and_preference_steps_show_what_they_minimise() -> None:
 
 def test_long_conversations_stay_on_one_line() -> None:
     long = Conversation("q\n" * 200, (("a", "x" * 500), ("b", "")), None)
-    line = told(long, width=90)
+    line = one_line(long, width=90)
     assert len(line) < 130
     assert "\n" not in line
     assert line.endswith("→ b: (nothing) → no score")

@@ -68,7 +68,7 @@ class TestContenders:
             (["grpo", "grpo"], "'grpo' is compared twice"),
             (["grpo", "ppo"], "`ppo` cannot be compared here: .*one policy"),
             (["sft"], "`sft` cannot be compared here: .*samples nothing"),
-            (["a b=grpo"], "'a b' is no name"),
+            (["a b=grpo"], "'a b' cannot name"),
         ],
     )
     def test_nonsense_is_refused_by_name(self, tmp_path: Path, algorithms: list[str], message: str) -> None:
@@ -86,7 +86,7 @@ class TestContenders:
             read_contenders(single, ["ippo", "grpo"])
 
     def test_another_number_of_episodes_is_another_budget(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="`grpo` would play each task 4 times and the recipe says 3"):
+        with pytest.raises(ConfigError, match="`grpo` would play each task 4 times, but the recipe 3 times"):
             read_contenders(recipe(tmp_path), ["grpo"], read_own(["grpo:algorithm.group_size=4"]))
 
     def test_settings_for_nobody_are_refused(self, tmp_path: Path) -> None:

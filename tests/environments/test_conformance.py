@@ -202,7 +202,7 @@ async def test_a_sound_environment_has_no_finding_against_it() -> None:
         ("forgetful", "tasks", "another one when it is asked for again"),
         ("id", "tasks", "two tasks of the train split have one id"),
         ("data kind", "tasks", "change when written as JSON"),
-        ("process", "other process", "makes other tasks"),
+        ("process", "other process", "makes different tasks"),
         ("shared", "splits", "share the question 'say word"),
         ("dice", "determinism", "differs"),
         ("look", "private views", "depends on who looked before"),
@@ -213,9 +213,9 @@ async def test_a_sound_environment_has_no_finding_against_it() -> None:
         ("endless", "records", "has not ended after 2000 steps"),
         ("seat", "seats", "exchanging the texts of two seats changes"),
         ("script", "gold", r"pays .*, not 1.0"),
-        ("empty", "cheating", "pays everything for ''"),
-        ("question", "cheating", "pays everything for 'say train0'"),
-        ("anything", "cheating", "pays everything for"),
+        ("empty", "cheating", "pays the full reward for ''"),
+        ("question", "cheating", "pays the full reward for 'say train0'"),
+        ("anything", "cheating", "pays the full reward for"),
     ],
 )
 async def test_each_fault_is_found_by_its_check(fault: str, check: str, says: str) -> None:

@@ -65,7 +65,7 @@ def of_metrics(run: Run) -> None:
 def of_evaluations(run: Run) -> None:
     for row in read_evaluations(run.path):
         point = point_of(row)
-        point.told(), point.counts(), point.verifier and judged(point.verifier)
+        point.text(), point.counts(), point.verifier and judged(point.verifier)
     held_out(run), unscored([run]), seats_of([run]), last_evaluation(run.path)
 
 

@@ -29,7 +29,7 @@ EXIT_PIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; see `kapelle --help` for the codes.
 
-    Without `argv` this is the process's own command: one that was stopped ends here.
+    Without `argv` this is the process's own command; if it was stopped, the process ends here.
     """
     code = _code(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -51,7 +51,7 @@ def _code(argv: Sequence[str]) -> int:
         except KeyboardInterrupt as stop:
             return exit_code(stop)
         except BrokenPipeError:
-            # Whoever read has gone (`kapelle … | head`); Python would complain once more at its exit.
+            # The reader has gone (`kapelle … | head`); Python would complain once more at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_PIPE
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Resolved settings as YAML in which every value that is not a default says where it came from."""
+"""Resolved settings as YAML, with a comment on where each value that is not a default came from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kapelle.cli.output import printable
 def annotated_yaml(values: Mapping[str, Any], origin: Mapping[str, str]) -> str:
     """Return `values` as YAML; leaves whose origin is not `default` carry it as a comment.
 
-    `origin` is keyed by dotted path, as `Recipe.origin` is. Read as YAML the text gives `values` again.
+    `origin` is keyed by dotted path, like `Recipe.origin`. Read as YAML, the text gives `values` again.
     """
     return "\n".join(_mapping(values, origin, "", 0))
 
@@ -43,7 +43,7 @@ def _comment(source: str) -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_scalar, value))}]"
-    # Double quotes keep on one line what YAML's own choice would spread over several.
+    # Double quotes keep on one line what YAML's own choice would spread over several lines.
     style = '"' if isinstance(value, str) and not value.isprintable() else None
     text = yaml.safe_dump(
         [value], default_flow_style=True, default_style=style, allow_unicode=True, width=10**9

@@ -1,6 +1,6 @@
 """`kapelle collect`: play train tasks and keep the good episodes as data for SFT; see `runs/sft_export.py`.
 
-With `--for verifier` graded answers are kept instead, see `collect_answers.py`.
+With `--for verifier` it keeps graded answers instead, see `collect_answers.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TASKS_AT_ONCE = 64
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play, filter, write, and say how many were kept; Ctrl-C keeps what was collected so far."""
+    """Play, filter, write, and report how many episodes were kept; Ctrl-C keeps what was collected so far."""
     if arguments.show is not None:
         return show(Path(arguments.show), as_json=arguments.json)
     _check(arguments)
@@ -36,22 +36,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.purpose == "verifier":
         with _file(out) as file, _writing(out):
             return collect(arguments, file, TASKS_AT_ONCE)
-    tally = Tally()
+    counts = Counts()
     stopped = 0
     with _file(out) as file:
         try:
-            _play(arguments, file, tally)
+            _play(arguments, file, counts)
         except KeyboardInterrupt as stop:
             stopped = exit_code(stop)
-        if not tally.kept:
-            raise DataError(_nothing(arguments.min_reward, tally))
+        if not counts.kept:
+            raise DataError(_nothing(arguments.min_reward, counts))
     if arguments.json:
-        say(json.dumps({"out": str(out), **asdict(tally), "stopped_by": stopped}))
+        say(json.dumps({"out": str(out), **asdict(counts), "stopped_by": stopped}))
     else:
         say(
-            f"{out}: {tally.turns} turns of {tally.kept} episodes out of {tally.played} with a reward of "
+            f"{out}: {counts.turns} turns of {counts.kept} episodes out of {counts.played} with a reward of "
             f"{arguments.min_reward:g} or more"
-            + (f"; {tally.failed} failed: {' '.join(tally.error.split())}" if tally.failed else "")
+            + (f"; {counts.failed} failed: {' '.join(counts.error.split())}" if counts.failed else "")
         )
     return stopped
 
@@ -63,13 +63,13 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.purpose == "verifier" and arguments.min_reward is not None:
         raise ConfigError("A verifier learns from wrong answers too. Leave --min-reward out.")
     if arguments.purpose == "sft" and arguments.min_reward is None:
-        raise ConfigError("Say which episodes are good with --min-reward X, or take --for verifier.")
+        raise ConfigError("Set which episodes are good with --min-reward X, or use --for verifier.")
     if arguments.purpose == "sft" and arguments.no_balance:
         raise ConfigError("--no-balance is for --for verifier; episodes for SFT are not balanced.")
 
 
 @dataclass(slots=True)
-class Tally:
+class Counts:
     """What was played and kept so far."""
 
     played: int = 0
@@ -77,23 +77,23 @@ class Tally:
     turns: int = 0
     """Rows written: one for each turn of an episode that was kept."""
     best: float | None = None
-    """Greatest reward of an episode."""
+    """Largest reward of an episode."""
     failed: int = 0
-    """Played ones that ended in an error; they have no reward."""
+    """Episodes that ended in an error; they have no reward."""
     error: str = ""
-    """Why an episode failed, if one did."""
+    """The error of one of them; empty if none failed."""
 
 
-def _nothing(least: float, tally: Tally) -> str:
-    if tally.best is None:
-        return f"Nothing was collected: {tally.error or 'no episode was played'}"
+def _nothing(least: float, counts: Counts) -> str:
+    if counts.best is None:
+        return f"Nothing was collected: {counts.error or 'no episode was played'}"
     return (
-        f"No episode reached a reward of {least:g}; the best had {tally.best:g}. Lower --min-reward, or raise --tasks "
+        f"No episode reached a reward of {least:g}; the best had {counts.best:g}. Lower --min-reward, or raise --tasks "
         "or --samples."
     )
 
 
-def _play(arguments: argparse.Namespace, file: IO[bytes], tally: Tally) -> None:
+def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> None:
     from kapelle.cli.player import open_player
     from kapelle.evaluation.evaluate import choose_tasks
     from kapelle.rollout.play import rollout
@@ -108,22 +108,22 @@ def _play(arguments: argparse.Namespace, file: IO[bytes], tally: Tally) -> None:
         chosen = tasks[first : first + TASKS_AT_ONCE]
         groups = run_async(lambda now=chosen: rollout(player.play, now, arguments.samples, seed))  # type: ignore[misc]
         episodes = [episode for group in groups for episode in group.episodes]
-        tally.played += len(episodes)
-        tally.failed += sum(episode.error is not None for episode in episodes)
-        tally.error = next((e.error for e in episodes if e.error), tally.error)
+        counts.played += len(episodes)
+        counts.failed += sum(episode.error is not None for episode in episodes)
+        counts.error = next((e.error for e in episodes if e.error), counts.error)
         rewards = [episode_reward(episode) for episode in episodes if episode.error is None]
-        tally.best = max([*rewards, *([] if tally.best is None else [tally.best])], default=None)
+        counts.best = max([*rewards, *([] if counts.best is None else [counts.best])], default=None)
         for number, episode in good_episodes(groups, arguments.min_reward):
             rows = sft_rows(number, episode)
             with _writing(Path(arguments.out)):
                 write_all(file.fileno(), dump_rows(rows))
-            tally.kept, tally.turns = tally.kept + 1, tally.turns + len(rows)
-        say(f"{first + len(chosen)}/{len(tasks)} tasks played, {tally.kept} episodes kept", sys.stderr)
+            counts.kept, counts.turns = counts.kept + 1, counts.turns + len(rows)
+        say(f"{first + len(chosen)}/{len(tasks)} tasks played, {counts.kept} episodes kept", sys.stderr)
 
 
 @contextmanager
 def _file(out: Path) -> Iterator[IO[bytes]]:
-    """Give a file to write; it appears as `out` when the block is done, and not at all when it fails.
+    """Yield a file to write to; it becomes `out` when the block ends, and is removed when the block fails.
 
     Raises OutputError before anything is played when `out` exists or cannot be written.
     """

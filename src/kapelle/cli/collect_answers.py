@@ -1,4 +1,4 @@
-"""`kapelle collect --for verifier` and `--show`: graded answers written, balanced and looked at; see `runs/verifier_export.py`."""
+"""`kapelle collect --for verifier` and `--show`: write, balance and show graded answers; see `runs/verifier_export.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 60
 
 
 def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) -> int:
-    """Let a team answer train tasks, keep what was graded as `arguments` ask, and say what was dropped.
+    """Let a team answer train tasks, keep graded answers as `arguments` ask, and report what was dropped.
 
     Returns the exit code; Ctrl-C keeps what was played so far.
     """
@@ -63,15 +63,15 @@ def _nothing(kept: Balance, failure: str) -> str:
             f"No answer was graded: {failure or 'the workflow asks for no score (`workflow.score_rounds`)'}"
         )
     return (
-        f"None of {kept.one_kind_questions} questions was answered rightly and wrongly: nothing can be balanced. Raise "
-        "--samples or --tasks, take another team, or keep all with --no-balance."
+        f"None of {kept.one_kind_questions} questions has both right and wrong answers: nothing can be balanced. Raise "
+        "--samples or --tasks, use another team, or keep all with --no-balance."
     )
 
 
 def _report(arguments: argparse.Namespace, player: Player, kept: Balance, stopped: int) -> None:
     questions = len({row["question"] for row in kept.rows})
     path = _base(player)
-    told = {
+    row = {
         "out": arguments.out,
         "answers": len(kept.rows),
         "questions": questions,
@@ -84,13 +84,13 @@ def _report(arguments: argparse.Namespace, player: Player, kept: Balance, stoppe
         "stopped_by": stopped,
     }
     if arguments.json:
-        say(json.dumps(told))
+        say(json.dumps(row))
         return
     how = "" if arguments.no_balance else ", as many right as wrong ones to each"
     say(f"{arguments.out}: {len(kept.rows)} answers to {questions} questions{how}")
     say(
-        f"dropped of {kept.graded} graded answers: {kept.repeated} said before, {kept.one_kind} to "
-        f"{kept.one_kind_questions} questions with one kind alone, {kept.surplus} without a counterpart"
+        f"dropped of {kept.graded} graded answers: {kept.repeated} repeated, {kept.one_kind} to "
+        f"{kept.one_kind_questions} questions with only right or only wrong ones, {kept.surplus} without a counterpart"
     )
     say(
         f"train on it: {command('train', 'verifier_file', f'environment.path={arguments.out}', f'model.path={path}')}"
@@ -98,7 +98,7 @@ def _report(arguments: argparse.Namespace, player: Player, kept: Balance, stoppe
 
 
 def _base(player: Player) -> str:
-    """Return where the model lies on which the answers were given, and a verifier of them is to stand."""
+    """Return the path of the base model behind the answers, on which a verifier of them should be trained."""
     if player.config.warmup is None:
         return player.config.model.path
     from kapelle.training.warmup import warmed_up
@@ -107,7 +107,7 @@ def _base(player: Player) -> str:
 
 
 def show(file: Path, *, as_json: bool) -> int:
-    """Say what stands in a file of graded answers."""
+    """Print what a file of graded answers holds."""
     from kapelle.runs.verifier_export import survey
 
     found = survey(file)
@@ -124,7 +124,7 @@ def _lines(file: Path, found: Survey) -> list[str]:
     wrong = found.answers - found.right
     lines = [
         f"{file}: {found.answers} answers to {found.questions} questions, {found.right} right, {wrong} wrong",
-        f"questions    {found.both} answered both ways, {found.only_right} rightly alone, {found.only_wrong} wrongly alone",
+        f"questions    {found.both} answered both ways, {found.only_right} only rightly, {found.only_wrong} only wrongly",
         f"each         {low} to {high} answers, median {middle:g}",
         f"split        {found.questions - found.held_out} questions to train on, {found.held_out} held out by `verifier_file`",
     ]

@@ -24,7 +24,7 @@ LEGEND = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train every algorithm with every seed, as far as that is not done yet, and print one table."""
+    """Train every algorithm with every seed, except runs that are done already, and print one table."""
     hush()
     from kapelle.cli.running import announce
     from kapelle.comparison.results import standings, table
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         train_all(comparison, arguments.jobs or cores(), lambda line: say(line, stream))
     except KeyboardInterrupt:
-        say(f"stopped; nothing is lost. Go on with: {_again(arguments, comparison.folder)}", stream)
+        say(f"stopped; nothing is lost. Continue with: {_again(arguments, comparison.folder)}", stream)
         raise
     result = comparison.write()
     measured = comparison.measure()
@@ -72,7 +72,7 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
 
 
 def _draw(comparison: Comparison) -> None:
-    """Draw the curves, or say why not: the numbers are there either way."""
+    """Draw the curves, or print why that is not possible: the numbers are there either way."""
     try:
         say(f"curves: {comparison.draw()}", sys.stderr)
     except ConfigError as error:
@@ -87,7 +87,7 @@ def _again(arguments: argparse.Namespace, folder: Path) -> str:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS

@@ -11,7 +11,7 @@ from kapelle.cli.quiet import hush
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files and say what they hold."""
+    """Write the files and print what they hold."""
     hush()
     from kapelle.environments.data.preparation import prepare
 

@@ -9,7 +9,7 @@ from kapelle.cli.quiet import hush
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train the recipe `demo` and say what came of it."""
+    """Train the recipe `demo` and print the result."""
     hush()
     from kapelle.cli.parser import split_words
     from kapelle.cli.running import announce, train
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def next_commands(run_dir: str) -> list[tuple[str, str]]:
-    """Return what to try after the demo: commands that work as they stand, and what they do."""
+    """Return what to try after the demo: commands that work as they are, and what they do."""
     return [
         (command("eval", run_dir), "against one agent alone and a vote, with the same number of tokens"),
         (command("train", "demo", "algorithm.name=mappo"), "the same team, taught by a central critic"),

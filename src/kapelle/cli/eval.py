@@ -1,4 +1,4 @@
-"""`kapelle eval`: how good a team is on unseen problems, and what its tokens would buy otherwise."""
+"""`kapelle eval`: how good a team is on unseen problems, and what the same tokens achieve without a team."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = run_async(lambda: evaluate_tasks(play, tasks, player.config.seed, player.returns))
     baselines: Sequence[Baseline] = []
     if not arguments.no_baselines:
-        say("spending as many tokens without a team", sys.stderr)
+        say("spending the same number of tokens without a team", sys.stderr)
         baselines = run_async(lambda: compute_matched(play, tasks, result.tokens, player.config.seed))
     if arguments.json:
         say(json.dumps(_row(player, result, baselines)))
@@ -90,7 +90,7 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
     if result.reason:
         lines.append(f"  not scored: {result.reason}")
     if baselines:
-        lines += ["", "with as many tokens a problem, but no team"]
+        lines += ["", "with the same number of tokens per problem, but no team"]
     for each in baselines:
         who = ", ".join(each.agents)
         name = f"  {who} alone" if each.answers == 1 else f"  {who}, majority of {each.answers}"

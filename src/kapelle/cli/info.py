@@ -1,4 +1,4 @@
-"""`kapelle info`: what is installed and what this machine has; for reports of problems."""
+"""`kapelle info`: what is installed and what this machine has, for bug reports."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _memory() -> str:
 
 
 def _sandbox() -> dict[str, str]:
-    """Return each layer of protection for model-written code, and whether this machine gives it."""
+    """Return each layer of protection for model-written code, and whether this machine provides it."""
     from kapelle.sandbox import layers
 
     return {

@@ -1,4 +1,4 @@
-"""The plain view of a run: one line for what happened, readable in a log file."""
+"""The plain view of a run: one line per event, readable in a log file."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _line(progress: Progress) -> str:
         if progress.step % every and progress.step != progress.steps:
             return ""
         loss = next((v for name, v in progress.metrics.items() if name.startswith("nll/")), None)
-        said = "" if loss is None else f"  {loss:.3f} nats a token"
-        return f"warm-up step {progress.step}/{progress.steps}{said}"
+        suffix = "" if loss is None else f"  {loss:.3f} nats a token"
+        return f"warm-up step {progress.step}/{progress.steps}{suffix}"
     if progress.event == "step":
         return _step(progress)
     if progress.event == "evaluation":
@@ -44,7 +44,7 @@ def _line(progress: Progress) -> str:
             return f"held-out questions after step {point.step}: {judged(point.verifier)} of {point.problems}"
         why = f": {point.reason}" if point.reason else ""
         what = "return " if point.is_game else ""
-        return f"unseen problems after step {point.step}: {what}{point.told()}, {point.counts()}{why}"
+        return f"unseen problems after step {point.step}: {what}{point.text()}, {point.counts()}{why}"
     return f"{progress.phase}: {progress.detail}" if progress.detail else ""
 
 
@@ -56,31 +56,31 @@ def _step(progress: Progress) -> str:
     parts += [f"reward {rewards}"] if rewards else []
     parts += [*_counts(progress.metrics), f"{speed:.0f} tokens/s"]
     if progress.conversations:
-        parts.append(told(progress.conversations[0]))
+        parts.append(one_line(progress.conversations[0]))
     return "  ".join(parts)
 
 
 def _counts(metrics: Mapping[str, float]) -> list[str]:
-    """Return what the step's figures are not about: episodes that failed or that nothing scored; else nothing."""
+    """Return notes on episodes that the step's figures leave out, because they failed or were not scored."""
     samples, failed = metrics.get("samples", 0.0), metrics.get("failed_episodes", 0.0)
-    said = [f"{round(failed * samples)} of {samples:.0f} episodes failed"] if failed else []
+    notes = [f"{round(failed * samples)} of {samples:.0f} episodes failed"] if failed else []
     if "success" in metrics and metrics.get("scored", samples) < samples:
-        said.insert(0, f"scored {metrics['scored']:.0f} of {samples:.0f}")
+        notes.insert(0, f"scored {metrics['scored']:.0f} of {samples:.0f}")
     undone = [name.partition("/")[2] for name in metrics if name.startswith("undone/")]
-    said += [f"an update of {', '.join(undone)} broke its weights and was undone"] if undone else []
-    return [*said, *(["the mixer's fit was undone"] if "mixer_undone" in metrics else [])]
+    notes += [f"an update of {', '.join(undone)} broke its weights and was undone"] if undone else []
+    return [*notes, *(["the mixer's fit was undone"] if "mixer_undone" in metrics else [])]
 
 
-def told(shown: Conversation, width: int = 100) -> str:
-    """Return a conversation on one line: question → what each agent said → the verdict."""
-    each = max(12, width // (1 + len(shown.said)))
-    words = [f"{agent}: {printable(text, each) or '(nothing)'}" for agent, text in shown.said]
+def one_line(shown: Conversation, width: int = 100) -> str:
+    """Return a conversation on one line: question → each agent's text → the verdict."""
+    each = max(12, width // (1 + len(shown.texts)))
+    words = [f"{agent}: {printable(text, each) or '(nothing)'}" for agent, text in shown.texts]
     pieces = [printable(shown.question, each), *words]
     return " → ".join([piece for piece in pieces if piece] + [verdict(shown)])
 
 
 def verdict(shown: Conversation) -> str:
-    """Return how a conversation ended: `right`, `wrong`, or the number between; in games what each seat earned."""
+    """Return how a conversation ended: `right`, `wrong`, or the score in between; in games what each seat earned."""
     earned = shown.score
     if shown.note:
         return shown.note

@@ -1,4 +1,4 @@
-"""Words for people and programs: to standard output or, beside `--json`, to standard error."""
+"""Output for people and programs: to standard output or, with `--json`, to standard error."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from kapelle.errors import OutputError
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print a line at once; OutputError when nobody can take it (a full disk, a closed pipe).
+    """Print a line at once; OutputError when it cannot be written (a full disk).
 
-    A closed pipe raises BrokenPipeError: whoever read has enough, which is no error.
+    A closed pipe raises BrokenPipeError: the reader has seen enough, which is not an error.
     """
     try:
         print(text, file=stream or sys.stdout, flush=True)
     except BrokenPipeError:
         raise
     except RuntimeError:
-        # A signal's message came in the middle of another line; it is the one that can be spared.
+        # A signal's message came in the middle of another line; it is the one that can be dropped.
         return
     except OSError as error:
         raise OutputError(f"The output cannot be written: {error.strerror}. Send it elsewhere.") from error
 
 
 def program() -> str:
-    """Return how this program was called, so that commands which are shown can be copied."""
+    """Return how this program was called, so that the commands which it prints can be copied."""
     called = Path(sys.argv[0])
     if called.name != "kapelle" or shutil.which("kapelle"):
         return "kapelle"
@@ -45,7 +45,7 @@ def command(*words: str) -> str:
 
 
 def printable(text: str, width: int | None = None) -> str:
-    """Return a text on one line that moves no cursor: what models say may hold any control character."""
+    """Return a text on one line without control characters, which models may write."""
     shown = "".join(
         {"\n": "⏎", "\t": " "}.get(c, c) if c in "\n\t" or unicodedata.category(c)[0] != "C" else _escaped(c)
         for c in text

@@ -20,7 +20,7 @@ from kapelle.cli.progress import SHOWN, Conversation, Point, Progress, judged
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HINT = "Ctrl-C stops; nothing is lost"
-WARMUP_HINT = "Ctrl-C stops; a warm-up that is not finished begins anew"
+WARMUP_HINT = "Ctrl-C stops; a warm-up that is not finished starts anew"
 REFRESHES = 4
 """Drawings per second."""
 
@@ -56,7 +56,7 @@ class Panel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A refusal leaves its one line and no empty frame.
+        # After an error only its one line remains, without an empty frame.
         self._live.transient = kind is not None and issubclass(kind, Exception)
         self._over = True
         self._live.stop()
@@ -127,9 +127,9 @@ def _unseen(points: tuple[Point, ...]) -> Text:
     if last.verifier is not None:
         return Text(f"{judged(last.verifier)} on {last.problems} held-out questions after step {last.step}")
     # The newest first: a narrow terminal cuts off the end.
-    text = Text.assemble((last.told(), "bold green"), f", {last.counts()} after step {last.step}")
+    text = Text.assemble((last.text(), "bold green"), f", {last.counts()} after step {last.step}")
     if last is not first:
-        text.append(f" ← {first.told()}, {first.counts()} after step {first.step}")
+        text.append(f" ← {first.text()}, {first.counts()} after step {first.step}")
     return text
 
 
@@ -139,9 +139,9 @@ def _conversations(progress: Progress) -> list[RenderableType]:
 
 
 def _conversation(shown: Conversation) -> Text:
-    # Text, never markup: what a model says must not style or move anything.
+    # Text, never markup: a model's output must not style or move anything.
     line = Text(printable(shown.question, 60), overflow="ellipsis", no_wrap=True)
-    for agent, text in shown.said:
+    for agent, text in shown.texts:
         line.append(" → ", style="dim")
         line.append(f"{agent} ", style="dim")
         line.append(printable(text, 60) or "(nothing)", style="bold")
@@ -151,7 +151,7 @@ def _conversation(shown: Conversation) -> Text:
 
 
 def sparkline(values: tuple[float, ...], width: int = 30) -> str:
-    """Return the last values as bars between the least and the greatest of 0, 1 and what there is."""
+    """Return the last values as bars, scaled from the smallest to the largest of 0, 1 and all values."""
     if not values:
         return ""
     low, high = min(0.0, *values), max(1.0, *values)

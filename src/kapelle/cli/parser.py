@@ -20,7 +20,7 @@ SETTINGS_HELP = "key.path=value, for example training.steps=100; values are YAML
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are errors of ours: one line with the way out."""
+    """An argument parser that raises our own errors: one line, with a pointer to the help."""
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError."""
@@ -43,7 +43,7 @@ class Command:
 def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace] | str:
     """Return the command and its arguments, or the text that answers `--help` and `--version`.
 
-    Raises ConfigError for words that mean nothing, with the closest ones that do.
+    Raises ConfigError for unknown words, with the closest known ones.
     """
     if not argv or argv[0] in {"-h", "--help", "help"}:
         return overview()
@@ -82,7 +82,7 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "`kapelle COMMAND --help` says what a command takes; `kapelle --version` says which one this is.",
+            "`kapelle COMMAND --help` shows what a command takes; `kapelle --version` shows the version.",
             "Exit codes: 0 done, 2 something is wrong with what was asked or nothing could be measured, 130 Ctrl-C, 143 SIGTERM.",
         ]
     )
@@ -110,7 +110,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run in --run-dir; `kapelle train --resume RUN` needs no recipe",
+        help="continue the run in --run-dir; `kapelle train --resume RUN` needs no recipe",
     )
     parser.add_argument(
         "--dry-run",
@@ -137,20 +137,22 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         "--algorithms",
         required=True,
         metavar="A,B",
-        help="what is compared, by name; LABEL=NAME gives a row a name of its own",
+        help="the algorithms to compare, by name; LABEL=NAME gives a row a name of its own",
     )
     parser.add_argument(
         "--set",
         action="append",
         metavar="A:key=value",
-        help="a setting of one row alone, or a YAML file of `A: {algorithm: {…}}`; may be given several times",
+        help="a setting for one row alone, or a YAML file of `A: {algorithm: {…}}`; may be given several times",
     )
     parser.add_argument("--seeds", type=_count, default=5, metavar="N", help="runs of each (5)")
     parser.add_argument(
         "--jobs", type=_count, metavar="N", help="runs at a time, one thread each (the cores)"
     )
     parser.add_argument(
-        "--run-dir", metavar="DIR", help="where all is kept (runs/…); what is done there is not done again"
+        "--run-dir",
+        metavar="DIR",
+        help="where everything is kept (runs/…); runs that are done there are not repeated",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
 
@@ -171,10 +173,10 @@ def _collect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-balance",
         action="store_true",
-        help="verifier: keep all different answers, not as many right as wrong ones to each question",
+        help="verifier: keep all different answers, even where a question has more right than wrong ones or fewer",
     )
     parser.add_argument(
-        "--show", metavar="FILE", help="play nothing, and say what stands in a file of graded answers"
+        "--show", metavar="FILE", help="play nothing; show what a file of graded answers holds"
     )
     parser.add_argument("--tasks", type=_count, default=200, metavar="N", help="train tasks to play (200)")
     parser.add_argument("--samples", type=_count, default=4, metavar="K", help="episodes per task (4)")
@@ -195,7 +197,7 @@ def _play(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exact",
         action="store_true",
-        help="play nothing, and say what the run's checkpoints are worth exactly: NashConv, expected returns",
+        help="play nothing; print exact values of the run's checkpoints: NashConv, expected returns",
     )
 
 
@@ -235,7 +237,7 @@ def _add_real(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--real",
         action="store_true",
-        help="take the recipe's values for a pretrained model (its section `real`: model, rates, lengths, data)",
+        help="use the recipe's values for a pretrained model (its section `real`: model, rates, lengths, data)",
     )
 
 
@@ -265,7 +267,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
         type=_share,
         default=0.01,
         metavar="X",
-        help="greatest share of rows left out as unusable (0.01)",
+        help="largest share of rows that may be left out as unusable (0.01)",
     )
     parser.add_argument("--json", action="store_true", help="print the manifest")
 
@@ -273,7 +275,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
 def _share(text: str) -> float:
     share = float(text)
     if not 0.0 <= share < 1.0:
-        raise argparse.ArgumentTypeError(f"{text} is no share from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
     return share
 
 
@@ -319,7 +321,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "train": Command(
         "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--run-dir DIR] [--resume] [--dry-run] [--json] [--no-rich]",
-        "train a team as a recipe says",
+        "train a team as described by a recipe",
         "train",
         _train,
     ),
@@ -351,7 +353,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "runs": Command(
         "(ls [FOLDER] | show RUN | rollback RUN --to STEP [--dry-run]) [--json]",
-        "list runs, show what one came to, or go back to an earlier checkpoint",
+        "list runs, show the result of one, or go back to an earlier checkpoint",
         "runs",
         declare_runs,
     ),
@@ -370,9 +372,9 @@ COMMANDS: Mapping[str, Command] = {
     "data": Command(
         "prepare NAME --out FOLDER [--source WHERE] [--train A,B] [--test A,B] [--form jsonl|parquet] [--test-share X] "
         "[--max-unusable X] [--json]",
-        "write a data set's train and test files, for those who keep preparation apart",
+        "write a data set's train and test files, to prepare them once and separately",
         "data",
         _data,
     ),
-    "info": Command("[--json]", "say what is installed and what this machine has", "info", _info),
+    "info": Command("[--json]", "show what is installed and what this machine has", "info", _info),
 }

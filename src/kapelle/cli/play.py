@@ -1,4 +1,4 @@
-"""`kapelle play`: sit down in one seat of a game, against a script, a solver or a trained team."""
+"""`kapelle play`: take one seat in a game against a script, a solver or a trained team."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Table:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play one game in the terminal and say how it ended."""
+    """Play one game in the terminal and print how it ended."""
     hush()
     if arguments.exact:
         return _exact(arguments)
@@ -136,7 +136,7 @@ def _check_game(name: str) -> None:
     except KapelleError as error:
         known = [*environments.BUILTIN, *builtin_recipes()]
         raise ConfigError(
-            f"'{name}' is no environment, recipe or run directory.{did_you_mean(name, known)} As a game: {error}"
+            f"'{name}' is not an environment, recipe or run directory.{did_you_mean(name, known)} As a game: {error}"
         ) from error
 
 
@@ -156,7 +156,7 @@ def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -
 
 
 def _worded_like(environment: Environment, learned: Environment) -> Environment:
-    """Return a game put in the words that a trained team has learned to read, where settings do not say others."""
+    """Return a game in the wording that a trained team has learned to read, except where settings choose another."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     if not (isinstance(environment, OpenSpiel) and isinstance(learned, OpenSpiel)):
@@ -177,7 +177,7 @@ def _against_solver(environment: Environment, solver: str, seat: int) -> Environ
 
 
 def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
-    """Return the game with a person in a seat (from 1), and the name of the agent in whose place they play."""
+    """Return the game with a person in a seat (from 1), and the name of the agent that the person replaces."""
     from kapelle.engines.rollout.compose import ComposedEngine
     from kapelle.engines.rollout.scripted import ScriptedEngine
     from kapelle.rollout.play import Play
@@ -185,10 +185,10 @@ def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
 
     team = table.trained.team if table.trained else None
     names = _names(table.environment, team.names if team else ())
-    place = seat - 1 if len(names) > 1 else 0  # alone among solvers one has the seat that they leave
+    place = seat - 1 if len(names) > 1 else 0  # alone among solvers, the person has the seat that they leave
     if not 0 <= place < len(names):
         raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)}.")
-    mine = names[place]
+    person = names[place]
     policies: dict[str, Policy] = {}
     policy_of, agents, turns_of = {}, [], {}
     for k, name in enumerate(names):
@@ -215,7 +215,7 @@ def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
         patience=Patience(episode=math.inf, engine=math.inf),  # people take their time
     )
     table.workflow.check(play.team.agents, table.environment)
-    return play, mine
+    return play, person
 
 
 def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
@@ -250,7 +250,7 @@ def _speaker(environment: Environment) -> Callable[[Request], str]:
 
 
 class Person:
-    """A rollout engine whose one policy is whoever sits at the terminal."""
+    """A rollout engine whose only policy is the person at the terminal."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -265,9 +265,9 @@ class Person:
         return ByteRenderer()
 
     async def generate(self, request: Request) -> Completion:
-        """Show what the person's agent reads and return the line that is typed.
+        """Show what the person's agent reads and return the line that the person types.
 
-        A line that is none of the listed moves is asked for again. Raises EngineError at the end of the input.
+        Asks again for a line that is not one of the listed moves. Raises EngineError at the end of the input.
         """
         from kapelle.environments.openspiel.text import match, read_listed
 
@@ -297,12 +297,12 @@ class Person:
         """Hold nothing."""
 
 
-def ending(episode: Episode, mine: str) -> list[str]:
-    """Return how a game ended: its moves, and what everybody earned."""
+def ending(episode: Episode, person: str) -> list[str]:
+    """Return how a game ended: its moves, and what each agent earned; `person` is the human's agent."""
     moves = episode.info.get("moves")
     lines = ["", f"moves   {', '.join(moves)}"] if moves else [""]
     for agent in episode.agents:
-        who = YOU if agent == mine else agent
+        who = YOU if agent == person else agent
         lines.append(f"{who:7} {episode.total(agent):+g}")
     if len(episode.agents) == 1 and "returns" in episode.info:
         lines.append(f"seats   {', '.join(f'{value:+g}' for value in episode.info['returns'])}")

@@ -1,4 +1,4 @@
-"""`kapelle play RUN --exact`: what the checkpoints of a run are worth in a game small enough to enumerate."""
+"""`kapelle play RUN --exact`: exact values of a run's checkpoints in a game small enough to enumerate."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {}"
 
 
 def report(path: Path, settings: Sequence[str]) -> None:
-    """Print NashConv, exploitability, least share of legal moves and returns of every checkpoint and their averages.
+    """Print NashConv, exploitability, smallest share of legal moves and returns of every checkpoint and of averages.
 
-    Of a mixture, for each of its games that can be enumerated; the others are named with the reason. Raises ConfigError
-    when there is no such game; see `exploitability.language_table`.
+    For a mixture, this covers each game that can be enumerated; the others are listed with the reason. Raises
+    ConfigError when there is no such game; see `exploitability.language_table`.
     """
     from kapelle.training.trainer import Trainer
 
@@ -64,7 +64,7 @@ def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[str]:
     game = play.environment
     yield _row("uniform", evaluate_table(game, uniform_table(game)))
     tables = []
-    saved = checkpoint_tables(play, trainer.engine, path / "checkpoints", lambda said: say(said, sys.stderr))
+    saved = checkpoint_tables(play, trainer.engine, path / "checkpoints", lambda line: say(line, sys.stderr))
     for name, table in saved:
         tables.append(table)
         yield _row(name.lstrip("0") or "0", evaluate_table(game, table))
@@ -74,7 +74,7 @@ def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[str]:
         )
     if len(tables) > 1:
         yield _row("average", evaluate_table(game, average(game, tables)))
-    if len(tables) > 3:  # the first ones played worst, and an average forgets them slowly
+    if len(tables) > 3:  # the first ones play worst, and they weigh on the average for long
         yield _row("later half", evaluate_table(game, average(game, tables[len(tables) // 2 :])))
 
 

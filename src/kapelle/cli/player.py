@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kapelle.settings.schema import RunConfig
 
 MAY_CHANGE = ("environment.", "evaluation.")
-"""Settings of a run that say what is played, not what was trained."""
+"""Settings of a run that affect what is played, not what was trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Player:
 
 
 def open_player(arguments: argparse.Namespace) -> Player:
-    """Return who plays; raises ConfigError unless exactly one of a run and a model is named."""
+    """Return who plays; raises ConfigError unless either a run or a model is named."""
     from kapelle.metrics.definitions import own_returns
 
     named, settings = split_words(arguments.words)
@@ -47,17 +47,19 @@ def open_player(arguments: argparse.Namespace) -> Player:
         if len(named) != 1 or arguments.environment is not None:
             raise ConfigError("Name one run directory, or --model PATH and --environment NAME.")
         if arguments.real:
-            raise ConfigError("--real is for a recipe that a model plays, and a run plays as it was trained.")
+            raise ConfigError("--real is for a recipe that a model plays; a run plays as it was trained.")
         return _from_run(Path(named[0]), settings)
     if named or arguments.environment is None:
         raise ConfigError("--model goes with --environment NAME, and without a run directory.")
     from kapelle.evaluation.playing import model_config, open_play
 
-    config = model_config(arguments.model, arguments.environment, settings, real=arguments.real, told=_tell)
+    config = model_config(
+        arguments.model, arguments.environment, settings, real=arguments.real, told=_print_note
+    )
     return Player(arguments.model, open_play(config), config, own_returns, None)
 
 
-def _tell(note: str) -> None:
+def _print_note(note: str) -> None:
     say(note, sys.stderr)
 
 
@@ -65,7 +67,7 @@ def _from_run(path: Path, settings: tuple[str, ...]) -> Player:
     from kapelle.metrics.definitions import own_returns
     from kapelle.training.trainer import Trainer
 
-    read_config(path)  # says so when there is no run
+    read_config(path)  # raises when there is no run
     for setting in settings:
         if not setting.startswith(MAY_CHANGE):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What is known of a run at a moment: the observer that gathers it, for any view to show."""
+"""The progress of a run: the observer that gathers it, and the values that views show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Event = Literal["phase", "warmup", "step", "evaluation"]
 
 RETURN = "return/"
-"""Metrics that say what an agent learns from, see `metrics.definitions.METRICS`."""
+"""Prefix of the returns that agents learn from, see `metrics.definitions.METRICS`."""
 
 SHOWN = 3
 """Conversations that are shown at a time."""
@@ -33,14 +33,14 @@ class Conversation:
     """One episode for people to read."""
 
     question: str
-    said: tuple[tuple[str, str], ...]
+    texts: tuple[tuple[str, str], ...]
     """(agent, text), in time order."""
     score: float | None
-    """The team's success; None where the environment knows none, or the episode failed."""
+    """The team's success; None where the environment has none, or the episode failed."""
     returns: Mapping[str, float] = field(default_factory=dict)
-    """What each seat was paid, where nothing is solved or not."""
+    """What each seat was paid, in games without a notion of success."""
     note: str = ""
-    """What stands in place of a verdict: the words of a teacher, or of an episode that failed, have none."""
+    """Shown in place of a verdict, for demonstrations and failed episodes, which have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Point:
     problems: int
     reward: Mapping[str, float]
     scored: int | None = None
-    """Problems that `success` is the mean of; None in rows that were written before this was recorded."""
+    """Problems that `success` is the mean of; None in rows of older versions."""
     failed: int = 0
     reason: str = ""
     verifier: Mapping[str, Any] | None = None
@@ -65,21 +65,21 @@ class Point:
 
     @property
     def rate(self) -> Rate:
-        """The success with what it is the mean of."""
+        """The success together with what it is the mean of."""
         scored = 0 if self.success is None else self.problems if self.scored is None else self.scored
         return Rate(self.success, self.interval, scored, self.problems, self.failed, self.reason)
 
     @property
     def is_game(self) -> bool:
-        """Whether seats were paid and nothing is solved or not."""
+        """Whether seats were paid and there is no success."""
         return self.success is None and bool(self.reward)
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Return what was measured: the success, or in games what each seat earned."""
         return returns(self.reward) if self.is_game else share_text(self.success, self.interval)
 
     def counts(self, what: str = "") -> str:
-        """Return what that is the mean of: `scored 500 of 500`, in games `played 16 of 16`, with `what` behind."""
+        """Return what that is the mean of: `scored 500 of 500`, in games `played 16 of 16`, followed by `what`."""
         if self.is_game:
             failed = f", {self.failed} failed" if self.failed else ""
             return f"played {self.problems - self.failed} of {self.problems}{what}{failed}"
@@ -107,7 +107,7 @@ def point_of(row: Mapping[str, Any]) -> Point:
 
 
 def judged(verifier: Mapping[str, Any]) -> str:
-    """Return how well a verifier tells answers to one question apart: `AUC 0.812 [0.785, 0.839]`."""
+    """Return how well a verifier separates answers to one question: `AUC 0.812 [0.785, 0.839]`."""
     if verifier["interval_within"] is None:
         return "no AUC, as too few questions had right and wrong answers"
     low, high = verifier["interval_within"]
@@ -116,7 +116,7 @@ def judged(verifier: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Everything that a view may show; replaced as a whole, so that a drawing thread sees one state."""
+    """Everything that a view may show; replaced as a whole, so that a drawing thread sees a consistent state."""
 
     event: Event = "phase"
     """What has just happened."""
@@ -130,17 +130,17 @@ class Progress:
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Mean return that each agent learns from, over the last step's episodes."""
     learning: Mapping[str, float] = field(default_factory=dict)
-    """What the loss says of itself in the last step, where it is known under a name, see `LEARNING`."""
+    """The loss's own metrics in the last step, by the names in `LEARNING`."""
     history: tuple[float, ...] = ()
-    """The team's success (or mean reward) at every step, the last `REMEMBERED`; empty where that is not known."""
+    """The team's success (or mean reward) in each of the last `REMEMBERED` steps; empty where it is not known."""
     points: tuple[Point, ...] = ()
     conversations: tuple[Conversation, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time spent by phase, the running one left out."""
+    """Time spent by phase, without the current one."""
 
 
 class Watch:
-    """An `Observer` that keeps the progress and hands it to a view at every change."""
+    """An `Observer` that keeps the progress and passes it to a view at every change."""
 
     def __init__(
         self,
@@ -149,39 +149,39 @@ class Watch:
         *,
         constant_sum: bool = False,
     ) -> None:
-        """`constant_sum`: what one seat wins the others lose, so that their mean says nothing."""
+        """`constant_sum`: one seat wins what the others lose, so that their mean is meaningless."""
         self.now = Progress()
         self.notes: list[str] = []
-        """What the data leave out."""
+        """Notes on rows of data that were left out."""
         self.changes: list[str] = []
-        """What a resumed run goes on with that is not what it had before."""
+        """What is different for a resumed run from what it had before."""
         self._constant_sum = constant_sum
         self._view = view
         self._clock = clock
         self._since = clock()
 
     def phase(self, name: str, detail: str) -> None:
-        """Hear that the run does something else now."""
+        """Note that a new phase of the run begins."""
         if name == "data":
             self.notes.append(detail)
         if name == "resume":
             self.changes.append(detail)
         seconds = self.seconds()
         self._since = self._clock()
-        # Training goes on after an evaluation, and its bar with it; that of the warm-up does not.
+        # Training continues after an evaluation, and its bar with it; the warm-up's does not.
         before = replace(self.now, step=0, steps=0, metrics={}) if self.now.phase == "warm-up" else self.now
         self._show(replace(before, event="phase", phase=name, detail=detail, seconds=seconds))
 
     def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """Hear of a step of the warm-up."""
+        """Note a step of the warm-up."""
         self._show(replace(self.now, event="warmup", step=step, steps=steps, metrics=metrics))
 
     def step(self, step: Step, steps: int) -> None:
-        """Hear of a step of training."""
+        """Note a step of training."""
         rewards = {
             name.removeprefix(RETURN): value
             for name, value in step.metrics.items()
-            if name.startswith(RETURN) and "/" not in name.removeprefix(RETURN)  # parts have theirs beside
+            if name.startswith(RETURN) and "/" not in name.removeprefix(RETURN)  # not those of single parts
         }
         taught = any(name.startswith(DEMONSTRATED) for name in step.metrics)
         shown = choose(step.groups, step.number)
@@ -205,7 +205,7 @@ class Watch:
         return [sum(rewards.values()) / len(rewards)] if rewards and not self._constant_sum else []
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        """Hear of an evaluation after `step` steps."""
+        """Note an evaluation after `step` steps."""
         point = point_of({"step": step, **result.row()})
         shown = self.now.conversations or choose(result.groups, 0)
         self._show(
@@ -213,7 +213,7 @@ class Watch:
         )
 
     def seconds(self) -> dict[str, float]:
-        """Return the time spent in each phase, the running one up to now."""
+        """Return the time spent in each phase, including the current one so far."""
         spent = dict(self.now.seconds)
         spent[self.now.phase] = spent.get(self.now.phase, 0.0) + self._clock() - self._since
         return spent
@@ -224,26 +224,26 @@ class Watch:
 
 
 def choose(groups: Sequence[Group], number: int) -> tuple[Conversation, ...]:
-    """Return conversations from different places of a step, others at every `number`."""
+    """Return conversations from different places of a step; which ones changes with `number`."""
     places = dict.fromkeys((number + k * len(groups) // SHOWN) % len(groups) for k in range(SHOWN) if groups)
     episodes = [groups[place].episodes for place in places]
     return tuple(conversation(attempts[number % len(attempts)]) for attempts in episodes if attempts)
 
 
 def conversation(episode: Episode) -> Conversation:
-    """Return what was asked, said and earned."""
-    said = tuple((turn.agent, turn.text) for turn in episode.turns)
+    """Return an episode's question, texts and result."""
+    texts = tuple((turn.agent, turn.text) for turn in episode.turns)
     if episode.error is not None:
-        return Conversation(episode.task.question, said, None, note="failed")
+        return Conversation(episode.task.question, texts, None, note="failed")
     paid = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
-    # A game asks nothing, so that nothing is right or wrong: what the seats earned is told.
+    # A game asks no question, so that nothing is right or wrong: the seats' returns are shown instead.
     score = episode.success if episode.task.question or not paid else None
     earned = {name: episode.total(name) for name in episode.agents} if paid and score is None else {}
-    return Conversation(episode.task.question, said, score, earned)
+    return Conversation(episode.task.question, texts, score, earned)
 
 
 def demonstrated(shown: Conversation) -> Conversation:
-    """Return a conversation whose words are a teacher's or on record: they are no verdict on the team."""
+    """Return a conversation marked as a demonstration, whose result does not describe the team."""
     return replace(shown, score=None, returns={}, note="to be learned")
 
 
@@ -255,11 +255,11 @@ LEARNING = {
     "verifier_accuracy": "verifier right",
     "verifier_auc": "verifier AUC",
 }
-"""Metrics of a loss → what they are called in a terminal."""
+"""Metrics of a loss → their names in the terminal."""
 
 
 def learning(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return what the loss says of itself by its terminal name; a policy's name stands behind where there are several."""
+    """Return the loss's own metrics by their terminal names, followed by the policy where there are several."""
     found: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         kind, _, policy = name.partition("/")

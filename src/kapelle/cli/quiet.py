@@ -1,4 +1,4 @@
-"""How other libraries behave under the command line: no chatter (errors excepted), no spinning threads."""
+"""How other libraries behave under the command line: no output except errors, no spinning threads."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import sys
 import warnings
 
 _DEFAULTS = {
-    # Threads that wait must not spin: beside another busy process spinning costs ten times the work itself.
+    # Waiting threads must not spin: next to another busy process, spinning costs ten times the work itself.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Read by the libraries when they are imported; what the user has set stays."""
+"""Read by the libraries when they are imported; values set by the user stay."""
 
 _LIBRARIES = r"(torch|transformers|huggingface_hub|datasets|peft|tensorboard|wandb)\b"
 
 
 def hush() -> None:
-    """Silence progress bars and warnings of torch, transformers and their kin."""
+    """Silence progress bars and warnings of torch, transformers and related libraries."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     if "transformers" in sys.modules:  # called from Python, where it has read them already

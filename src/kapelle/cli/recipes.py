@@ -33,19 +33,19 @@ def _list(*, as_json: bool) -> int:
     from kapelle.setup.base_model import REAL
     from kapelle.setup.recipe import builtin_recipes
 
-    told = {}
+    descriptions = {}
     for name, text in builtin_recipes().items():
         recipe = yaml.safe_load(text)
         path = recipe.get(REAL, {}).get("model", {}).get("path")
         real = (
             f" --{REAL}: its values for a pretrained model, {path} unless another is named." if path else ""
         )
-        told[name] = " ".join(str(recipe.get("description", "")).split()) + real
+        descriptions[name] = " ".join(str(recipe.get("description", "")).split()) + real
     if as_json:
-        say(json.dumps(told, indent=1))
+        say(json.dumps(descriptions, indent=1))
         return 0
-    width = max(map(len, told))
-    for name, description in told.items():
+    width = max(map(len, descriptions))
+    for name, description in descriptions.items():
         say(f"{name:{width}}  {description}")
     return 0
 

@@ -1,4 +1,4 @@
-"""What a run came to, for people and for programs."""
+"""The result of a run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kapelle.cli.lines import told
+from kapelle.cli.lines import one_line
 from kapelle.cli.output import returns
 from kapelle.cli.progress import Conversation, Point, conversation, judged
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is said at the end of a run."""
+    """What is printed at the end of a run."""
 
     steps: int
     """Steps behind the weights."""
@@ -34,9 +34,9 @@ class Report:
     stopped_by: int
     """0, or the exit code of the signal that stopped it."""
     notes: tuple[str, ...] = ()
-    """What the data leave out."""
+    """Notes on rows of data that were left out."""
     changes: tuple[str, ...] = ()
-    """What a resumed run went on with that is not what it had before."""
+    """What was different for a resumed run from what it had before."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -60,7 +60,9 @@ class Report:
             "seconds_training": round(self.seconds.get("training", 0.0), 3),
             "seconds_evaluation": round(self.seconds.get("evaluation", 0.0), 3),
             "seconds_total": round(sum(self.seconds.values()), 3),
-            "conversation": None if self.learned is None else [_spoken(each) for each in self.learned],
+            "conversation": None
+            if self.learned is None
+            else [_conversation_row(each) for each in self.learned],
             "run_dir": str(self.run_dir),
             "stopped_by": self.stopped_by,
             "data": list(self.notes),
@@ -85,7 +87,7 @@ class Report:
         ]
 
     def _scores(self) -> list[str]:
-        """Return the figures before and after, each with what it is the mean of; said once where that is the same."""
+        """Return the figures before and after, each with what it is the mean of; stated once where that is the same."""
         measured = self.after or self.before
         if measured is not None and measured.verifier is not None:
             return _judge(None if measured is self.before else self.before, measured)
@@ -93,19 +95,19 @@ class Report:
         if not points:
             return _row("steps", str(self.steps))
         alike = len({(point.is_game, point.counts()) for point in points}) == 1
-        told_before, told_after = (
+        text_before, text_after = (
             "not measured"
             if point is None
-            else point.told()
+            else point.text()
             if alike
-            else f"{point.told()}, {point.counts()}"
+            else f"{point.text()}, {point.counts()}"
             for point in (self.before, self.after)
         )
         whole = points[0].counts(" unseen problems") if alike else "on unseen problems"
         games = all(point.is_game for point in points)
         intervals = ", 95 % intervals" if any(point.interval for point in points) else ""
         name = "return" if games else "score" if any(point.games for point in points) else "accuracy"
-        lines = _row(name, f"{told_before}  →  {told_after}  {whole}{intervals}")
+        lines = _row(name, f"{text_before}  →  {text_after}  {whole}{intervals}")
         for part in dict.fromkeys(part for point in points for part in point.part_reward):
             earned = [returns(p.part_reward[part]) for p in points if part in p.part_reward]
             lines += _row("", f"{part}: return {'  →  '.join(earned)}")
@@ -117,7 +119,7 @@ class Report:
         if self.learned is None:
             return []
         before, after = self.learned
-        return [*_row("before", told(before)), *_row("after", told(after))]
+        return [*_row("before", one_line(before)), *_row("after", one_line(after))]
 
 
 def _row(name: str, text: str) -> list[str]:
@@ -129,7 +131,7 @@ def _phases(seconds: Mapping[str, float]) -> list[str]:
 
 
 def _judge(before: Point | None, after: Point) -> list[str]:
-    """Return how well a verifier judges held-out answers, and what its probabilities are worth."""
+    """Return how well a verifier judges held-out answers, and how well its probabilities are calibrated."""
     found = after.verifier or {}
     then = f"{judged(before.verifier)}  →  " if before and before.verifier else ""
     lines = _row(
@@ -151,13 +153,13 @@ def _listed(point: Point | None) -> list[float] | None:
     return list(point.interval) if point and point.interval else None
 
 
-def _spoken(shown: Conversation) -> dict[str, Any]:
-    said = [{"agent": agent, "text": text} for agent, text in shown.said]
-    return {"question": shown.question, "said": said, "score": shown.score, "returns": dict(shown.returns)}
+def _conversation_row(shown: Conversation) -> dict[str, Any]:
+    texts = [{"agent": agent, "text": text} for agent, text in shown.texts]
+    return {"question": shown.question, "said": texts, "score": shown.score, "returns": dict(shown.returns)}
 
 
 def learned(before: Sequence[Group], after: Sequence[Group]) -> tuple[Conversation, Conversation] | None:
-    """Return a problem's conversations before and after training: one that was wrong and became right.
+    """Return the conversations before and after training on one problem that was wrong and became right.
 
     The first such problem; None where there is none. An attempt that failed or was not scored is not wrong.
     """
@@ -170,5 +172,5 @@ def learned(before: Sequence[Group], after: Sequence[Group]) -> tuple[Conversati
 
 
 def _solved(episode: Episode) -> bool | None:
-    """Return whether an episode was right; None for one that failed or that nothing scored."""
+    """Return whether an episode was right; None for one that failed or was not scored."""
     return None if episode.error is not None or episode.success is None else episode.success == 1.0

@@ -1,4 +1,4 @@
-"""What `kapelle runs` takes."""
+"""The arguments of `kapelle runs`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def declare_runs(parser: argparse.ArgumentParser) -> None:
         "--to", type=int, metavar="STEP", help="rollback: the step of the checkpoint to go back to"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="rollback: say what would be moved, and move nothing"
+        "--dry-run", action="store_true", help="rollback: show what would be moved, and move nothing"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,4 +1,4 @@
-"""One training run as a command: shown while it goes on, summed up at its end."""
+"""One training run as a command: shown while it runs, summarised at its end."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NextCommands = Callable[[str], Sequence[tuple[str, str]]]
 
 
 def announce(title: str, *, as_json: bool) -> None:
-    """Say at once that something happens: importing torch takes seconds."""
+    """Print at once that something is happening: importing torch takes seconds."""
     say(f"{title}: loading torch and transformers …", sys.stderr if as_json else sys.stdout)
 
 
 def train(source: Source, title: str, next_commands: NextCommands, *, as_json: bool, plain: bool) -> int:
-    """Train as the source says and return the exit code; see `report.Report` for what is said at the end."""
+    """Train the run that the source describes and return the exit code; `report.Report` is printed at the end."""
     from kapelle.runs.writer import new_path
 
     run_dir = source.run_dir or new_path(source.name)
@@ -57,16 +57,16 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
     if stopped_by:
         whole = summary is not None and not summary.went_back
         lost = None if whole else _lost(watch.now.phase, run_dir)
-        _say_how_to_go_on(run_dir, source.whole or run_dir, lost, stream)
+        _say_how_to_continue(run_dir, source.whole or run_dir, lost, stream)
     return stopped_by
 
 
 def _lost(phase: str, run_dir: Path) -> str | None:
-    """Return what has to be done again after a stop that training did not end by itself; None for nothing."""
+    """Return what has to be repeated after a stop that broke off training; None for nothing."""
     if phase == "warm-up":
-        return "the warm-up begins anew"
+        return "the warm-up starts anew"
     if phase in ("training", "stopping"):
-        return f"what came after step {saved_steps(run_dir)} is done again"
+        return f"what came after step {saved_steps(run_dir)} is repeated"
     return None
 
 
@@ -112,10 +112,10 @@ def _is_constant_sum(source: Source) -> bool:
     return isinstance(environment, Opposed) and environment.constant_sum
 
 
-def _say_how_to_go_on(run_dir: Path, whole: Path, lost: str | None, stream: TextIO) -> None:
+def _say_how_to_continue(run_dir: Path, whole: Path, lost: str | None, stream: TextIO) -> None:
     if is_run(run_dir) or whole != run_dir:
         how = command("train", "--resume", str(whole))
-        say(f"stopped; {lost or 'nothing is lost'}. Go on with: {how}", stream)
+        say(f"stopped; {lost or 'nothing is lost'}. Continue with: {how}", stream)
     else:
         say("stopped before the run began.", stream)
 
@@ -144,7 +144,7 @@ def _parameters(trainer: Trainer) -> int:
 def _view(
     stream: TextIO, title: str, about: Sequence[str], run_dir: Path, *, plain: bool
 ) -> Iterator[Callable[[Progress], None]]:
-    """Give what shows the progress: a live panel in a terminal, else lines."""
+    """Yield the view of the progress: a live panel in a terminal, else lines."""
     if plain or not stream.isatty() or os.environ.get("TERM") == "dumb":
         for line in [*about, f"The run is kept in {run_dir}."]:
             say(line, stream)

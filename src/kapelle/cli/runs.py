@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _show(place, as_json=arguments.json)
     if arguments.to is None:
         raise ConfigError(
-            f"Say where to go back to: `{command('runs', 'rollback', str(place), '--to', 'STEP')}`."
+            f"No step is named to go back to. Write `{command('runs', 'rollback', str(place), '--to', 'STEP')}`."
         )
     return _roll_back(place, arguments.to, dry=arguments.dry_run, as_json=arguments.json)
 
@@ -106,8 +106,8 @@ def _show(place: Path, *, as_json: bool) -> int:
         say(json.dumps(row, indent=1))
         return 0
     say(f"{place}  {summary.state}  step {summary.step} of {summary.steps}  {amount(summary.size)}")
-    say(f"  {summary.recipe}, {summary.algorithm}; started {status.started}, last heard of {status.updated}")
-    say("settings that are no default")
+    say(f"  {summary.recipe}, {summary.algorithm}; started {status.started}, last update {status.updated}")
+    say("settings that are not defaults")
     for key, (value, source) in own.items():
         say(f"  {key}: {printable(str(value), 80)}  ({source})")
     say("checkpoints")
@@ -142,7 +142,7 @@ def _roll_back(place: Path, step: int, *, dry: bool, as_json: bool) -> int:
 
 def _moved(plan: Plan, *, dry: bool) -> list[str]:
     if plan.nothing:
-        return [f"{plan.run} stands at step {plan.step} already; nothing was moved."]
+        return [f"{plan.run} is at step {plan.step} already; nothing was moved."]
     verb = "would move" if dry else "moved"
     lines = [f"{verb} to {plan.aside}:"]
     if plan.checkpoints:
@@ -151,11 +151,11 @@ def _moved(plan: Plan, *, dry: bool) -> list[str]:
     if plan.episodes:
         lines.append(f"  {len(plan.episodes)} files of episodes")
     if plan.stages:
-        lines.append(f"  stages that went on from here: {', '.join(folder.name for folder in plan.stages)}")
-    stands = "would stand" if dry else "stands"
-    lines.append(f"{plan.run} {stands} at step {plan.step}, checkpoint {plan.to.name}.")
+        lines.append(f"  stages that continued from here: {', '.join(folder.name for folder in plan.stages)}")
+    now = "would be" if dry else "is now"
+    lines.append(f"{plan.run} {now} at step {plan.step}, checkpoint {plan.to.name}.")
     whole = plan.run.resolve().parent if (plan.run.resolve().parent / "stages.yaml").is_file() else plan.run
-    return lines if dry else [*lines, f"Go on with: {command('train', '--resume', str(whole))}"]
+    return lines if dry else [*lines, f"Continue with: {command('train', '--resume', str(whole))}"]
 
 
 def _kept_row(kept: Kept) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _metrics(row: dict[str, float]) -> str:
 
 
 def amount(size: int) -> str:
-    """Return bytes as people read them."""
+    """Return a number of bytes in a readable unit."""
     number, unit = float(size), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if number < 1000:

@@ -1,4 +1,4 @@
-"""Which run is meant: a recipe with overlays and settings, or a run directory to go on with."""
+"""Which run a command means: a recipe with overlays and settings, or a run directory to continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kapelle.setup.recipe import Recipe, builtin_recipes, load_recipe
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A resolved run to start or to go on with."""
+    """A resolved run to start or to continue."""
 
     name: str
     config: RunConfig
@@ -26,7 +26,7 @@ class Source:
     start_from: Mapping[str, Path] = field(default_factory=dict)
     """Policy → folder of weights that it starts from."""
     notes: tuple[str, ...] = ()
-    """What to say of it before it runs."""
+    """Notes to print before it runs."""
     whole: Path | None = None
     """The folder of all stages, when this run is one of several."""
 
@@ -40,9 +40,7 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
         if place is None:
             raise ConfigError("Nothing to resume is named. Write `kapelle train --resume RUN`.")
         if real:
-            raise ConfigError(
-                "--real is for a recipe, and a run goes on with the settings that it began with."
-            )
+            raise ConfigError("--real is for a recipe; a run continues with the settings that it began with.")
         return _resumed(place, (*files[1:],), settings)
     recipe = read_recipe(words, real=real)
     return Source(files[0], recipe.config, recipe.origin, folder, resume, notes=recipe.notes)
@@ -59,13 +57,13 @@ def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
 
 
 def _resumed(place: Path, overlays: tuple[str, ...], settings: tuple[str, ...]) -> Source:
-    read_config(place)  # says so when there is no run
+    read_config(place)  # raises when there is no run
     recipe = load_recipe(str(place / "config.yaml"), overlays, settings)
-    # Where a value came from is what the run remembers, save for what is new now.
+    # The run's own record states where values came from, except for those given now.
     try:
         before, notes = read_provenance(place), recipe.notes
     except RunDirectoryError as error:
-        # It decides nothing: the run goes on and writes what is known now.
+        # Nothing depends on it: the run continues and writes what is known now.
         before, notes = {}, (*recipe.notes, str(error))
     config = str(place / "config.yaml")
     origin = {

@@ -1,4 +1,4 @@
-"""Recipes with stages on the command line: which stages are meant, checked together and then run in turn."""
+"""Recipes with stages on the command line: find the stages, check them together, then run them in turn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Staged:
             yield from zip(self.stages, configs, strict=True)
 
     def dry(self, *, as_json: bool) -> Iterator[Source]:
-        """Yield every stage as a source that is only looked at."""
+        """Yield every stage as a source that is only shown."""
         for stage, config in self.checked():
             if not as_json:
                 say(f"# stage {stage.number} of {len(self.stages)}: {stage.name}")
@@ -37,7 +37,7 @@ class Staged:
 
 
 def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Staged | None:
-    """Return the stages that words name, or that a folder to resume holds; None when it is one run."""
+    """Return the stages that words name, or that a folder to resume holds; None for a single run."""
     files, settings = split_words(words)
     folder = Path(run_dir) if run_dir else None
     if resume and (not files or folder is None):
@@ -50,7 +50,7 @@ def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 
 
 def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
-    """Check all stages, then yield each that is not done with a title; the next is asked for when it is done."""
+    """Check all stages, then yield each one that is not done, with a title; ask for the next when it is done."""
     from kapelle.runs.writer import new_path
     from kapelle.setup.preparation import prepare
 

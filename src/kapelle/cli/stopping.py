@@ -1,4 +1,4 @@
-"""Signals outside of training, where `catch_interrupts` does not listen: they end a command at once, and surely."""
+"""Signals outside of training, where `catch_interrupts` is not active: they end a command at once and reliably."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
-    """Return the exit code that says which signal ended a command."""
+    """Return the exit code for the signal that ended a command."""
     return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
 
 
 def leave(code: int) -> None:
-    """End the process where it was stopped or has given something up: nothing is waited for that may not end.
+    """End the process where it was stopped or has given something up, without waiting for anything that may not end.
 
-    What Python does beyond this at its end is to wait for threads and to free, one by one, what the process holds.
+    Beyond this, Python would wait at its end for threads and free, one by one, what the process holds.
     """
     if code in (EXIT_INTERRUPTED, EXIT_TERMINATED) or left_behind:
-        atexit._run_exitfuncs()  # noqa: SLF001 - what was registered is still done
+        atexit._run_exitfuncs()  # noqa: SLF001 - registered functions still run
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
@@ -43,8 +43,8 @@ def leave(code: int) -> None:
 def termination() -> Iterator[None]:
     """Raise Terminated for a SIGTERM, KeyboardInterrupt for a Ctrl-C inside the block, so that what is open is closed.
 
-    Code that takes it for an error of its own and goes on is ended by the same again, a second later, and a process that
-    does not come to its end by itself within `interrupts.LAST_RESORT` seconds is ended.
+    Code that swallows the exception gets it again a second later, and a process that has not ended by itself after
+    `interrupts.LAST_RESORT` seconds is ended.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""`kapelle train`: train a team as a recipe says, or go on with a run."""
+"""`kapelle train`: train a team as described by a recipe, or continue a run."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def _dry_run(source: Source, *, as_json: bool) -> int:
     for line in describe(found):
         say(f"# {line}".rstrip())
     say()
-    say("# settings; what is no default says where it comes from")
+    say("# settings; values that are not defaults show where they come from")
     say(annotated_yaml(values, changed))
     return 0

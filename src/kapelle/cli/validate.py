@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every check that passed; the first that does not is the error."""
+    """Print every check that passed; the first one that fails is the error."""
     hush()
     if arguments.graph:
         say(draw(arguments.words))
@@ -35,26 +35,26 @@ def run(arguments: argparse.Namespace) -> int:
     if staged is not None:
         for stage, config in staged.checked():
             passed("stage", f"{stage.number} of {len(staged.stages)}: {stage.name}")
-            _tell(stage.recipe.notes)
+            _print_notes(stage.recipe.notes)
             prepare(config, passed=passed)
         say(f"All {len(staged.stages)} stages of {staged.recipe} are ready to train.")
         return 0
     recipe = read_recipe(arguments.words, real=arguments.real)
     set_here = sum(source != "default" for source in recipe.origin.values())
     passed("settings", f"{len(recipe.origin)} values, {set_here} of them not defaults")
-    _tell(recipe.notes)
+    _print_notes(recipe.notes)
     prepare(recipe.config, passed=passed)
     say(f"{recipe.config.name} is ready to train.")
     return 0
 
 
-def _tell(notes: Sequence[str]) -> None:
+def _print_notes(notes: Sequence[str]) -> None:
     for note in notes:
         say(f"-   {note}")
 
 
 def _environment(arguments: argparse.Namespace) -> Environment | None:
-    """Return the environment that is meant alone; None where a recipe is."""
+    """Return the environment if one is named by itself; None where a recipe is named."""
     from kapelle import environments
     from kapelle.evaluation.playing import model_config
     from kapelle.setup.recipe import builtin_recipes
@@ -119,7 +119,7 @@ def _workflow_file(name: str) -> Mapping[str, Any] | None:
     try:
         values = parse_yaml(Path(name).read_text("utf-8"))
     except (OSError, ValueError):
-        return None  # the recipe's reader says what is wrong with it
+        return None  # reading the recipe will report what is wrong with it
     return values if isinstance(values, dict) and is_workflow_file(values) else None
 
 

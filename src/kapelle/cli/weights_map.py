@@ -1,4 +1,4 @@
-"""Who acts with which weights, what trains, and roughly what that takes: a team before it is loaded."""
+"""Who acts with which weights, what trains, and roughly how much memory it takes: a team before it is loaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Base:
     path: str
     """`embedded`, a model's folder, or its name on the hub."""
     parameters: int
-    """Its own, adapters and heads aside."""
+    """Its own, without adapters and heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _policy(
 
 
 def _seat(agent: str, policy: str, team: Team) -> str:
-    """Return an agent's name, and the numbers (from 1) of its turns where only some are the policy's."""
+    """Return an agent's name, with the numbers (from 1) of its turns where only some belong to the policy."""
     turns = [str(k + 1) for k, name in enumerate(team.turns_of.get(agent, ())) if name == policy]
     return f"{agent} (turn {', '.join(turns)})" if turns else agent
 

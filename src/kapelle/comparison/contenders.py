@@ -1,9 +1,9 @@
-"""Who is compared: the recipe with one algorithm after another, and every run that this takes.
+"""What is compared: the recipe with one algorithm after another, and all runs that this takes.
 
-A contender is the recipe with another algorithm. What the recipe says of its own algorithm (its group size always)
-holds for every contender that knows the setting, since a shared reward or a penalty belongs to the task as much as
-to the algorithm; everything else is the contender's default. Only how it learns may be told to a contender alone:
-tasks, steps, sampling and model are everybody's.
+A contender is the recipe with another algorithm. Settings that the recipe gives its own algorithm (and always the
+group size) apply to every contender that has them, since a shared reward or a penalty belongs to the task as much as
+to the algorithm; everything else is the contender's default. Only settings of how it learns may be set for a single
+contender: tasks, steps, sampling and model are the same for all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OWN = ("algorithm", "optimizer", "team.sharing", "team.lora", "team.critic_shari
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One algorithm with its settings, under the name that tables give it."""
+    """One algorithm with its settings, under the name that tables show."""
 
     label: str
     recipe: Recipe
@@ -53,7 +53,7 @@ class Run:
     """One contender with one seed."""
 
     label: str
-    """The contender's, as typed behind `--algorithms`."""
+    """The contender's label, as typed after `--algorithms`."""
     seed: int
     config: RunConfig
     origin: Mapping[str, str]
@@ -94,7 +94,7 @@ def read_contenders(
             raise ConfigError(f"--set names '{label}', which is not compared.{did_you_mean(label, labels)}")
     if not recipe.config.evaluation.before_and_after:
         raise ConfigError(
-            "A comparison is of the evaluation after training, which this recipe leaves out. Set "
+            "A comparison needs the evaluation after training, which this recipe leaves out. Set "
             "`evaluation.before_and_after=true`."
         )
     found = tuple(
@@ -161,7 +161,7 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
             if not any(key == own or key.startswith(f"{own}.") for own in OWN):
                 raise ConfigError(
                     f"`{key}` cannot be set for '{label}' alone: all are compared on the same tasks with the same number of "
-                    f"episodes. Set it for all, without '{label}:'. Of one's own can be: {', '.join(OWN)}."
+                    f"episodes. Set it for all, without '{label}:'. Only these can be set for one: {', '.join(OWN)}."
                 )
     return found
 
@@ -173,14 +173,14 @@ def _own_file(name: str) -> list[tuple[str, dict[str, Any]]]:
         raise ConfigError(f"The settings {name} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
         raise ConfigError(
-            f"{name} is no mapping of algorithms to settings. Write `qmix: {{algorithm: {{…}}}}`."
+            f"{name} is not a mapping of algorithms to settings. Write `qmix: {{algorithm: {{…}}}}`."
         )
     return [(str(label), each) for label, each in values.items()]
 
 
 def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str, Any]]) -> Contender:
     if not re.fullmatch(NAME, label):
-        raise ConfigError(f"'{label}' is no name for a row. Take letters, digits and _.")
+        raise ConfigError(f"'{label}' cannot name a row. Use letters, digits and _.")
     kind: type[Settings] = algorithm_class(name)
     base = recipe.config.model_dump(mode="json")
     section = {"name": name, **_carried(recipe, kind)}
@@ -189,7 +189,7 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
         laid = lay_over([*layers, *((f"--set {label}", values) for values in own)])
     except ConfigError as error:
         raise ConfigError(
-            f"`{label}` cannot be compared here: {error} What the recipe says of its algorithm holds for `{label}` too: "
+            f"`{label}` cannot be compared here: {error} The recipe's settings of its algorithm apply to `{label}` too: "
             f"set `algorithm.…` for all, or --set {label}:algorithm.key=value for it alone."
         ) from None
     origin = {
@@ -200,13 +200,13 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
 
 
 def _carried(recipe: Recipe, kind: type[Settings]) -> dict[str, Any]:
-    """Return what the recipe says of its algorithm and another one knows too, and its group size."""
+    """Return the recipe's settings of its algorithm that another one has too, and its group size."""
     values = recipe.config.algorithm.model_dump(mode="json")
     if values["name"] == kind.model_fields["name"].default:
         return {key: value for key, value in values.items() if key != "name"}
     carried: dict[str, Any] = {}
-    said = [key for key, source in recipe.origin.items() if source != "default"]
-    for key in (*said, "algorithm.group_size"):
+    given = [key for key, source in recipe.origin.items() if source != "default"]
+    for key in (*given, "algorithm.group_size"):
         section, *path = key.split(".")
         if section != "algorithm" or not path or path[0] == "name" or path[0] not in kind.model_fields:
             continue
@@ -229,21 +229,21 @@ def _check(contender: Contender) -> None:
     algorithm = contender.build()
     if not algorithm.plays:
         raise ConfigError(
-            f"it learns from what is recorded or scripted and samples nothing, so there are no tokens to make equal. "
+            f"it learns from records or scripts and samples nothing, so there is no number of tokens to make equal. "
             f"Train it by itself, with `kapelle train` and `algorithm.name={algorithm.name}`."
         )
     prepare(contender.recipe.config)
 
 
 def _check_budget(contenders: Sequence[Contender], config: RunConfig) -> None:
-    """Refuse contenders that would play another number of episodes per task than the recipe says."""
+    """Refuse contenders that would play another number of episodes per task than the recipe."""
     wanted = _row(config).attempts
     for contender in contenders:
         size = contender.build().attempts
         if size != wanted:
             raise ConfigError(
-                f"`{contender.label}` would play each task {size} times and the recipe says {wanted}: that is another number "
-                "of tokens. Set `algorithm.group_size` for all."
+                f"`{contender.label}` would play each task {size} times, but the recipe {wanted} times: that is another "
+                "number of tokens. Set `algorithm.group_size` for all."
             )
 
 

@@ -22,7 +22,7 @@ def draw(
     panels: Mapping[str, Mapping[str, Curve]],
     notes: Mapping[str, str] | None = None,
 ) -> None:
-    """Write an SVG with one panel for each entry (its title → label → curve); `notes` stand behind labels.
+    """Write an SVG with one panel for each entry (its title → label → curve); `notes` are appended to labels.
 
     The same curves give the same bytes. Raises ConfigError where matplotlib is missing.
     """
@@ -53,12 +53,12 @@ def draw(
 
 
 COLORS = 10
-"""Colours before they come again, with another stroke."""
+"""Number of colours; after them they repeat with another stroke."""
 STROKES = ("-", "--", ":", "-.")
 BANDS = 6
-"""Curves up to which quartiles are bands; those of more are bars beside the last step, which do not hide each other."""
+"""Up to so many curves, quartiles are drawn as bands; for more, as bars next to the last step, which do not overlap."""
 FEW = 12
-"""Points of a curve up to which each is marked, so that lines between them claim nothing."""
+"""Up to so many points of a curve, each is marked, so that the lines between them are not mistaken for data."""
 
 
 def _fill(axes: Axes, curves: Mapping[str, Curve], notes: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Work done in several processes at once, where one that fails or dies takes nothing else with it.
+"""Work done in several processes at once, where one that fails or dies does not affect the others.
 
 A process is started afresh (spawn), computes on one thread, and takes one piece of work after another, so that
 torch is imported once for many.
@@ -65,27 +65,27 @@ def in_processes(
                         workers.remove(worker)
                         _dismiss(worker)
                 if workers:
-                    yield from _heard(workers)
+                    yield from _finished(workers)
     finally:
         _stop(workers)
 
 
 def _start(context: SpawnContext, work: Work) -> _Worker:
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work), daemon=False)
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_serve, args=(child_end, work), daemon=False)
     process.start()
-    theirs.close()
-    return _Worker(process, ours)
+    child_end.close()
+    return _Worker(process, parent_end)
 
 
 def _give(worker: _Worker, number: int, pieces: Sequence[tuple[Any, ...]]) -> None:
     worker.doing = number
-    with suppress(OSError):  # it is dead already, which is heard next
+    with suppress(OSError):  # it has died already, which `_finished` reports
         worker.pipe.send(pieces[number])
 
 
-def _heard(workers: list[_Worker]) -> Iterator[tuple[int, Failure | None]]:
-    """Wait until something is done, and yield it; who has died is taken off the list."""
+def _finished(workers: list[_Worker]) -> Iterator[tuple[int, Failure | None]]:
+    """Wait until pieces of work are done and yield them; workers that have died are removed from the list."""
     busy = {worker.pipe: worker for worker in workers}
     for pipe in wait(list(busy)):
         assert isinstance(pipe, Connection)

@@ -1,10 +1,10 @@
-"""What a comparison came to: each run's last evaluation, and medians with quartiles over the seeds of each contender.
+"""The result of a comparison: each run's last evaluation, and medians with quartiles over the seeds of each contender.
 
 `compare.json` holds `recipe`, `budget` (steps, tasks per step, episodes per task), `contenders` (label, algorithm and
-what was measured over their seeds) and `runs`. Numbers that do not exist are null; a run that failed or has not ended
-says so under `error`, and counts in no median. `success` is the mean over the `scored` of `problems` episodes of the
-last evaluation; those that failed, or that nothing scored, are in no mean. Where one seat wins what the others lose,
-a mean over seats says nothing: there `returns` holds each seat's.
+the results over their seeds) and `runs`. Numbers that do not exist are null; a run that failed or has not ended has the
+reason under `error`, and counts in no median. `success` is the mean over the `scored` of `problems` episodes of the
+last evaluation; episodes that failed or were not scored are left out. Where one seat wins what the others lose, a mean
+over seats is meaningless: there `returns` holds each seat's return.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Measured:
     error: str | None
     """Why there are no numbers."""
     success: float | None = None
-    """After training, on tasks that nothing was trained on, in [0, 1]; None where the environment knows no success."""
+    """After training, on tasks that were not trained on, in [0, 1]; None where the environment has no success."""
     reward: Mapping[str, float] | None = None
     """Each agent's mean undiscounted return there."""
     tokens: float | None = None
     """Completion tokens sampled for training, by all agents."""
     seconds: float | None = None
-    """Wall time of the training steps, which neighbours on the machine lengthen."""
+    """Wall time of the training steps, which other work on the machine lengthens."""
     scored: int | None = None
     """Problems that `success` is the mean of; None in runs of versions that did not record it."""
     problems: int | None = None
@@ -56,12 +56,12 @@ class Measured:
 
     @property
     def mean_return(self) -> float | None:
-        """Mean over agents; it says nothing where one wins what the others lose."""
+        """Mean over agents; meaningless where one wins what the others lose."""
         return fmean(self.reward.values()) if self.reward else None
 
 
 def measure(run: Run, folder: Path) -> Measured:
-    """Return what a run directory says of its run."""
+    """Return the numbers in a run directory."""
     place = run.path.relative_to(folder).as_posix()
     if not run.done:
         failed = run.error_file.is_file()
@@ -93,7 +93,7 @@ class Standing:
     label: str
     algorithm: str
     runs: int
-    """Those that ended well."""
+    """Runs without an error."""
     failed: int
     success: Quartiles | None
     mean_return: Quartiles | None
@@ -108,7 +108,7 @@ class Standing:
 
 
 def is_constant_sum(contender: Contender) -> bool:
-    """Return whether what one seat wins the others lose, so that a mean over seats says nothing."""
+    """Return whether one seat wins what the others lose, so that a mean over seats is meaningless."""
     environment = contender.recipe.config.environment
     return isinstance(environment, Opposed) and environment.constant_sum
 
@@ -226,8 +226,8 @@ def _csv(measured: Sequence[Measured]) -> str:
     for m in measured:
         paid: dict[str, Any] = dict(m.reward or {})
         own = [paid.get(agent) for agent in agents]
-        told = [m.success, m.scored, m.problems, m.failed]
-        writer.writerow([m.label, m.seed, *told, m.mean_return, *own, m.tokens, m.seconds, m.error])
+        scores = [m.success, m.scored, m.problems, m.failed]
+        writer.writerow([m.label, m.seed, *scores, m.mean_return, *own, m.tokens, m.seconds, m.error])
     return text.getvalue()
 
 
@@ -249,7 +249,7 @@ def curves(runs: Sequence[Run], value: Callable[[Run], Mapping[int, float]]) -> 
 
 
 def held_out(run: Run, seat: str | None = None) -> dict[int, float]:
-    """Return the score of every evaluation: success, or the mean return (of one seat) where nothing is solved or not."""
+    """Return the score of every evaluation: success, or the mean return (of one seat) where there is no success."""
     scores = {}
     for row in read_evaluations(run.path):
         paid = [value for name, value in row["reward"].items() if seat in {None, name}]
@@ -280,7 +280,7 @@ def seats_of(runs: Sequence[Run]) -> list[str]:
 
 
 def sampled(run: Run, seat: str | None = None) -> dict[int, float]:
-    """Return the score of every training step's episodes, as they were sampled (of one seat where nothing is solved)."""
+    """Return the score of every training step's episodes as sampled (of one seat where there is no success)."""
     scores = {}
     for row in read_metrics(run.path):
         paid = [

@@ -1,4 +1,4 @@
-"""Training all runs of a comparison in parallel processes; what is done already is left alone."""
+"""Training all runs of a comparison in parallel processes; runs that are done already are left alone."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve, to_yaml
 from kapelle.types import Json
 
-Said = Callable[[str], None]
-"""Hears one line for everything that has happened."""
+Report = Callable[[str], None]
+"""Called with one line for every event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Comparison:
     folder: Path
 
     def measure(self) -> list[Measured]:
-        """Return what every run has come to so far."""
+        """Return the numbers of every run so far."""
         return [measure(run, self.folder) for run in self.runs]
 
     def write(self) -> dict[str, Json]:
@@ -70,8 +70,8 @@ class Comparison:
         return path
 
 
-def train_all(comparison: Comparison, processes: int, said: Said) -> None:
-    """Train every run that is not done, going on where one stopped; a failing one is kept as text and said.
+def train_all(comparison: Comparison, processes: int, report: Report) -> None:
+    """Train every run that is not done, continuing where one stopped; failures are reported and kept as text.
 
     Warmed-up models that several runs need are made first, once each. Results are written after every run. Raises
     KeyboardInterrupt when a signal stops it, after the running steps were saved.
@@ -79,22 +79,22 @@ def train_all(comparison: Comparison, processes: int, said: Said) -> None:
     comparison.write()
     left = [run for run in comparison.runs if not run.done]
     if len(left) < len(comparison.runs):
-        said(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs were done before")
+        report(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs were done before")
     start = time.monotonic()
-    _make_warmups(_missing_warmups(left), processes, said)
+    _make_warmups(_missing_warmups(left), processes, report)
     pieces = [(to_yaml(run.config), dict(run.origin), str(run.path)) for run in left]
     for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes), start=1):
         run = left[number]
         _keep(run, failure)
-        score = failure.reason if failure else _told(measure(run, comparison.folder))
+        score = failure.reason if failure else _in_words(measure(run, comparison.folder))
         comparison.write()
-        said(
+        report(
             f"[{time.monotonic() - start:6.1f} s] {run.label} seed {run.seed}: {score}  ({count} of {len(left)})"
         )
 
 
 def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
-    """Train one run to its end, going on where it stopped: the work of a process.
+    """Train one run to its end, continuing where it stopped: the work of a process.
 
     Raises the errors of `Trainer`, and KeyboardInterrupt when a signal has stopped it.
     """
@@ -129,11 +129,11 @@ def _missing_warmups(runs: Sequence[Run]) -> list[RunConfig]:
     ]
 
 
-def _make_warmups(configs: Sequence[RunConfig], processes: int, said: Said) -> None:
+def _make_warmups(configs: Sequence[RunConfig], processes: int, report: Report) -> None:
     pieces = [(to_yaml(config),) for config in configs]
     for number, failure in in_processes(warm_up, pieces, processes):
-        # The runs that need it meet the same error, and report it as theirs.
-        said(f"warm-up of seed {configs[number].seed}: {failure.reason if failure else 'done'}")
+        # The runs that need it meet the same error and report it as their own.
+        report(f"warm-up of seed {configs[number].seed}: {failure.reason if failure else 'done'}")
 
 
 def _keep(run: Run, failure: Failure | None) -> None:
@@ -149,7 +149,7 @@ def _keep(run: Run, failure: Failure | None) -> None:
         ) from error
 
 
-def _told(measured: Measured) -> str:
+def _in_words(measured: Measured) -> str:
     if measured.success is not None:
         counts = "" if measured.scored is None else f", scored {measured.scored} of {measured.problems}"
         return f"success {measured.success:.3f}{counts}"

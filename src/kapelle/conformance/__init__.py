@@ -1,9 +1,9 @@
-"""Is an environment what training needs: checks without a model, for built-in environments and for yours.
+"""Checks that an environment is fit for training, without a model: for built-in environments and for yours.
 
     findings = await conform(environment)
 
-Each finding says what was looked at and what was found. Nothing is sampled from a model: worlds are driven by
-hand, with the environment's own script, with nonsense and with attempts to be paid for nothing.
+Each finding names the check and its result. Nothing is sampled from a model: worlds are driven by hand, with the
+environment's own script, with nonsense and with attempts to be paid for nothing.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from kapelle.environment import Environment
 __all__ = ["Finding", "Private", "Symmetric", "conform", "drive"]
 
 TASKS = 12
-"""Tasks of each split that are looked at."""
+"""Tasks of each split that are checked."""
 
 
 async def conform(
     environment: Environment, agents: Sequence[str] | None = None, tasks: int = TASKS
 ) -> list[Finding]:
-    """Return what every check found; raises what `Environment.check` raises (missing data, wrong teams).
+    """Return the finding of every check; raises what `Environment.check` raises (missing data, wrong teams).
 
-    `agents` are names in seat order; None takes the smallest team that can play.
+    `agents` are names in seat order; None uses the smallest team that can play.
     """
     seats = tuple(agents or _smallest_team(environment))
     environment.check(seats)
@@ -63,6 +63,6 @@ async def conform(
 
 
 def _smallest_team(environment: Environment) -> tuple[str, ...]:
-    """Return up to eight agents that the environment accepts; where it accepts none, the check says why."""
+    """Return the smallest team of up to eight agents that the environment accepts; if none is, its check will raise."""
     teams = [tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9)]
     return next((names for names in teams if accepts(environment, names)), teams[0])

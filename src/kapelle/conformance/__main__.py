@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Print the fingerprint of the environment whose settings stand on standard input."""
+    """Print the fingerprint of the environment whose settings are read from standard input."""
     asked = json.load(sys.stdin)
     settings = asked["settings"]
     environment = timed(environment_class(settings["name"]), "environment")(**settings)

@@ -10,7 +10,7 @@ from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message, Task
 
 LONGEST = 2_000
-"""Steps after which an episode that does not end is a fault."""
+"""Most steps of an episode; one that has not ended then is a fault."""
 
 NOTHING = (
     "",
@@ -24,10 +24,10 @@ NOTHING = (
     "🙂" * 40,
     "9" * 5_000,
 )
-"""Texts that answer nothing; what is paid for them must be a number in range, and less than everything."""
+"""Texts without an answer; the reward for them must be in range, and less than the maximum."""
 
-Say = Callable[[str, str, int], str]
-"""What an agent says to an observation, and at which of its moves."""
+Speaker = Callable[[str, str, int], str]
+"""Returns an agent's text: (agent, observation, number of its move) → text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Played:
     seen: tuple[tuple[str, str], ...]
     """(agent, observation) in order."""
     paid: Mapping[str, float]
-    """What each agent earned in all."""
+    """What each agent earned in total."""
     outcome: Outcome
 
 
@@ -51,9 +51,9 @@ def accepts(environment: Environment, names: Sequence[str]) -> bool:
 
 
 async def drive(
-    environment: Environment, task: Task, agents: Sequence[str], say: Say, seed: int = 0
+    environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> Played:
-    """Play one episode in which `say` speaks for everybody; EpisodeError when it does not end."""
+    """Play one episode in which `say` speaks for every agent; EpisodeError when it does not end."""
     world = environment.start(task, agents, seed)
     seen: list[tuple[str, str]] = []
     paid = dict.fromkeys(agents, 0.0)
@@ -81,7 +81,7 @@ async def drive(
 
 
 async def attempt(
-    environment: Environment, task: Task, agents: Sequence[str], say: Say, seed: int = 0
+    environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> Played | str:
     """Play, or return the text of the EpisodeError that ended it; anything else is the environment's fault."""
     try:
@@ -95,18 +95,18 @@ def in_words(played: Played | str) -> str:
     return played if isinstance(played, str) else f"{played.paid} (success {played.outcome.success})"
 
 
-def always(text: str) -> Say:
-    """Return who says one text whatever happens."""
+def always(text: str) -> Speaker:
+    """Return a speaker that always gives the same text."""
     return lambda agent, view, move: text
 
 
-def said_by(say: Mapping[str, Say], otherwise: Say) -> Say:
-    """Return who lets some agents speak in one way and all others in another."""
-    return lambda agent, view, move: say.get(agent, otherwise)(agent, view, move)
+def by_agent(speakers: Mapping[str, Speaker], otherwise: Speaker) -> Speaker:
+    """Return a speaker that uses the given ones for some agents and `otherwise` for all others."""
+    return lambda agent, view, move: speakers.get(agent, otherwise)(agent, view, move)
 
 
-def scripted(environment: Environment, task: Task, role: str | None = None) -> Say:
-    """Return what the environment's script says, in the role of the agent or in one; `?` without a script."""
+def scripted(environment: Environment, task: Task, role: str | None = None) -> Speaker:
+    """Return a speaker that follows the environment's script, in each agent's own role or in `role`; `?` without one."""
     if not isinstance(environment, Scripted):
         return always("?")
     return lambda agent, view, move: environment.script(role or agent, task, [Message("user", view)], move)

@@ -1,4 +1,4 @@
-"""Does the right answer pay everything, and nothing else."""
+"""Check that the right answer earns the full reward and nothing else does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kapelle.types import Split, Task
 
 
 async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
-    """Return whether the script's solution is paid everything and nothing else is."""
+    """Return whether the script's solution earns the full reward and nothing else does."""
     names = ("solver",)
     solvable = asks_questions(environment) and isinstance(environment, Scripted)
     if not solvable or not accepts(environment, names):
@@ -32,7 +32,7 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
                     f"task {task.id}, solved by the script, pays {in_words(played)}, not {high}",
                 )
             ]
-    found = [Finding("gold", "ok", "the script's solution pays everything")]
+    found = [Finding("gold", "ok", "the script's solution earns the full reward")]
     for task in chosen["train"]:
         for text in _unpaid(environment, task, chosen["train"]):
             played = await attempt(environment, task, names, always(text))
@@ -41,7 +41,7 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
             ):
                 return [
                     *found,
-                    Finding("cheating", "failed", f"task {task.id} pays everything for {text[:60]!r}"),
+                    Finding("cheating", "failed", f"task {task.id} pays the full reward for {text[:60]!r}"),
                 ]
     return [
         *found,
@@ -50,7 +50,7 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
 
 
 def _unpaid(environment: Environment, task: Task, tasks: Sequence[Task]) -> list[str]:
-    """Return nonsense, the question and solutions of other tasks, save those that happen to give the answer."""
+    """Return nonsense, the question and solutions of other tasks, except those that happen to give the answer."""
     assert isinstance(environment, Answerable), "others have no solutions to try"
     gold = environment.extract(scripted(environment, task)("solver", task.question, 0))
     solutions = [scripted(environment, other)("solver", other.question, 0) for other in tasks]

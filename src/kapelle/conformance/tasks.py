@@ -1,4 +1,4 @@
-"""Are tasks what they should be: the same everywhere, apart in their splits, plain enough to be kept."""
+"""Check tasks: the same everywhere, in separate splits, plain enough to be stored."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def _task_row(task: Task) -> list[str]:
 
 
 def settings_survive(environment: Environment) -> Finding:
-    """Return whether the settings are the same after a recipe was written and read."""
+    """Return whether the settings are the same after they were written to a recipe and read again."""
     if not isinstance(environment, Settings):
         return Finding("settings", "not checked", "the environment is no `kapelle.Settings`")
     again = type(environment)(**environment.model_dump(mode="json"))
     if again != environment:
-        return Finding("settings", "failed", "written as JSON and read again they are other settings")
+        return Finding("settings", "failed", "written as JSON and read again, they have changed")
     return Finding("settings", "ok", "they survive being written to a recipe")
 
 
 def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
-    """Return whether tasks are the same when asked for again, named apart and plain JSON."""
+    """Return whether tasks are the same when asked for again, have different ids and are plain JSON."""
     name = "tasks"
     for split, tasks in chosen.items():
         again = [environment.task(split, k) for k in reversed(range(len(tasks)))][::-1]
         for before, after in zip(tasks, again, strict=True):
             if before != after:
-                return Finding(name, "failed", f"task {before.id} is another one when it is asked for again")
+                return Finding(name, "failed", f"task {before.id} has changed when it is asked for again")
         ids = [task.id for task in tasks]
         if len(set(ids)) < len(ids):
             return Finding(name, "failed", f"two tasks of the {split} split have one id")
@@ -57,7 +57,7 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
                 if json.loads(json.dumps(task.data)) != task.data:
                     return Finding(name, "failed", f"the data of task {task.id} change when written as JSON")
             except (TypeError, ValueError) as error:
-                return Finding(name, "failed", f"the data of task {task.id} are no JSON: {error}")
+                return Finding(name, "failed", f"the data of task {task.id} are not JSON: {error}")
     return Finding(name, "ok", f"{sum(map(len, chosen.values()))} tasks, the same when asked for again")
 
 
@@ -70,7 +70,7 @@ def same_in_another_process(environment: Environment, chosen: Mapping[Split, Seq
     asked = json.dumps(
         {"settings": environment.model_dump(mode="json"), "count": max(map(len, chosen.values()))}
     )
-    # Another hash seed: what depends on the order of a set shows.
+    # Another hash seed, so that a dependence on the order of a set shows.
     ran = subprocess.run(
         [sys.executable, "-m", "kapelle.conformance"],
         input=asked,
@@ -83,16 +83,16 @@ def same_in_another_process(environment: Environment, chosen: Mapping[Split, Seq
         last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
         return Finding(name, "failed", f"a fresh process cannot make the tasks: {last}")
     if json.loads(ran.stdout) != here:
-        return Finding(name, "failed", "a fresh process makes other tasks from the same settings")
+        return Finding(name, "failed", "a fresh process makes different tasks from the same settings")
     return Finding(name, "ok", "a fresh process makes the same tasks")
 
 
 def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
-    """Return whether train and test share a question among the tasks looked at."""
+    """Return whether train and test share a question among the checked tasks."""
     questions = {split: {task.question for task in tasks if task.question} for split, tasks in chosen.items()}
     shared = questions["train"] & questions["test"]
     if shared:
         return Finding("splits", "failed", f"train and test share the question {next(iter(shared))[:60]!r}")
     if not questions["train"]:
         return Finding("splits", "not checked", "the tasks of a game have no questions")
-    return Finding("splits", "ok", "the tasks looked at share no question")
+    return Finding("splits", "ok", "the checked tasks share no question")

@@ -1,4 +1,4 @@
-"""Are worlds what they should be: repeatable, discreet, paid in range, kept without loss, fair to seats."""
+"""Check worlds: repeatable, discreet, rewards in range, stored without loss, fair to seats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from kapelle.conformance.driving import NOTHING, accepts, always, attempt, said_by, scripted
+from kapelle.conformance.driving import NOTHING, accepts, always, attempt, by_agent, scripted
 from kapelle.conformance.finding import Finding
 from kapelle.environment import Environment, asks_questions
 from kapelle.errors import DataError
@@ -17,7 +17,7 @@ from kapelle.types import Episode, Task
 
 @runtime_checkable
 class Private(Protocol):
-    """An environment that says what only one agent may see, so that it can be checked."""
+    """An environment that declares what only one agent may see, so that it can be checked."""
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
         """Return texts that the world may show this agent and no other."""
@@ -26,7 +26,7 @@ class Private(Protocol):
 
 @runtime_checkable
 class Symmetric(Protocol):
-    """An environment that may say that its seats are alike: exchanging what is said exchanges what is paid."""
+    """An environment that can declare its seats alike: exchanging the texts exchanges the rewards."""
 
     @property
     def symmetric(self) -> bool:
@@ -48,7 +48,7 @@ async def same_worlds(environment: Environment, tasks: Sequence[Task], agents: S
 
 
 async def private_views(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether looking changes nothing and secrets stay with whom they belong to."""
+    """Return whether looking changes nothing and secrets stay with the agents that own them."""
     name = "private views"
     for task in tasks:
         world = environment.start(task, agents, 0)
@@ -68,17 +68,17 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                             )
         finally:
             await world.close()
-    told = "" if isinstance(environment, Private) else "; it names no secrets (`private`) to look for"
-    return Finding(name, "ok", f"looking changes nothing{told}")
+    note = "" if isinstance(environment, Private) else "; it names no secrets (`private`) to look for"
+    return Finding(name, "ok", f"looking changes nothing{note}")
 
 
 async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether whatever is said pays finite numbers in the declared range to members of the team."""
+    """Return whether every text pays finite numbers in the declared range to members of the team."""
     low, high = environment.reward_range
     name, refused = "rewards", 0
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         return Finding(
-            name, "failed", f"`reward_range` is {(low, high)}; declare two finite numbers, the lesser first"
+            name, "failed", f"`reward_range` is {(low, high)}; declare two finite numbers, the smaller first"
         )
     slack = 1e-9 * max(1.0, abs(low), abs(high))
     for task in tasks[:4]:
@@ -95,16 +95,16 @@ async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agen
             success = played.outcome.success
             if success is not None and not 0.0 <= success <= 1.0:
                 return Finding(name, "failed", f"task {task.id} reports success {success}, outside [0, 1]")
-    note = f"; {refused} texts made an episode an error" if refused else ""
-    return Finding(name, "ok", f"finite and within {[low, high]}, whatever is said{note}")
+    note = f"; {refused} texts made an episode fail" if refused else ""
+    return Finding(name, "ok", f"finite and within {[low, high]} for every text{note}")
 
 
 async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether outcomes are the same after they were written and read."""
+    """Return whether outcomes are the same after they were written and read again."""
     for task in tasks[:4]:
         played = await attempt(environment, task, agents, scripted(environment, task))
         if isinstance(played, str):
-            return Finding("records", "failed", f"task {task.id} played by its script is an error: {played}")
+            return Finding("records", "failed", f"task {task.id}, played by its script, fails: {played}")
         o = played.outcome
         episode = Episode(task, 0, tuple(agents), (), dict(o.rewards), o.success, dict(o.info), o.truncated)
         try:
@@ -119,7 +119,7 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
 
 
 async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether exchanging what two seats say exchanges what they earn, where seats are alike."""
+    """Return whether exchanging the texts of two seats exchanges what they earn, where seats are alike."""
     name = "seats"
     if len(agents) < 2 and asks_questions(environment):
         agents = ("agent_0", "agent_1")
@@ -127,12 +127,12 @@ async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: S
             return Finding(name, "not checked", "it is played alone")
     alike = environment.symmetric if isinstance(environment, Symmetric) else asks_questions(environment)
     if not alike or len(agents) < 2:
-        return Finding(name, "not checked", "it does not say that its seats are alike (`symmetric`)")
+        return Finding(name, "not checked", "it does not declare its seats alike (`symmetric`)")
     for task in tasks[:4]:
         good, bad = scripted(environment, task, "solver"), always("?")
         one, other = agents[0], agents[1]
-        straight = await attempt(environment, task, agents, said_by({one: good}, bad))
-        crossed = await attempt(environment, task, agents, said_by({other: good}, bad))
+        straight = await attempt(environment, task, agents, by_agent({one: good}, bad))
+        crossed = await attempt(environment, task, agents, by_agent({other: good}, bad))
         if isinstance(straight, str) or isinstance(crossed, str):
             continue
         here = (straight.paid[one], straight.paid[other])
@@ -140,4 +140,4 @@ async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: S
             return Finding(
                 name, "failed", f"in task {task.id} exchanging the texts of two seats changes what they earn"
             )
-    return Finding(name, "ok", "exchanging what two seats say exchanges what they earn")
+    return Finding(name, "ok", "exchanging the texts of two seats exchanges what they earn")
