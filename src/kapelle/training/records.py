@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -74,10 +75,12 @@ class Records:
 
     def close(self) -> None:
         """Give back the run directory and the trackers."""
-        for tracker in self._trackers:
-            tracker.close()
-        if self.run is not None:
-            self.run.__exit__(None, None, None)
+        with ExitStack() as closing:  # one that fails keeps nothing else open
+            if self.run is not None:
+                closing.push(self.run)
+            for tracker in self._trackers:
+                closing.callback(tracker.close)
+            self._trackers = []
 
 
 def open_records(

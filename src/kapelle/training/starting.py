@@ -45,6 +45,8 @@ class Pieces:
     acting: Play
     """How the loop's episodes are played: as the team does, or with a teacher in its place."""
     loop: Loop
+    closing: ExitStack
+    """Gives back what the engines hold, where the run has built them itself."""
 
 
 def check_weights(prepared: Prepared, start_from: Mapping[str, Path]) -> None:
@@ -61,7 +63,7 @@ def load_pieces(
 ) -> Pieces:
     """Warm up what is to be warmed up, load all models and build what acts and what learns.
 
-    `speaks` plays the policies in place of the recipe's engine. `warmup` hears of the warm-up's steps, `say` of phases.
+    `speaks` plays the policies in place of the recipe's engine; whoever gave it closes it. `warmup` hears of the warm-up's steps, `say` of phases.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
     held: dict[str, LanguageModel] = {}
@@ -77,13 +79,16 @@ def load_pieces(
             load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
         past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
         load_policies(past, team, engine, hashes)
-        play = acting = make_play(config, team, speaks or build_engine(config, models, team))
+        player = speaks or build_engine(config, models, team)
+        if speaks is None:
+            failing.callback(player.close)
+        play = acting = make_play(config, team, player)
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))
         loop = Loop(config, algorithm, acting, engine, player=play.engine)
         loop.publish()
-        failing.pop_all()
-    return Pieces(team, models, hashes, engine, play, acting, loop)
+        closing = failing.pop_all()
+    return Pieces(team, models, hashes, engine, play, acting, loop, closing)
 
 
 def begin_with(folders: Mapping[str, Path], pieces: Pieces, algorithm: Algorithm) -> None:

@@ -8,9 +8,9 @@ print(trainer.evaluate(problems=500))
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from kapelle.engines.rollout.protocol import RolloutEngine
@@ -66,13 +66,16 @@ class Trainer:
             self.observer.phase("data", said)
         check_weights(prepared, start_from or {})
         self._records = open_records(run_dir, self.config, origin or {}, self.observer, resume=resume)
+        self._closing = ExitStack()
+        self._closing.callback(self._records.close)
         try:
             made = load_pieces(prepared, engine, self.observer.warmup, partial(self._records.phase, 0))
+            self._closing.push(made.closing)
             self.models, self.base_hashes = made.models, made.base_hashes
             self.engine, self.play, self._loop = made.engine, made.play, made.loop
             self._held_out = HeldOut(self.config, self.algorithm, made)
-            run, tell = self._records.run, partial(self.observer.phase, "checkpoint")
-            self._progress = Progress(self.config, made, self._held_out, run, tell)
+            run, say = self._records.run, partial(self.observer.phase, "checkpoint")
+            self._progress = Progress(self.config, made, self._held_out, run, say)
             if start_from:
                 begin_with(start_from, made, self.algorithm)
             self._records.track(self.config)
@@ -184,16 +187,12 @@ class Trainer:
         return self._progress.load(folder)
 
     def close(self) -> None:
-        """Give back the run directory and what the engines hold."""
-        if hasattr(self, "engine"):
-            self.engine.close()
-        self._records.close()
+        """Give back the run directory, trackers and what the engines hold; whoever gave an `engine` closes that."""
+        self._closing.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._records.leave(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._records.leave(*raised)
         self.close()
