@@ -92,6 +92,8 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
     "config.yaml, no date": (bytes_in("run/config.yaml", b"name: 2024-13-45"), RESUME, ENDS, "config.yaml is not YAML"),
     "config.yaml of another run": (bytes_in("run/config.yaml", b"{[:"), ("train", "demo", *TINY, "--run-dir", "run", "--resume"), ENDS, "config.yaml is not YAML"),
     "config.yaml, a folder": (folder_at("run/config.yaml"), RESUME, ENDS, "no run of kapelle at run"),
+    "config.yaml, missing": (gone("run/config.yaml"), ("train", "demo", *TINY, "--run-dir", "run"), ENDS, "and no config.yaml. Put that back"),
+    "config.yaml, missing, resumed": (gone("run/config.yaml"), ("train", "demo", *TINY, "--run-dir", "run", "--resume"), ENDS, "and no config.yaml. Put that back"),
     "lock, a folder": (folder_at("run/lock"), RESUME, ENDS, "run"),
     "metrics.jsonl, cut": (bytes_in("run/metrics.jsonl", b""), RESUME, ENDS, "metrics.jsonl has lost rows"),
     "metrics.jsonl, a folder": (folder_at("run/metrics.jsonl"), RESUME, ENDS, "Cannot write"),

@@ -164,6 +164,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path} is not empty and not a run of kapelle: it holds '{strangers[0]}'. Choose another --run-dir."
             )
+        _refuse_run_without_config(path)
         lock = RunLock(path / "lock")
         try:
             run = cls(path, lock, resumed=is_run(path))
@@ -353,6 +354,20 @@ class RunDirectory:
 
 def _partials() -> set[str]:
     return {f".{name}{PARTIAL}" for name in _NAMES}
+
+
+def _refuse_run_without_config(path: Path) -> None:
+    """Raise RunDirectoryError for a run that has lost its config: a new one would be mixed with what is left of it."""
+    if is_run(path):
+        return
+    tables = [path / table for table in _TABLES if (path / table).is_file() and (path / table).stat().st_size]
+    left = [*tables, *path.glob("checkpoints/[0-9]*"), *path.glob("episodes/*/[0-9]*")]
+    if left:
+        missing = "neither lock nor metrics.jsonl" if (path / "config.yaml").is_file() else "no config.yaml"
+        raise RunDirectoryError(
+            f"{path} holds what a run has left ('{left[0].relative_to(path)}') and {missing}. Put that back from a copy, or "
+            "name another --run-dir."
+        )
 
 
 def _refuse_other_run(
