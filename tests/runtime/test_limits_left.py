@@ -9,7 +9,7 @@ import pytest
 from kapelle.runtime import event_loop
 from kapelle.runtime.deadlines import within
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.watchdog import lane_here
+from kapelle.runtime.watchdog import watched_thread
 
 
 def test_a_task_left_behind_leaves_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_a_task_left_behind_leaves_no_limit(monkeypatch: pytest.MonkeyPatch) -> 
         kept.append(asyncio.create_task(bounded()))
         await asyncio.sleep(0)
 
-    before = set(lane_here().open)
+    before = set(watched_thread().open)
     run_async(work)
     assert not kept[0].done()
-    assert lane_here().open <= before
+    assert watched_thread().open <= before

@@ -63,7 +63,7 @@ async def work():
 def test_a_process_that_is_no_command_is_never_ended() -> None:
     script = """
 interrupts.LAST_RESORT = 0.0
-watchdog.lane_here()
+watchdog.watched_thread()
 with catch_interrupts():
     ask()
     time.sleep(2)

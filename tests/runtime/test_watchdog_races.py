@@ -8,7 +8,7 @@ import pytest
 
 from kapelle.runtime import watchdog
 from kapelle.runtime.deadlines import call
-from kapelle.runtime.watchdog import Lane, lane_here
+from kapelle.runtime.watchdog import WatchedThread, watched_thread
 
 
 def test_a_call_that_has_ended_since_the_look_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,15 +17,15 @@ def test_a_call_that_has_ended_since_the_look_is_not_broken(monkeypatch: pytest.
     monkeypatch.setattr(watchdog, "_watch", lambda _lane: None)  # looked at by hand
 
     def aside() -> None:
-        lane = lane_here()
+        watched = watched_thread()
 
         def work() -> None:
-            lane.look(0.0)  # sees it for the first time
-            limit = lane.running
+            watched.look(0.0)  # sees it for the first time
+            limit = watched.running
             assert limit is not None
             monkeypatch.setattr(type(limit), "reason", lambda _: None)
-            lane.serial += 1  # another call has come in between
-            lane._break(limit, None)
+            watched.serial += 1  # another call has come in between
+            watched._break(limit, None)
 
         call("a call", "environment", 0.0, work)
 
@@ -38,18 +38,18 @@ def test_a_call_that_has_ended_since_the_look_is_not_broken(monkeypatch: pytest.
 def test_a_thread_that_has_the_number_of_another_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[object] = set()
 
-    class Lanes(dict[object, Lane | None]):
+    class Lanes(dict[object, WatchedThread | None]):
         """A watchdog of another test may take dead threads out at any moment."""
 
-        def __setitem__(self, key: object, lane: Lane | None) -> None:
+        def __setitem__(self, key: object, watched: WatchedThread | None) -> None:
             seen.add(key)
-            super().__setitem__(key, lane)
+            super().__setitem__(key, watched)
 
-    monkeypatch.setattr(watchdog, "_lanes", Lanes())
+    monkeypatch.setattr(watchdog, "_watched_threads", Lanes())
     monkeypatch.setattr(watchdog, "_watch", lambda _lane: None)
     monkeypatch.setattr(threading, "get_ident", lambda: 7)
     for _ in range(2):
-        thread = threading.Thread(target=lane_here)
+        thread = threading.Thread(target=watched_thread)
         thread.start()
         thread.join()
     assert len(seen) == 2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from kapelle.runtime.interrupts import Arrivals, begin_wish, commands, forget_wishes, handled_by, left_behind
+from kapelle.runtime.interrupts import Arrivals, begin_stop, commands, end_stops, handled_by, left_behind
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -55,8 +55,8 @@ def termination() -> Iterator[None]:
     }
 
     def receive(number: int, _frame: FrameType | None) -> None:
-        Arrivals.heard = True
-        begin_wish(number, kinds[number])
+        Arrivals.handled = True
+        begin_stop(number, kinds[number])
         error = kinds[number]()
         raise error
 
@@ -67,4 +67,4 @@ def termination() -> Iterator[None]:
         finally:
             with suppress(ValueError):  # a forked child has forgotten it
                 commands.remove(receive)
-            forget_wishes()
+            end_stops()

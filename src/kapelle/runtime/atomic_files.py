@@ -1,7 +1,7 @@
-"""Writes that survive a crash: beside, flushed to the disk, then renamed.
+"""Writes that survive a crash: to a temporary file, flushed to the disk, then renamed.
 
-A reader sees the old file or the new one, never half of either. Every function lets OSError through;
-who calls knows what was being saved and turns it into an error of its own with `explain`.
+A reader sees the old file or the new one, never half of either. No function catches OSError: the caller
+knows what was being saved and turns it into an error of its own with `explain`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 PARTIAL = ".partial"
-"""Ending of what is being written; names with it are leftovers of a crash and may be deleted."""
+"""Suffix of files being written; any that remain are leftovers of a crash and may be deleted."""
 
 _FULL = "Free some space; what was saved before is intact, continue from it with --resume."
 _REASONS = {
@@ -69,7 +69,7 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def own_file(path: Path) -> None:
-    """Make a file that is not there, and a file of its own of one that a copy by hard links (`cp -al`) shares."""
+    """Create a missing file, and give one that is shared by hard links (`cp -al`) a copy of its own."""
     with path.open("ab") as file:
         shared = os.fstat(file.fileno()).st_nlink > 1
     if shared:

@@ -1,8 +1,8 @@
 """Waiting that does not count the time in which this process was stopped.
 
-A trainer may be paused with its machine's lid or by SIGSTOP. What it was waiting for could not be heard then, and
-may have come long ago: a limit that went on meanwhile would fail correct work. So whoever waits looks often, and a
-time between two looks that even a busy machine would not take counts as one ordinary look.
+A trainer may be paused by closing a laptop or by SIGSTOP. It could not receive what it was waiting for meanwhile, and
+a limit that kept running would fail correct work. So waiting code looks at the clock often, and a time between two
+looks that is longer than even a busy machine would take counts as one ordinary interval.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import IO
 
 LOOK_EVERY_S = 0.05
-"""How long who waits may go without a look at the clock."""
+"""Most seconds between two looks at the clock while waiting."""
 LOOK_EVERY_TURN_S = 0.25
 """The same in an event loop, where many wait at once."""
 _STOPPED = 5
@@ -25,7 +25,7 @@ _STOPPED = 5
 class AwakeClock:
     """Seconds since it was made, without those in which this process did not run.
 
-    Who waits must look every `look_every_s`.
+    Waiting code must call `now` every `look_every_s` seconds.
     """
 
     def __init__(self, look_every_s: float = LOOK_EVERY_S) -> None:
@@ -43,7 +43,7 @@ class AwakeClock:
 
 
 def wait_readable(source: int | IO[bytes], clock: AwakeClock, until: float) -> bool:
-    """Wait until there is something to read, or an end, or the clock says `until`; return whether there is."""
+    """Wait until there is something to read, or the end, or the clock reaches `until`; return whether there is."""
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
         while True:

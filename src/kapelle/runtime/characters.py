@@ -1,4 +1,4 @@
-"""Text that can be written: JSON and Python know halves of characters, UTF-8 and tokenisers do not."""
+"""Text that can be encoded: JSON and Python allow halves of characters, UTF-8 and tokenisers do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cycles of other people's code, freed as soon as it is done with them."""
+"""Reference cycles of other people's code, freed as soon as they are no longer used."""
 
 from __future__ import annotations
 

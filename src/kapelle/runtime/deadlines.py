@@ -1,7 +1,7 @@
-"""Deadlines for other people's code: a call that does not return in time is given up, whatever it does.
+"""Deadlines for other people's code: a call that does not return in time is given up, whatever it is doing.
 
 Environments, graders and engines are called on the thread of the event loop, in a fixed order, so that a run repeats;
-`watchdog.py` sees to it that none of them keeps it.
+`watchdog.py` makes sure that none of them blocks it for ever.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kapelle.runtime import interrupts
 from kapelle.runtime.watchdog import (
     PAUSE,
     GaveUp,
-    Lane,
     Limit,
+    WatchedThread,
     current,
     here,
-    lane_here,
     leave,
     leave_behind,
+    watched_thread,
     without_me,
 )
 
@@ -50,9 +50,9 @@ patience_here: ContextVar[Patience] = ContextVar("patience", default=Patience())
 """The limits of the episode inside which this code runs."""
 
 
-def _refuse_when_stopping(lane: Lane) -> None:
-    """Begin nothing new where somebody has asked this process to stop and what was open has had its time."""
-    stop = interrupts.wish() if lane.stops else None
+def _refuse_when_stopping(watched: WatchedThread) -> None:
+    """Start nothing new once this process was asked to stop and open calls have had time to end."""
+    stop = interrupts.pending_stop() if watched.stops else None
     if stop is not None and time.monotonic() - stop.since > PAUSE:
         raise stop.again()
 
@@ -60,52 +60,52 @@ def _refuse_when_stopping(lane: Lane) -> None:
 def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
     """Call `work` here and now; raises GaveUp inside it, and out of here, when it takes longer than `seconds`."""
     limit = Limit(what, kind, seconds)
-    lane = limit.lane
-    _refuse_when_stopping(lane)
+    watched = limit.watched
+    _refuse_when_stopping(watched)
     return _under(limit, work, *given)
 
 
 def on_account(limit: Limit, work: Callable[..., T], *given: Any) -> T:
     """Call `work`, a step of a task that a call has started, as part of that call."""
-    lane = limit.lane
-    if limit.kind not in ("environment", "grader") or lane is not getattr(here, "lane", None):
+    watched = limit.watched
+    if limit.kind not in ("environment", "grader") or watched is not getattr(here, "watched", None):
         return work(*given)
     return _under(limit, work, *given)
 
 
 def _under(limit: Limit, work: Callable[..., T], *given: Any) -> T:
-    lane = limit.lane
-    before, lane.running = lane.running, limit
-    lane.serial += 1
+    watched = limit.watched
+    before, watched.running = watched.running, limit
+    watched.serial += 1
     try:
         return work(*given)
     finally:
-        leave(lane, before)
+        leave(watched, before)
 
 
 @contextmanager
 def looping(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Let calls that wait on this thread be ended by its event loop, inside the block."""
-    lane = lane_here()
-    before, lane.loop = lane.loop, loop
+    """Let the event loop of this thread end calls that wait on it, inside the block."""
+    watched = watched_thread()
+    before, watched.loop = watched.loop, loop
     try:
         yield
     finally:
-        lane.loop = before
-        lane.beaten = True
-        for limit in tuple(lane.open):  # of tasks that were left behind: nothing can end them any more
+        watched.loop = before
+        watched.loop_answered = True
+        for limit in tuple(watched.open):  # of tasks that were left behind: nothing can end them any more
             if limit.task is not None and limit.task.get_loop() is loop:
-                lane.open.discard(limit)
+                watched.open.discard(limit)
 
 
 def stand_in_line() -> Callable[[], None]:
     """Stop counting the seconds of the call inside which this runs, until what is returned is called.
 
-    For whoever waits for a turn with something of which there are few: rows of a model, connections, sandboxes. How long
-    that takes is no matter of the call that waits, and those before it have limits of their own.
+    For calls that queue for a scarce resource: rows of a model, connections, sandboxes. The time in the queue is not
+    the fault of the waiting call, and those ahead of it have limits of their own.
     """
     limit = current.get()
-    if limit is None or limit.lane is not lane_here():
+    if limit is None or limit.watched is not watched_thread():
         return _nothing
     limit.pause()
     return limit.go_on
@@ -123,27 +123,30 @@ def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> Bounded[
 @contextmanager
 def _opened(limit: Limit, work: object) -> Iterator[None]:
     """Let the watchdog see a call that is awaited in this task."""
-    lane = limit.lane
+    watched = limit.watched
     try:
-        _refuse_when_stopping(lane)
+        _refuse_when_stopping(watched)
     except BaseException:
         if isinstance(work, Coroutine):
             work.close()  # it was never begun
         raise
     limit.task = asyncio.current_task()
-    if limit.task is not None and lane.loop is not limit.task.get_loop():
-        lane.loop, lane.beaten = limit.task.get_loop(), True  # a loop that `run_async` did not start
+    if limit.task is not None and watched.loop is not limit.task.get_loop():
+        watched.loop, watched.loop_answered = (
+            limit.task.get_loop(),
+            True,
+        )  # a loop that `run_async` did not start
     outer = current.get()
     token = current.set(limit)
     if outer is not None and not (limit.kind == "grader" and outer.kind == "environment"):
         outer = None
     if outer is not None:
         outer.pause()  # grading has a limit of its own
-    lane.open.add(limit)
+    watched.open.add(limit)
     try:
         yield
     finally:
-        lane.open.discard(limit)
+        watched.open.discard(limit)
         with suppress(ValueError):  # a coroutine that was left behind ends somewhere else
             current.reset(token)
         if outer is not None:
@@ -151,9 +154,9 @@ def _opened(limit: Limit, work: object) -> Iterator[None]:
 
 
 class Bounded(Generic[T]):
-    """An awaitable around another one that ends in time, though the other may not.
+    """An awaitable around another one that ends in time, even if the other one does not.
 
-    It steps the other by hand, inside the same task: no turn of the event loop is added.
+    It steps the other one by hand inside the same task, and so adds no turn of the event loop.
     """
 
     def __init__(self, limit: Limit, work: Awaitable[T]) -> None:
@@ -164,12 +167,12 @@ class Bounded(Generic[T]):
             return (yield from self._steps())
 
     def _steps(self) -> Generator[Any, Any, T]:
-        limit, lane = self._limit, self._limit.lane
+        limit, watched = self._limit, self._limit.watched
         steps = self._work.__await__()
         resume: Callable[[], Any] = partial(next, steps)
         while True:
-            before, lane.running = lane.running, limit
-            lane.serial += 1
+            before, watched.running = watched.running, limit
+            watched.serial += 1
             try:
                 waits_for = resume()
             except StopIteration as done:
@@ -180,7 +183,7 @@ class Bounded(Generic[T]):
                 self._convert()
                 raise
             finally:
-                leave(lane, before)
+                leave(watched, before)
             try:
                 resume = partial(steps.send, (yield waits_for))
             except BaseException as error:  # noqa: BLE001 - a message for the work, which answers it
@@ -203,7 +206,7 @@ async def all_of(
 ) -> list[T]:
     """Run coroutines at once and return their results in order, as `asyncio.gather`.
 
-    One whose task is given up and cannot be woken has the result `without(its place, why)`.
+    One whose task is given up and does not react has the result `without(its place, why)`.
     """
     loop = asyncio.get_running_loop()
     results: list[asyncio.Future[T]] = [loop.create_future() for _ in works]

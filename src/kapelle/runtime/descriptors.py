@@ -1,6 +1,6 @@
 """How many things may be open at once: the system bounds the descriptors of a process, most often at 1,024.
 
-Connections, and the pipes to programs, are descriptors. What would need more than there are waits in line instead of
+Connections, and the pipes to programs, are descriptors. Work that would need more than there are queues instead of
 failing.
 """
 
@@ -11,7 +11,7 @@ import resource
 from contextlib import suppress
 
 WANTED = 65_536
-"""To so many the soft limit is raised, where the hard one allows it."""
+"""The soft limit is raised to this number, where the hard limit allows it."""
 _SPARE = 256
 """Left for files and for what is open for a moment only; of a small limit a quarter."""
 

@@ -1,4 +1,4 @@
-"""Awaiting from plain code."""
+"""Running coroutines from synchronous code."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     box: list[T] = []
     failed: list[BaseException] = []
 
-    ours = stops_here()
+    stops = stops_here()
 
     def body() -> None:
-        if ours:
+        if stops:
             waited_for()
         try:
             box.append(_run(start))
@@ -61,7 +61,7 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Do what `asyncio.run` does, but wait for nothing that does not end."""
+    """Do what `asyncio.run` does, but never wait for something that does not end."""
     stop_if_asked()
     loop = _new_loop()
     threads = LooseThreads(THREADS)

@@ -1,4 +1,4 @@
-"""What is in files, as hashes: taken while a file is read, so that they are of what was read and cost no second reading."""
+"""Hashes of files, computed while a file is read, so that they match what was read and need no second reading."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True
     whole = sum(size for size, _ in sizes.values()) <= HASHED_WHOLE
     digest = hashlib.sha256()
     for path, (size, time_ns) in sizes.items():
-        said = content_or_fault(path) if whole else f"{size} {time_ns}"
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{said}\0".encode(errors="surrogateescape"))
+        content = content_or_fault(path) if whole else f"{size} {time_ns}"
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{content}\0".encode(errors="surrogateescape"))
     return digest.hexdigest() if whole else f"by size and time {digest.hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""Asking a server and taking no more of its answer than is bounded: bytes, seconds, connections.
+"""Requests to a server with bounds on its answer: bytes, seconds, connections.
 
 The server is somebody else's program. It may answer without end, a byte at a time, or not at all; none of that may
 hold an episode for ever or fill this process's memory.

@@ -1,16 +1,16 @@
-"""Stopping: a signal becomes a wish, granted within seconds, and what was begun is begun again after a resume.
+"""Stopping: a signal becomes a request to stop, met within seconds; unfinished work is repeated after a resume.
 
-The first SIGINT (Ctrl-C) or SIGTERM is remembered. What takes long asks for it (`stop_if_asked`, between micro-batches)
-or is told of it (`on_stop`, an event loop), and leaves by StopRequested; the trainer takes the step back, saves, and
-exits with 128 + the signal's number, as shells do:
+The first SIGINT (Ctrl-C) or SIGTERM is remembered. Long work checks for it (`stop_if_asked`, between micro-batches) or
+is notified (`on_stop`, an event loop), and leaves by StopRequested; the trainer undoes the step, saves, and exits with
+128 + the signal's number, as shells do:
 
     130  SIGINT, after the checkpoint
     143  SIGTERM, after the checkpoint
 
-A second Ctrl-C raises KeyboardInterrupt at once; what the last checkpoint holds is then kept. Where nothing of this
-gets through, because code that cannot be broken off holds the main thread, a command ends by itself after
-`LAST_RESORT` seconds (`watchdog.py`): what lies on the disk is whole at every moment. A process that is somebody else's
-(a notebook) is never ended.
+A second Ctrl-C raises KeyboardInterrupt at once; the last checkpoint is then what remains. Where none of this works,
+because code that cannot be interrupted holds the main thread, a command ends by itself after `LAST_RESORT` seconds
+(`watchdog.py`): the files on the disk are complete at every moment. A process that is not a command of ours (a notebook)
+is never ended.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ left_behind: deque[str] = deque(maxlen=1000)
 """What this process has given up and could not end; it may still be there when the process wants to end."""
 
 LAST_RESORT = 8.0
-"""Seconds from a signal to the end of a process that does not leave what it was at."""
+"""Seconds from a signal to the end of a process that does not stop its work."""
 
 
 class StopRequested(BaseException):
-    """What was going on is broken off, because somebody asked this process to stop."""
+    """The current work is broken off because this process was asked to stop."""
 
 
-class Wish:
-    """One signal that is being granted."""
+class StopSignal:
+    """A signal that has asked this process to stop and is being acted on."""
 
     def __init__(self, number: int, again: Callable[[], BaseException]) -> None:
         """Keep what to raise in foreign code that does not return (`again`)."""
@@ -56,10 +56,10 @@ class Wish:
 class Interrupts:
     """Whether somebody asked this process to stop."""
 
-    def __init__(self, said: Callable[[signal.Signals], None]) -> None:
+    def __init__(self, notify: Callable[[signal.Signals], None]) -> None:
         self.received: signal.Signals | None = None
         """The first signal that asked, None while nobody did."""
-        self._said = said
+        self._notify = notify
 
     @property
     def exit_code(self) -> int:
@@ -68,45 +68,45 @@ class Interrupts:
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
         """Remember a signal; raises KeyboardInterrupt for a Ctrl-C that was not the first to ask."""
-        Arrivals.heard = True
+        Arrivals.handled = True
         if self.received is None:
             self.received = signal.Signals(number)
-            begin_wish(number, StopRequested)
-            self._said(self.received)
-            for tell in tuple(_told):
-                tell()
+            begin_stop(number, StopRequested)
+            self._notify(self.received)
+            for notify in tuple(_to_notify):
+                notify()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
 
-_wishes: list[Wish] = []
-"""The signals that are being granted, the first one first."""
-_listening: list[Interrupts] = []
-_told: list[Callable[[], None]] = []
+_stops: list[StopSignal] = []
+"""The signals that are being acted on, the first one first."""
+_catching: list[Interrupts] = []
+_to_notify: list[Callable[[], None]] = []
 _unbroken: list[object] = []
 """Holds something for every block that may not be broken off."""
 _foreign: dict[int, Any] = {}
 """What handled the signals before the outermost `catch_interrupts` or command did, and handles them in a forked child."""
 
 
-def begin_wish(number: int, again: Callable[[], BaseException]) -> None:
+def begin_stop(number: int, again: Callable[[], BaseException]) -> None:
     """Note that a signal asks this process to stop, from this moment on; `again` makes what foreign code is ended by."""
-    _wishes.append(Wish(number, again))
+    _stops.append(StopSignal(number, again))
 
 
-def wish() -> Wish | None:
-    """Return the signal that is being granted now; None without one, and where nothing may be broken off."""
-    return _wishes[0] if _wishes and not _unbroken else None
+def pending_stop() -> StopSignal | None:
+    """Return the signal that is being acted on now; None without one, and where nothing may be broken off."""
+    return _stops[0] if _stops and not _unbroken else None
 
 
-def forget_wishes(first: int = 0) -> None:
-    """End what `begin_wish` began, but for the `first` ones: who asked has been answered."""
-    del _wishes[first:]
+def end_stops(first: int = 0) -> None:
+    """Forget the stops that `begin_stop` began, except the `first` ones: they have been acted on."""
+    del _stops[first:]
 
 
 def stop_asked() -> bool:
-    """Return whether what runs inside `catch_interrupts` is to leave now."""
-    return not _unbroken and any(each.received is not None for each in _listening)
+    """Return whether code inside `catch_interrupts` should stop now."""
+    return not _unbroken and any(each.received is not None for each in _catching)
 
 
 class _Here(threading.local):
@@ -128,7 +128,7 @@ def waited_for() -> None:
 
 def stop_if_asked() -> None:
     """Raise StopRequested where somebody has asked and it may be broken off; cheap enough for every micro-batch."""
-    if _listening and stops_here() and stop_asked():
+    if _catching and stops_here() and stop_asked():
         raise StopRequested
 
 
@@ -137,7 +137,7 @@ class Arrivals:
 
     number = 0
     """The last one that arrived."""
-    heard = False
+    handled = False
     """Whether a handler has run since the last look. It stands for all that had arrived: signals that meet one call of
     C code are handled once."""
     waited = 0.0
@@ -153,7 +153,7 @@ class Arrivals:
     def look(cls, passed: float) -> int | None:
         """Count what has arrived; return the number of a signal that nobody has handled for `LAST_RESORT` seconds."""
         # Asked before the pipe is read: a handler that runs in between is seen by the next look.
-        heard, cls.heard = cls.heard, False
+        handled, cls.handled = cls.handled, False
         came: list[int] = []
         with cls._guard, suppress(OSError):
             if cls._reads is None:
@@ -161,7 +161,7 @@ class Arrivals:
             came = [number for number in os.read(cls._reads, 4096) if number in SIGNALS]
         if came:
             cls.number = came[-1]
-        cls._open = not heard and (cls._open or bool(came))
+        cls._open = not handled and (cls._open or bool(came))
         if not cls._open:
             cls.waited = 0.0
         elif not _unbroken:
@@ -187,7 +187,7 @@ class Arrivals:
         os.set_blocking(writes, False)
         before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         if before == -1:
-            cls.heard, cls._open, cls.waited = False, False, 0.0
+            cls.handled, cls._open, cls.waited = False, False, 0.0
             cls._reads, cls._writes = reads, writes
         else:
             signal.set_wakeup_fd(before, warn_on_full_buffer=False)
@@ -210,7 +210,7 @@ class Arrivals:
                 signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         cls._reads = cls._writes = None
         cls._guard = threading.Lock()  # the other may have been held when this process was forked
-        cls.heard, cls._open, cls.waited = False, False, 0.0
+        cls.handled, cls._open, cls.waited = False, False, 0.0
 
 
 @contextmanager
@@ -240,7 +240,7 @@ def _forget() -> None:
     Arrivals.forget()
     for number, handler in _foreign.items():
         _give_to(number, handler)
-    for kept in (_foreign, _listening, _wishes, _told, _unbroken, commands):
+    for kept in (_foreign, _catching, _stops, _to_notify, _unbroken, commands):
         kept.clear()
 
 
@@ -248,14 +248,14 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextmanager
-def on_stop(tell: Callable[[], None]) -> Iterator[None]:
-    """Call `tell`, inside a signal handler, when somebody asks while the block runs."""
-    _told.append(tell)
+def on_stop(notify: Callable[[], None]) -> Iterator[None]:
+    """Call `notify`, inside a signal handler, when somebody asks while the block runs."""
+    _to_notify.append(notify)
     try:
         yield
     finally:
         with suppress(ValueError):  # a forked child has forgotten it
-            _told.remove(tell)
+            _to_notify.remove(notify)
 
 
 @contextmanager
@@ -270,28 +270,28 @@ def unbroken() -> Iterator[None]:
             _unbroken.remove(this)
 
 
-def _say_nothing(_received: signal.Signals) -> None:
+def _ignore(_received: signal.Signals) -> None:
     return None
 
 
 @contextmanager
-def catch_interrupts(said: Callable[[signal.Signals], None] = _say_nothing) -> Iterator[Interrupts]:
+def catch_interrupts(notify: Callable[[signal.Signals], None] = _ignore) -> Iterator[Interrupts]:
     """Turn SIGINT and SIGTERM into a flag inside the block and restore the handlers after it.
 
-    `said` is called once, inside the signal handler, to tell people that the request was heard.
+    `notify` is called once, inside the signal handler, so that people see that the request has arrived.
     Python handles signals in the main thread only: in any other one the flag stays unset, and who
     started the thread decides.
     """
-    interrupts = Interrupts(said)
+    interrupts = Interrupts(notify)
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return
-    wishes = len(_wishes)
+    stops = len(_stops)
     with handled_by(interrupts.receive):
-        _listening.append(interrupts)
+        _catching.append(interrupts)
         try:
             yield interrupts
         finally:
             with suppress(ValueError):  # a forked child has forgotten it
-                _listening.remove(interrupts)
-            forget_wishes(wishes)
+                _catching.remove(interrupts)
+            end_stops(stops)

@@ -1,4 +1,4 @@
-"""Threads that can be left behind: nobody waits for them, not at the end of the process either.
+"""Threads that can be abandoned: nothing waits for them, not even the end of the process.
 
 `asyncio.to_thread` runs what blocks on its loop's executor, and Python's own executor is joined when the process ends:
 one call that never returns would keep it for ever.

@@ -1,7 +1,7 @@
-"""What a machine refuses a program, in words: files, memory, threads, descriptors.
+"""Errors of the machine in words: files, memory, threads, descriptors.
 
-Places that know what was being read or written say so themselves. This is for what happens to reach the command line
-all the same, so that no fault of the machine ends in a traceback.
+Code that knows what was being read or written reports it itself. This covers errors that reach the command line all
+the same, so that no fault of the machine ends in a traceback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lists of files with their sizes and hashes, as they stand beside checkpoints and weights."""
+"""Lists of files with their sizes and hashes, as stored with checkpoints and weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step that a checkpoint's name says, None for another name."""
+    """Return the step in a checkpoint's name, None for another name."""
     match = FOLDER.fullmatch(folder.name)
     return int(match[1]) if match else None
 

@@ -23,7 +23,7 @@ from kapelle.errors import ConfigError, did_you_mean
 
 
 def catalogue(package: str) -> Mapping[str, str]:
-    """Return what a package of plug-ins offers: its `BUILTIN`, which maps a name to `module:Class`.
+    """Return the catalogue of a package of plug-ins: its `BUILTIN`, which maps a name to `module:Class`.
 
     Contracts name the package and do not import it, so that they know none of its pieces.
     """
@@ -34,8 +34,8 @@ def catalogue(package: str) -> Mapping[str, str]:
 def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     """Return the class for a name: a built-in, `module:Class`, `path/file.py:Class`, or an entry point of `kapelle.<kind>s`.
 
-    A kind of two words has an underscore there: `kapelle.train_engines`. Raises ConfigError for an unknown name, with the closest known one, and for a module that fails. A file is the
-    user's own code and is run as such.
+    A kind of two words has an underscore there: `kapelle.train_engines`. Raises ConfigError for an unknown name, with
+    the closest known one, and for a module that fails. A file is the user's own code and is run as such.
     """
     target = builtin.get(name)
     if target is None and ":" in name:

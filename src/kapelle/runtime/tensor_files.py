@@ -1,4 +1,4 @@
-"""Reading safetensors, with every way in which a file can be missing, cut off or unreadable told as one error."""
+"""Reading safetensors; every way in which a file can be missing, cut off or unreadable becomes one error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watchdog: a thread that sees which calls of other people's code are open, and ends those that are late.
+"""The watchdog: a thread that tracks open calls of other people's code and ends those that take too long.
 
 How it ends a call depends on what the call does:
 
@@ -7,9 +7,9 @@ How it ends a call depends on what the call does:
       `lock.acquire`, `while True`)         call; again every second while it swallows that
     it cannot be broken off (C code)      a command ends; what lies on the disk is whole at every moment
 
-Seconds are those of a clock that stands still while this process is stopped (SIGSTOP, a laptop that sleeps), and a call
-pays for its own: while one blocks the loop, the others' seconds are not counted, nor are those in which the loop is
-busy with the model.
+The clock stands still while this process is stopped (SIGSTOP, a sleeping laptop), and a call is charged only for its
+own time: while one blocks the loop, the others' seconds are not counted, nor is time in which the loop is busy with the
+model.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ T = TypeVar("T")
 TICK = 0.1
 """Seconds between two looks."""
 PAUSE = 1.0
-"""Seconds after which a call that swallowed what broke it is broken again; more than this between two looks is a pause
-of the whole process and not counted."""
+"""Seconds after which a call that swallowed the exception gets it again. A longer time between two looks is a pause of
+the whole process and is not counted."""
 GRACE = 5.0
-"""Seconds that a call which is given up may clean up in."""
+"""Seconds in which a call that is given up may clean up."""
 UNBREAKABLE = 30.0
-"""Seconds over its limit after which a call that blocks, and that nothing breaks, ends a command."""
+"""Seconds over its limit after which a blocking call that cannot be interrupted ends the command."""
 BREAKER = signal.SIGURG
 """The signal that wakes the main thread; it does nothing where nobody handles it."""
 
@@ -47,44 +47,44 @@ BREAKER = signal.SIGURG
 class GaveUp(BaseException):
     """A call took longer than it may.
 
-    No Exception, so that the code that is broken off does not take it for one of its own.
+    It is not an Exception, so that the interrupted code does not mistake it for one of its own.
     """
 
 
 class Limit:
-    """What one call may take, and what it has taken."""
+    """The time limit of one call, and the time that it has used."""
 
     def __init__(self, what: str, kind: str, seconds: float) -> None:
         """Keep what is called, the setting that bounds it (`environment`, …) and for how many seconds it may."""
         self.what, self.kind, self.seconds = what, kind, seconds
-        self.lane = lane_here()
+        self.watched = watched_thread()
         self.own = 0.0
         """Seconds counted so far, but for those since `since`."""
         self.since: float | None = self._clock()
         self.stage = self.cancels = 0
         """0 in time, 1 cancelled, 2 its coroutine and 3 its task left behind; how often its task was cancelled for it."""
-        self.told = 0.0
-        """When it was broken last."""
+        self.broken_at = 0.0
+        """When the exception was last raised in it."""
         self.task: asyncio.Task[Any] | None = None
         self.breaking = False
         self.without = without_me.get()
-        """Ends the episode without the task that does not wake up."""
+        """Ends the episode without its task, where the task does not react."""
 
     def _clock(self) -> float:
         # Whether the loop had time matters for what waits beside it, not for what the loop itself works at.
-        return self.lane.awake if self.kind in ("engine", "episode") else self.lane.free
+        return self.watched.awake if self.kind in ("engine", "episode") else self.watched.free
 
     @property
     def used(self) -> float:
-        """Seconds."""
+        """Seconds used so far."""
         return self.own + (0.0 if self.since is None else self._clock() - self.since)
 
     def pause(self) -> None:
-        """Stop counting: what is inside it counts for itself."""
+        """Stop counting, while something inside the call counts for itself."""
         self.own, self.since = self.used, None
 
     def go_on(self) -> None:
-        """Count again; nothing where it counts already."""
+        """Count again; does nothing while it is counting."""
         if self.since is None:
             self.since = self._clock()
 
@@ -93,39 +93,39 @@ class Limit:
         return GaveUp(f"{self.what} took more than {self.seconds:g} s (`{self.kind}.timeout`).")
 
 
-class Lane:
+class WatchedThread:
     """One thread on which limited calls run, with the event loop that it runs."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.main = self.thread is threading.main_thread()
         self.stops = interrupts.stops_here()
-        """Whether it is to leave what it is at when somebody asks this process to stop."""
+        """Whether it should break off its work when the process is asked to stop."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.running: Limit | None = None
         self.serial = 0
-        """Counts what ran, so that the watchdog knows a call that has not returned from one that came after it."""
+        """Counts calls, so that the watchdog can distinguish a call that has not returned from a later one."""
         self.open: set[Limit] = set()
         """Calls that wait."""
         self.awake = self.free = 0.0
-        """Seconds that this lane was not blocked by a call; and those of them in which its loop had time."""
+        """Seconds in which no call blocked this thread; and those of them in which its loop was free."""
         self._seen: tuple[Limit | None, int] = (None, 0)
         self.guard = threading.Lock()
-        """Held while a call is broken and while one ends, so that none is broken that has ended."""
-        self.beaten = True
+        """Held while a call is interrupted and while one ends, so that no call is interrupted after its end."""
+        self.loop_answered = True
 
     def look(self, passed: float) -> None:
-        """Count what has passed since the last look, and end what is late."""
+        """Count the time since the last look, and end calls that are late."""
         running, serial = self.running, self.serial
         blocked = running is not None and (running, serial) == self._seen
         self._seen = (running, serial)
-        stop = interrupts.wish() if self.stops else None
+        stop = interrupts.pending_stop() if self.stops else None
         if blocked:
             assert running is not None
             running.own += passed
             asked = stop is not None and time.monotonic() - stop.since > PAUSE
-            if (asked or running.used >= running.seconds) and time.monotonic() - running.told > PAUSE:
-                running.told = time.monotonic()
+            if (asked or running.used >= running.seconds) and time.monotonic() - running.broken_at > PAUSE:
+                running.broken_at = time.monotonic()
                 self._break(running, stop if asked else None)
             if self.main and running.used >= running.seconds + UNBREAKABLE and interrupts.commands:
                 _end_with(
@@ -135,7 +135,7 @@ class Lane:
                 )
             return
         self.awake += passed
-        if self.beaten:
+        if self.loop_answered:
             self.free += passed
         self._beat()
         for limit in tuple(self.open):
@@ -151,12 +151,12 @@ class Lane:
                 self._expire(limit, limit.stage + 1)
 
     def _beat(self) -> None:
-        if self.beaten and self.loop is not None:
-            self.beaten = False
+        if self.loop_answered and self.loop is not None:
+            self.loop_answered = False
             self._call(self._answer)
 
     def _answer(self) -> None:
-        self.beaten = True
+        self.loop_answered = True
 
     def _expire(self, limit: Limit, stage: int) -> None:
         limit.stage = stage
@@ -168,9 +168,9 @@ class Lane:
             try:
                 loop.call_soon_threadsafe(work)
             except RuntimeError:  # it was closed in between
-                self.beaten = True
+                self.loop_answered = True
 
-    def _break(self, running: Limit, stop: interrupts.Wish | None) -> None:
+    def _break(self, running: Limit, stop: interrupts.StopSignal | None) -> None:
         ident = self.thread.ident
         assert ident is not None
         if self.main:
@@ -184,13 +184,17 @@ class Lane:
 
 
 def _cancel(limit: Limit) -> None:
-    if limit not in limit.lane.open or limit.task is None or limit.task.get_loop() is not limit.lane.loop:
+    if (
+        limit not in limit.watched.open
+        or limit.task is None
+        or limit.task.get_loop() is not limit.watched.loop
+    ):
         return
     if limit.stage < 3:
         limit.cancels += 1
         limit.task.cancel()
     elif limit.without is not None:  # it waits for something that cannot be cancelled
-        limit.lane.open.discard(limit)
+        limit.watched.open.discard(limit)
         limit.without(limit.reason())
 
 
@@ -213,19 +217,19 @@ def leave_behind(thing: object) -> None:
 
 
 def _broken(_number: int, _frame: FrameType | None) -> None:
-    """Raise in the call that runs on the main thread, if that is still the one that was to be broken."""
-    running = here.lane.running if hasattr(here, "lane") else None
+    """Raise in the call that runs on the main thread, if it is still the one to be interrupted."""
+    running = here.watched.running if hasattr(here, "watched") else None
     if running is None or not running.breaking:
         return
     running.breaking = False
-    stop = interrupts.wish()
+    stop = interrupts.pending_stop()
     if stop is not None and time.monotonic() - stop.since > PAUSE:
         raise stop.again()
     raise running.reason()
 
 
 here = threading.local()
-_lanes: dict[Lane, None] = {}
+_watched_threads: dict[WatchedThread, None] = {}
 _starting = threading.Lock()
 _watchdog: threading.Thread | None = None
 current: ContextVar[Limit | None] = ContextVar("limit", default=None)
@@ -235,19 +239,19 @@ current: ContextVar[Limit | None] = ContextVar("limit", default=None)
 without_me: ContextVar[Callable[[GaveUp], None] | None] = ContextVar("without_me", default=None)
 
 
-def lane_here() -> Lane:
-    """Return this thread's lane, and see to it that the watchdog looks at it."""
-    lane: Lane | None = getattr(here, "lane", None)
-    if lane is None:
-        lane = here.lane = Lane()
-        _lanes[lane] = None
-        _watch(lane)
-    return lane
+def watched_thread() -> WatchedThread:
+    """Return the record of this thread, and make sure that the watchdog observes it."""
+    watched: WatchedThread | None = getattr(here, "watched", None)
+    if watched is None:
+        watched = here.watched = WatchedThread()
+        _watched_threads[watched] = None
+        _watch(watched)
+    return watched
 
 
-def _watch(lane: Lane) -> None:
+def _watch(watched: WatchedThread) -> None:
     global _watchdog  # noqa: PLW0603 - there is one
-    if lane.main and signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
+    if watched.main and signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
         signal.signal(BREAKER, _broken)
     with _starting:
         if _watchdog is None or not _watchdog.is_alive():
@@ -261,15 +265,15 @@ def _look_for_ever() -> None:
         time.sleep(TICK)
         now = time.monotonic()
         passed, before = min(now - before, PAUSE), now
-        for lane in tuple(_lanes):
-            if lane.thread.is_alive():
-                lane.look(passed)
+        for watched in tuple(_watched_threads):
+            if watched.thread.is_alive():
+                watched.look(passed)
             else:
-                _lanes.pop(lane, None)  # by itself: a new thread may have its number
-        unheard = interrupts.Arrivals.look(passed)
-        if unheard is not None and interrupts.commands:
-            _end(unheard)
-        stop = interrupts.wish()
+                _watched_threads.pop(watched, None)  # by itself: a new thread may have its number
+        unhandled = interrupts.Arrivals.look(passed)
+        if unhandled is not None and interrupts.commands:
+            _end(unhandled)
+        stop = interrupts.pending_stop()
         if stop is not None:
             stop.waited += passed
             if stop.waited > interrupts.LAST_RESORT and interrupts.commands:
@@ -277,8 +281,8 @@ def _look_for_ever() -> None:
 
 
 def _end(number: int) -> None:
-    running = next((lane.running for lane in tuple(_lanes) if lane.main), None)
-    held = f"{running.what} holds" if running is not None else "something that cannot be broken off holds"
+    running = next((watched.running for watched in tuple(_watched_threads) if watched.main), None)
+    held = f"{running.what} holds" if running is not None else "something that cannot be interrupted holds"
     _end_with(
         f"{held} the process; it ends without waiting. What the last checkpoint holds is kept, and what came after it is "
         "done again when the run is resumed.",
@@ -286,35 +290,35 @@ def _end(number: int) -> None:
     )
 
 
-def _end_with(said: str, code: int) -> NoReturn:
+def _end_with(message: str, code: int) -> NoReturn:
     with suppress(OSError, ValueError):
-        os.write(2, f"kapelle: {said}\n".encode())
+        os.write(2, f"kapelle: {message}\n".encode())
     os._exit(code)
 
 
 def _forget() -> None:
     global _watchdog, _starting
     _watchdog, _starting = None, threading.Lock()
-    _lanes.clear()
-    if hasattr(here, "lane"):
-        del here.lane
+    _watched_threads.clear()
+    if hasattr(here, "watched"):
+        del here.watched
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def leave(lane: Lane, before: Limit | None) -> None:
-    """End a call that has run on a lane, inside which `before` runs on."""
+def leave(watched: WatchedThread, before: Limit | None) -> None:
+    """End a call that has run on a thread; the call around it, `before`, continues."""
     came: BaseException | None = None
     while True:
         try:
-            with lane.guard:
-                running = lane.running
-                if not lane.main and running is not None and running.breaking:
-                    raise_in(lane.thread.ident or 0, None)
+            with watched.guard:
+                running = watched.running
+                if not watched.main and running is not None and running.breaking:
+                    raise_in(watched.thread.ident or 0, None)
                     running.breaking = False
-                lane.running = before
-                lane.serial += 1
+                watched.running = before
+                watched.serial += 1
             break
         except BaseException as error:  # noqa: BLE001 - the call was broken just now: raised when it has ended
             came = error
