@@ -1,8 +1,8 @@
 """What an algorithm is: one row of choices over shared pure functions.
 
 `credit` turns groups of episodes into an advantage for every token that is trained on; `policy_loss`
-turns the trainer's log-probs and those advantages into a sum and a weight. Everything else (who
-samples, how weights are shared, how batches are packed, how gradients are reduced) is not its concern.
+turns the trainer's log-probs and those advantages into a sum and a weight. Everything else (sampling, sharing of weights, packing of
+batches, reduction of gradients) is not its concern.
 
 Shapes: K tokens that are trained on in one batch, S sequences, T tokens of one turn.
 """
@@ -53,20 +53,20 @@ BUILTIN_ALGORITHMS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What one turn is worth, token by token."""
+    """The credit of one turn, token by token."""
 
     advantage_T: Tensor
     return_T: Tensor | None = None
-    """Target of the critic wherever it was asked, `[T]` or `[1]` (`CriticSpec.unit`); None without a critic."""
+    """Target of the critic at each of its values, `[T]` or `[1]` (`CriticSpec.unit`); None without a critic."""
     weight: float = 1.0
     """0 leaves the turn out of the policy's loss and of its weight."""
     pair: int | None = None
-    """Turns of one number are compared by the loss: advantage +1 on the chosen side, −1 on the rejected."""
+    """The loss compares turns of one number: advantage +1 on the chosen side, −1 on the rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a forward pass says of the K target tokens of one policy."""
+    """The results of a forward pass for the K target tokens of one policy."""
 
     logp_K: Tensor
     entropy_K: Tensor | None = None
@@ -83,11 +83,11 @@ class Targets:
     mask_K: Tensor
     """1.0 where a token counts."""
     columns: Mapping[str, Tensor]
-    """Per-token columns: see `rows.Column`, whose members are these very strings."""
+    """Per-token columns: see `rows.Column`, whose members are these strings."""
     pair_S: Tensor | None = None
     """Number of the pair that each sequence is a side of (`Credit.pair`), int64; None where nothing is paired."""
     observed_S: Tensor | None = None
-    """1.0 for sequences that the agent heard, 0.0 for those that it said; None where it said them all."""
+    """1.0 for sequences that the agent observed, 0.0 for those that it wrote; None if it wrote them all."""
 
     def __getitem__(self, column: str) -> Tensor:
         return self.columns[column] if column in self.columns else former_column(self, column)
@@ -99,7 +99,7 @@ class Loss(NamedTuple):
     total: Tensor
     """Sum over the batch, scalar, with gradient."""
     weight: Tensor
-    """What the sum is to be divided by over the whole update, scalar, without gradient."""
+    """Divisor of the sum over the whole update, scalar, without gradient."""
     metrics: Mapping[str, tuple[Tensor, Tensor]] = {}
     """Name → (sum, weight), both detached."""
 
@@ -123,21 +123,21 @@ class CreditFunction(Protocol):
 
 
 MIXER_UNDONE = "mixer_undone"
-"""Metric of a credit's memory: 1.0 when its fit broke what it learns and stands as before the step; absent otherwise."""
+"""Metric of a credit's memory: 1.0 if its fit broke its weights and was undone; absent otherwise."""
 
 
 class CreditMemory(Protocol):
     """Credit that remembers or learns from step to step: baselines, mixers, replay.
 
-    Everything that it keeps is in `state`, so that a resumed run goes on bit for bit.
+    Everything that it keeps is in `state`, so that a resumed run continues bit for bit.
     """
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return credit for every turn that is trained on, and take the step into memory."""
+        """Return credit for every turn that is trained on, and remember the step."""
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Return what is to be shown of the last call."""
+        """Return the metrics of the last call."""
         ...
 
     def state(self) -> dict[str, object]:
@@ -145,12 +145,12 @@ class CreditMemory(Protocol):
         ...
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Take what `state` returned."""
+        """Restore what `state` returned."""
         ...
 
 
 class Choose(Protocol):
-    """Says which policies move in a step, in which order; pure."""
+    """Chooses the policies that a step updates, in order; pure."""
 
     def __call__(self, policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]: ...
 
@@ -161,12 +161,12 @@ def everybody(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
 
 
 class Mover(NamedTuple):
-    """The two things that an order does with a train engine."""
+    """The two calls that an order makes to a train engine."""
 
     update: Callable[[Sequence[Sample]], dict[str, float]]
     """Takes the optimiser steps of all learners of the samples; returns metrics."""
     score: Callable[[Sequence[Sample]], list[Tensor]]
-    """Log-probs `_T` of each sample's targets by the weights of this moment."""
+    """Log-probs `_T` of each sample's targets by the current weights."""
 
 
 class Move(Protocol):
@@ -180,7 +180,7 @@ class Move(Protocol):
         critics: Sequence[Sample],
         groups: Sequence[Group],
     ) -> dict[str, float]:
-        """Move the policies in `chosen` and all critics; return metrics.
+        """Update the policies in `chosen` and all critics; return metrics.
 
         `policies` holds each credited turn's sample, `critics` what critics learn from.
         """
@@ -194,30 +194,30 @@ def at_once(
     critics: Sequence[Sample],
     groups: Sequence[Group],
 ) -> dict[str, float]:
-    """Move the chosen policies and all critics in one pass."""
+    """Update the chosen policies and all critics in one pass."""
     everything = [*(sample for sample in policies.values() if sample.learner in chosen), *critics]
     return mover.update(everything) if everything else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which policies an update moves, and whether at once or one after another."""
+    """Which policies an update changes, and whether at once or one after another."""
 
     choose: Choose = everybody
     move: Move = at_once
 
     @property
     def sequential(self) -> bool:
-        """Whether policies move one after another, in optimiser steps of their own."""
+        """Whether policies are updated one after another, in separate optimiser steps."""
         return self.move is not at_once
 
 
 @dataclass(frozen=True, slots=True)
 class CriticSpec:
-    """What an algorithm wants to know from critics."""
+    """What an algorithm needs from critics."""
 
     view: Literal["local", "central", "answer"]
-    """`local` reads the agent's own observation; `central` everything that all agents saw and said; `answer` the
+    """`local` reads the agent's own observation; `central` everything that all agents read and wrote; `answer` the
     task's question and the turn's text alone, and gives one value at the text's end."""
     loss: CriticLoss
     sharing: Literal["own", "shared"]
@@ -226,32 +226,32 @@ class CriticSpec:
     unit: Literal["token", "turn"] = "token"
     """One value before each completion token, or one before the whole turn."""
     everyone: bool = False
-    """True when one critic judges all agents, those that learn nothing too (a verifier)."""
+    """True if one critic judges all agents, also those that are not trained (a verifier)."""
 
 
 JointAction = tuple[int, ...]
-"""One candidate (its number) for each agent that speaks at a moment."""
+"""One candidate (its number) for each agent that moves at a moment."""
 
 
 class JudgedBy(Protocol):
-    """Says which joint actions tell what a candidate is worth; pure."""
+    """Chooses the joint actions that give a candidate its worth; pure."""
 
     def __call__(self, counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
-        """Return the joint actions to play on from; `counts` are how many candidates each mover has."""
+        """Return the joint actions to continue from; `counts` has the number of candidates of each agent."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """How an episode branches: what is sampled at a moment, what it is worth, and what is played on live."""
+    """How an episode branches: what is sampled at a moment, its worth, and how the episode continues."""
 
     candidates: int
     """Sampled from one prompt at every turn of a trained agent."""
     continuations: int
-    """Times that the episode is played on from each joint action."""
+    """Continuations of the episode from each joint action."""
     returns: Callable[[Episode], Mapping[str, float]]
-    """What each agent is trained on in a played episode, the whole of it: what was paid before the moment is the same
-    for all candidates and cancels."""
+    """Each agent's return over a whole played episode: what was paid before the moment is the same for all candidates and
+    cancels."""
     judged_by: JudgedBy
     chosen: Callable[[Sequence[float]], int]
     """Worths of one agent's candidates → the number of the one that the episode continues with."""
@@ -259,7 +259,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Where the episodes of a step come from, and what they have to hold."""
+    """Where the episodes of a step come from, and what they must contain."""
 
     source: Literal["rollout", "demonstrations"] = "rollout"
     group_size: int = 1
@@ -269,9 +269,9 @@ class Data:
     redraw: int = 0
     """How often a task whose group has no variance may be replaced by another in the same step."""
     scores: bool = False
-    """True when credit reads `Turn.score`, which the workflow then has to ask for."""
+    """True if credit reads `Turn.score`; the workflow must then have turns scored."""
     observations: float = 0.0
-    """Weight of what agents hear next, for algorithms without credit; 0 leaves it out."""
+    """Weight of the observations that follow, for algorithms without credit; 0 leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,15 +288,15 @@ class Update:
 
 
 class AfterUpdate(Protocol):
-    """Something done to the weights after the update of every step, before they act again."""
+    """A hook on the weights after every step's update, before they are published."""
 
     @property
     def moves_weights(self) -> bool:
-        """Whether policies then act with other weights than their own update gave them; no rollout may run ahead of that."""
+        """Whether it gives policies other weights than their update did; then no rollout may run ahead."""
         ...
 
     def __call__(self, step: int, team: Team, engine: Learners) -> None:
-        """Do it after step `step` (from 1), or leave it until it is time."""
+        """Run after step `step` (from 1); do nothing if it is not due."""
         ...
 
 
@@ -318,34 +318,34 @@ class Algorithm:
     """None for algorithms that learn from demonstrations, and for those with a `memory`."""
     data: Data = Data()
     needs: tuple[Signal, ...] = ()
-    """What credit and losses want to know of the sampled turns (`kapelle.signals`)."""
+    """What credit and losses need to know about the sampled turns (`kapelle.signals`)."""
     update: Update = Update()
     memory: Callable[[Team, int], CreditMemory] | None = None
-    """Makes, of a team and a seed, what gives credit in place of `credit`."""
+    """Makes, from a team and a seed, what gives credit in place of `credit`."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
-    """Each agent's undiscounted return as it is trained on, the team's reward shared; None shares nothing."""
+    """Each agent's undiscounted return that it is trained on, after sharing of rewards; None for no sharing."""
     after_update: tuple[AfterUpdate, ...] = ()
     """Done in this order after every update."""
     checks: tuple[Callable[[Team], None], ...] = ()
-    """Each raises ConfigError when a team cannot be trained by it."""
+    """Each raises ConfigError if the algorithm cannot train a team."""
 
     def need(self, kind: type[S]) -> S | None:
-        """Return the signal of a kind that it asks for; None where it asks for no such."""
+        """Return the signal of a kind that it needs; None if it needs none."""
         return next((signal for signal in self.needs if isinstance(signal, kind)), None)
 
     @property
     def critic(self) -> CriticSpec | None:
-        """What it wants from critics; None without any."""
+        """What it needs from critics; None without critics."""
         return next((signal.critic for signal in self.needs if isinstance(signal, _AsksCritics)), None)
 
     @property
     def judges(self) -> bool:
-        """Whether a verifier is what it trains."""
+        """Whether it trains a verifier."""
         return self.critic is not None and self.critic.everyone
 
     @property
     def plays(self) -> bool:
-        """Whether the team's own episodes are what it learns from."""
+        """Whether it learns from the team's own episodes."""
         return self.data.source == "rollout"
 
     @property

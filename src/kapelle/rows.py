@@ -1,7 +1,7 @@
-"""The turns of a step, what is asked about them before the update, and who answers.
+"""The turns of a step, and what is computed about them before the update.
 
-A question to a learner is a `Sample`: a sequence of tokens and the places in it that count. A `Signal` asks such
-questions for credit; what all of them find are the step's `Signals`.
+A `Sample` is a sequence of tokens with the targets in it that a learner is evaluated at. A `Signal` evaluates samples
+for credit; the results of all of them are the step's `Signals`.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ class TurnKey(NamedTuple):
 
 
 class Column(StrEnum):
-    """What a sample says of each of its targets, beside the token: one float each."""
+    """What a sample holds for each of its targets, beside the token: one float each."""
 
     BEHAVIOUR = "behaviour"
     """Log-prob by the weights that sampled it, nats."""
     ADVANTAGE = "advantage"
-    """How much better than expected it was; of pairs +1 on the chosen side, −1 on the rejected."""
+    """How much better than expected it was; for pairs +1 on the chosen side, −1 on the rejected."""
     REFERENCE = "reference"
     """Log-prob by the policy's reference (`ReferenceLogProbs`)."""
     PROXIMAL = "proximal"
     """Log-prob by the trainer's own weights before the update (`ProximalLogProbs`)."""
     RETURN = "return"
-    """What a critic is fitted to; of a verifier the label."""
+    """The target of a critic; for a verifier the label."""
     VALUE = "value"
-    """What the critic said before the update."""
+    """The critic's value before the update."""
     WEIGHT = "weight"
-    """How much the target counts; a loss that knows no weights leaves it unread."""
+    """How much the target counts; losses without weights ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sequence and the tokens in it that a learner is asked about."""
+    """One sequence and the target tokens in it that a learner is evaluated at."""
 
     learner: str
     tokens: tuple[int, ...]
     targets: tuple[int, ...]
-    """Ascending places of the target tokens, each asked for from the token before it; a critic may
-    also be asked for the place after the last token."""
+    """Ascending indices of the target tokens, each predicted from the token before it; a critic may
+    also have the index after the last token."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """`Column` → one float per target."""
     mask: Tensor | None = None
     """1.0 where a target counts; None counts all."""
     temperature: float = 1.0
     bundle: int | None = None
-    """Samples of one learner and one bundle are compared by the loss: they share a forward pass and a step."""
+    """The loss compares samples of one learner and one bundle: they share a forward pass and a step."""
     observed: bool = False
-    """True where the agent heard the targets, False where it said them."""
+    """True if the agent observed the targets, False if it wrote them."""
 
     def __post_init__(self) -> None:
         assert self.targets, "a sample asks for something"
@@ -73,7 +73,7 @@ class Sample:
 
 
 class Embedding(NamedTuple):
-    """One turn as a frozen model reads it."""
+    """One turn as vectors of a frozen model."""
 
     observation_D: Tensor
     """Mean last hidden state over the prompt's tokens."""
@@ -83,7 +83,7 @@ class Embedding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What is known of the sampled turns before the update; each part is empty unless `Algorithm.needs` asks for it."""
+    """What is known about the sampled turns before the update; a part is empty unless `Algorithm.needs` names its signal."""
 
     values: Mapping[TurnKey, Tensor] = field(default_factory=dict)
     """`values_T` of each turn's critic at each completion token (`CriticValues`)."""
@@ -96,13 +96,13 @@ class Signals:
     greedy: Mapping[int, Episode] = field(default_factory=dict)
     """Group → the greedy episode of its task (`GreedyBaseline`)."""
     embedding: Mapping[TurnKey, Embedding] = field(default_factory=dict)
-    """What the agent saw and said, as vectors (`Embeddings`)."""
+    """What the agent read and wrote, as vectors (`Embeddings`)."""
     score: Mapping[TurnKey, float] = field(default_factory=dict)
     """A verifier's probability that the turn's answer is right (`VerifierScores`)."""
     step: int = 1
     """Number of the step, from 1."""
     more: Mapping[str, Mapping[TurnKey, Tensor]] = field(default_factory=dict)
-    """What further signals have found, by the name that each gives it."""
+    """Results of further signals, by their own names."""
 
     def __getitem__(self, name: str) -> Mapping[TurnKey, Tensor]:
         return self.more[name]
@@ -113,11 +113,11 @@ class Reader(Protocol):
 
     @property
     def context(self) -> int:
-        """Most tokens that prompt and completion may have together."""
+        """Maximum number of tokens of prompt and completion together."""
         ...
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt ids of a new conversation, ready for the agent to speak."""
+        """Return the prompt ids of a new conversation, ready for the agent's completion."""
         ...
 
     def completion(self, text: str) -> tuple[int, ...]:
@@ -126,10 +126,10 @@ class Reader(Protocol):
 
 
 class Learners(Protocol):
-    """What signals and hooks ask of whoever holds the weights; every train engine is one."""
+    """What signals and hooks need of the holder of the weights; every train engine is one."""
 
     def renderer(self, learner: str) -> Reader:
-        """Return how text becomes the tokens of the model that a policy or critic stands on."""
+        """Return how text becomes the tokens of a policy or critic."""
         ...
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -141,7 +141,7 @@ class Learners(Protocol):
         ...
 
     def exchange(self, one: str, other: str) -> None:
-        """Let two policies change places: weights, optimiser state and references, bit for bit."""
+        """Swap two policies: weights, optimiser state and references, bit for bit."""
         ...
 
     def refresh_references(self) -> None:
@@ -151,36 +151,36 @@ class Learners(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A step that was played and is not learned from yet: what a signal looks at."""
+    """A step that was played and is not learned from yet: the input of a signal."""
 
     number: int
     """From 1."""
     groups: Sequence[Group]
     team: Team
     greedily: Callable[[], Sequence[Group]]
-    """Plays each group's task once more with every agent at its likeliest, one episode a task."""
+    """Plays each group's task once more, all agents greedy, one episode per task."""
 
 
 class Signal(Protocol):
-    """Something that credit or the loss wants to know of the turns of a step; `signals` has one in each file."""
+    """Something that credit or the loss needs to know about the turns of a step; `signals` has one in each file."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[Any, Any]]:
-        """Return what is found: by the field of `Signals` that it goes to, or by a name of its own (`Signals.more`)."""
+        """Return results by the field of `Signals` that they fill, or by a name of its own (`Signals.more`)."""
         ...
 
 
 @runtime_checkable
 class Beside(Protocol):
-    """A signal that asks weights which nobody acts with."""
+    """A signal that uses weights which play no agent."""
 
     def beside(self, team: Team) -> Team:
-        """Return the team with those weights in `Team.beside`; ConfigError when they do not suit the team."""
+        """Return the team with those weights in `Team.beside`; ConfigError if they do not suit the team."""
         ...
 
 
 @runtime_checkable
 class ReadsTokens(Protocol):
-    """A signal whose weights beside the team read the very tokens of policies: their tokenisers have to be the same."""
+    """A signal whose weights beside the team read the exact tokens of policies: their tokenisers must be the same."""
 
     def readers(self, team: Team) -> Mapping[str, str]:
         """Return, by policy, the policy beside the team that reads its tokens."""
@@ -189,15 +189,15 @@ class ReadsTokens(Protocol):
 
 @runtime_checkable
 class Loads(Protocol):
-    """A signal that reads turns with something that no train engine holds."""
+    """A signal with a model of its own, outside the train engine."""
 
     def load(self) -> None:
-        """Load it before the first step; ModelError says why it cannot be."""
+        """Load it before the first step; ModelError names the reason if it cannot be loaded."""
         ...
 
 
 def gathered(needs: Sequence[Signal], step: Sampled, engine: Learners) -> Signals:
-    """Return what the signals have found."""
+    """Return the results of the signals."""
     found = {name: rows for signal in needs for name, rows in signal.gather(step, engine).items()}
     named = {name: found.pop(name) for name in NAMED & found.keys()}
     return Signals(**named, step=step.number, more=found)
@@ -208,7 +208,7 @@ NAMED = {"values", "bootstrap", "reference", "proximal", "greedy", "embedding", 
 
 
 def turns_of(groups: Sequence[Group], trained_only: bool = True) -> list[tuple[TurnKey, Turn]]:
-    """Return every turn of every valid episode with its key, in order, branches after the turns that went on."""
+    """Return every turn of every valid episode with its key, in order, branches after the turns that the episode continued with."""
     return [
         (TurnKey(g, e, turn.index), turn)
         for g, group in enumerate(groups)

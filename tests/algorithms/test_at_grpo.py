@@ -157,7 +157,7 @@ class TestTree:
         ("settings", "why"),
         [
             ({"continuations": 2, "tree": False}, "`continuations` goes with `tree: true`"),
-            ({"umad": {"confidence": 0.1}}, "`umad` looks at whole episodes"),
+            ({"umad": {"confidence": 0.1}}, "`umad` compares whole episodes"),
             ({"order": {"name": "sequential"}}, "set `order: joint`"),
         ],
     )

@@ -160,6 +160,6 @@ def test_a_cache_that_cannot_be_written_is_found_before_the_warm_up(
     said = kapelle("demo", *TINY, "--run-dir", "run")
     assert said.code == 2
     assert said.err.startswith(
-        "kapelle: The warmed-up model cannot be kept in file/cache/warmup: Not a directory."
+        "kapelle: The warmed-up model cannot be saved in file/cache/warmup: Not a directory."
     )
     assert "set KAPELLE_CACHE" in said.err

@@ -297,8 +297,8 @@ def test_a_cache_that_fills_up_stops_no_training_and_changes_nothing_of_it(
         patched.setattr("kapelle.training.warmup.save_model", full)
         said = kapelle("train", "demo", *settings, "--run-dir", "held")
     assert said.code == 0, said.err
-    assert "cannot be kept in full/warmup: No space left on device" in said.out
-    assert "This run goes on" in said.out
+    assert "cannot be saved in full/warmup: No space left on device" in said.out
+    assert "This run continues" in said.out
     assert list(Path("full/warmup").iterdir()) == []
     monkeypatch.setenv("KAPELLE_CACHE", "room")
     assert kapelle("train", "demo", *settings, "--run-dir", "kept").code == 0

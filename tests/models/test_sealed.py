@@ -180,7 +180,7 @@ class TestWarmup:
         flip(folder / name)
         again, said = self.warmed()
         assert same_bits(again, first)
-        assert said[1].startswith("the cached one is thrown away and made anew: ")
+        assert said[1].startswith("the cached one is deleted and made anew: ")
         assert name in said[1]
         assert (folder / name).read_bytes() == sound
         assert list(cache.iterdir()) == [folder]
@@ -192,9 +192,9 @@ class TestWarmup:
         (folder / SEAL).unlink()
         again, said = self.warmed()
         assert same_bits(again, first)
-        assert "nothing says whether the cached one is what it was" in said[1]
+        assert "the cached one has no list of hashes" in said[1]
         flip(folder / "model.safetensors")
-        assert "thrown away and made anew" in self.warmed()[1][1]
+        assert "deleted and made anew" in self.warmed()[1][1]
 
     def test_one_of_an_earlier_version_that_is_cut_off_is_made_anew(self, cache: Path) -> None:
         first, _ = self.warmed()
@@ -204,7 +204,7 @@ class TestWarmup:
         (folder / "model.safetensors").write_bytes(weights[:-8])
         again, said = self.warmed()
         assert same_bits(again, first)
-        assert "thrown away and made anew" in said[1]
+        assert "deleted and made anew" in said[1]
 
     def test_a_resumed_run_goes_on_with_the_one_made_anew(self, cache: Path, tmp_path: Path) -> None:
         run = tmp_path / "run"

@@ -129,7 +129,7 @@ def test_a_step_that_breaks_something_leaves_finite_checkpoints_and_a_run_that_g
     breaks(part, value)
     with (
         Trainer(**settings(), run_dir=run) as trainer,
-        pytest.raises(NumericsError, match=f"broke what it learns: .*{part}.*runs rollback"),
+        pytest.raises(NumericsError, match=f"broke its weights: .*{part}.*runs rollback"),
     ):
         trainer.train()
     monkeypatch.undo()
@@ -182,7 +182,7 @@ def test_critics_and_verifiers_are_looked_at_as_policies_are(
     run = tmp_path / "run"
     with Trainer(**settings(non_finite, **over), run_dir=run) as trainer:
         if non_finite == "stop":
-            with pytest.raises(NumericsError, match=f"of '.*{learner}.*broke what it learns"):
+            with pytest.raises(NumericsError, match=f"of '.*{learner}.*broke its weights"):
                 trainer.train()
             assert states(run) == {}
             return
@@ -211,7 +211,7 @@ def test_a_mixer_is_looked_at_after_every_fit(
     algorithm = {"name": "vdn", "group_size": 2, "fit": {"min_fill": 1, "updates": 3}}
     with Trainer(**settings(non_finite, algorithm=algorithm), run_dir=run) as trainer:
         if non_finite == "stop":
-            with pytest.raises(NumericsError, match=r"At step 2 the fit .* broke what it learns"):
+            with pytest.raises(NumericsError, match=r"At step 2 the fit .* broke its weights"):
                 trainer.train()
             assert list(states(run)) == ["00000001"]
             return

@@ -182,7 +182,7 @@ def test_many_files_are_one_line() -> None:
     here = {**then, "steps": 6, "data": {f"shard-{k}": "b" for k in range(40)}}
     ((kind, line),) = changes([then], here)
     assert kind == "data"
-    assert line.startswith("40 files of the data, such as shard-0, are other ones: from step 7 on")
+    assert line.startswith("40 files of the data, such as shard-0, have changed: from step 7 on")
 
 
 class TestContents:

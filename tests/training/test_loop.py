@@ -212,7 +212,7 @@ class TestWhatActedIsWhatLearns:
         made = played_by(trainer(optimizer={"lr": 1e-9}), KeepsOldWeights)
         steps = made.steps(2)
         next(steps)
-        with pytest.raises(ParityError, match="spoke with version 0 of policy 'agent_0', but version 1"):
+        with pytest.raises(ParityError, match="sampled with version 0 of policy 'agent_0', but version 1"):
             next(steps)
 
 

@@ -45,9 +45,9 @@ class TestTorn:
     ) -> None:
         folder = trainer.save()
         self.broken(trainer, monkeypatch, KeyboardInterrupt())
-        with pytest.raises(CheckpointError, match="broke off half way"):
+        with pytest.raises(CheckpointError, match="unfinished step after"):
             trainer.save()
-        with pytest.raises(CheckpointError, match="broke off half way"):
+        with pytest.raises(CheckpointError, match="unfinished step after"):
             next(trainer.steps(1))
         trainer.load_checkpoint(folder.parent)
         assert next(trainer.steps(1)).number == 2

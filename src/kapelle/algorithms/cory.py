@@ -1,12 +1,12 @@
 """CORY: pioneer and observer learn together and exchange roles (2410.06101).
 
 The pioneer answers a question; the observer answers it having read the pioneer's answer (workflow `cory`). Both are
-paid r_1 + r_2, and every `swap_every` steps the two policies exchange roles: their weights change places, and each
-set of weights takes its optimiser state, its counters and its reference along. What estimates advantages and moves
-the weights is `base`, any algorithm that learns from rollouts; without a swap CORY is that algorithm on the sum.
+paid r_1 + r_2, and every `swap_every` steps the two policies exchange roles: their weights are swapped, together
+with their optimiser state, counters and references. `base` estimates advantages and updates the weights; it may be any
+algorithm that learns from rollouts. Without a swap CORY is that algorithm on the sum of rewards.
 
-Critics stay with their seats: they judge what a role reads, not who plays it. The phase (who sits where) follows
-from the number of the step, and the weights lie in the checkpoint as they sit.
+Critics stay with their roles: they judge what a role reads, whichever weights play it. The phase (which weights play
+which role) follows from the number of the step; the checkpoint holds the weights by role.
 
 Deviations from the paper: the paper's base is PPO with a KL penalty (`base: {name: ippo, gae: {kl_in_reward: …}}`);
 here it may be anything. Exchange is every `swap_every` optimiser updates in the paper, steps of the loop here.
@@ -66,13 +66,13 @@ class Exchange:
     moves_weights: ClassVar[bool] = True
 
     def __call__(self, step: int, team: Team, engine: Learners) -> None:
-        """Exchange them where it is time."""
+        """Exchange them if the step is due."""
         if step % self.every == 0:
             engine.exchange(*team.trained[:2])
 
 
 def check_pair(team: Team) -> None:
-    """Raise ConfigError unless two agents learn, with weights of one shape that can change places."""
+    """Raise ConfigError unless two agents learn, with weights of the same shape that can be swapped."""
     if len(team.names) != 2 or len(team.trained) != 2:
         raise ConfigError(
             f"`cory` exchanges the weights of two agents; this team has {len(team.names)} agents and "

@@ -1,20 +1,20 @@
-"""Distillation on policy: each policy learns from a frozen teacher on what it said itself.
+"""Distillation on policy: each policy learns from a frozen teacher on its own samples.
 
-What is lowered is the reverse KL to the teacher over whole completions y of the prompts x that the team meets,
+The loss is the reverse KL to the teacher over whole completions y of the prompts x that the team meets,
 KL(π(·|x) ‖ T(·|x)) = E_{y~π}[Σ_t log π(y_t) − log T(y_t)] (generalised knowledge distillation of 2306.13649 with λ = 1 and
 the reverse KL; MiniLLM, 2306.08543, eq. 2). Its gradient is E[Σ_t ∇log π(y_t) · Σ_{s≥t} (log π(y_s) − log T(y_s))], so the
 advantage of a token is
 
     R_t = Σ_{s≥t} γ^{s−t} · (log T(y_s) − log π(y_s)),    A_t = R_t − mean of R_t in the task's other episodes
 
-with γ = `discount` = 1. The mean is over the same turn of the same agent at the same place t: it holds nothing of what
-is judged, and takes away what all attempts have in common, which is most of R_t while the two are far apart. `discount: 0` keeps each token's own term: the sum of per-token KLs at the places that the policy
-reaches, as if what it says had no effect on where it gets. Rewards are not read, and no critic or group is needed.
+with γ = `discount` = 1. The mean is over the same turn of the same agent at the same position t: it does not depend on
+the judged sample, and subtracts what all attempts have in common, which is most of R_t while the two are far apart. `discount: 0` keeps each token's own term: the sum of per-token KLs at the positions that the policy
+reaches, as if its tokens had no effect on later positions. Rewards are not read, and no critic or group is needed.
 
 Deviations from the papers: the sampled form of the divergence, not the sum over the vocabulary (no logits of the teacher
 are kept); the clipped surrogate stands for plain policy gradient, and with one pass over the data they are the same;
 MiniLLM's length normalisation and mixed-in teacher samples are left out. Both log-probs are at the agent's sampling
-temperature. Prompts are what they are: a policy is not taught to bring about prompts that its teacher finds easy.
+temperature. Prompts are taken as given: a policy does not learn to cause prompts that its teacher finds easy.
 With `training.max_staleness` log π is that of the weights that sampled.
 """
 
@@ -97,11 +97,11 @@ class TaughtCredit:
         return self._row
 
     def state(self) -> dict[str, object]:
-        """Remember nothing."""
+        """Return nothing: there is no memory."""
         return {}
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Take nothing."""
+        """Do nothing: there is no memory."""
 
 
 def _distance(policies: Sequence[str], reward: Sequence[Tensor]) -> dict[str, float]:

@@ -1,15 +1,15 @@
-"""DPO for teams: each agent's words in the better episode against its words in the worse one.
+"""DPO for teams: each agent's turns in the better episode against its turns in the worse one.
 
 Direct preference optimisation (2305.18290, eq. 7): −log σ(β·Δ), Δ = log π/π_ref of the chosen side minus that of
 the rejected side, log-probs summed over the side's tokens. `label_smoothing` is the probability that a label is
 wrong. `kind: ipo` is (Δ − 1/(2β))² (2310.12036, eq. 17), with log-probs averaged over the side's tokens.
 
 Pairs. From rollouts: the episodes of a task with the highest and the lowest return make one pair *for each agent*,
-and a side is everything that the agent said in its episode, all its turns summed. A task whose episodes earned the
+and a side is all turns of the agent in its episode, summed. A task whose episodes earned the
 same makes none. From recorded preferences (`data: recorded` on environment `preferences`): the recorded pair.
 
 Deviations from the papers: with rollouts the pairs come from the current policy, again at every step (online
-DPO); prompts of an agent's later turns differ between the sides, since what led there differs; IPO's average over
+DPO); prompts of an agent's later turns differ between the sides, since their histories differ; IPO's average over
 tokens is not in its paper.
 """
 
@@ -39,18 +39,18 @@ class DPO(Settings):
 
     name: Literal["dpo"] = "dpo"
     data: Literal["rollout", "recorded"] = "rollout"
-    """`rollout`: the team plays and its episodes are compared. `recorded`: what the environment has recorded, or
-    its script says."""
+    """`rollout`: the team plays and its episodes are compared. `recorded`: recorded pairs of the environment, or
+    the answers of its script."""
     kind: Literal["dpo", "ipo"] = "dpo"
     beta: float = Field(0.1, gt=0.0)
-    """How strongly the policy is held to its reference."""
+    """How strongly the policy is kept close to its reference."""
     label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
     """Probability that a pair is the wrong way round."""
     group_size: int = Field(2, ge=1)
     """Episodes per task, of which the best and the worst are compared."""
     team_reward: TeamReward = "mean"
     reference_every: int = Field(0, ge=0)
-    """Steps between refreshes of the reference policy; 0 keeps the one of the start."""
+    """Steps between refreshes of the reference policy; 0 never refreshes it."""
     epochs: int = Field(1, ge=1)
     minibatches: int = Field(1, ge=1)
 
@@ -100,9 +100,9 @@ class DPO(Settings):
 
 
 def pairs_of(group: Group, how: TeamReward) -> dict[str, tuple[int, int]]:
-    """Return, by agent, the places of its best and its worst episode; the first of those that tie.
+    """Return, by agent, the indices of its best and its worst episode; the first of ties.
 
-    An agent that learns nothing, or that earned the same in all episodes, is absent.
+    An agent that is not trained, or that earned the same in all episodes, is absent.
     """
     earned: dict[str, dict[int, float]] = {}
     for e, episode in enumerate(group.episodes):
@@ -159,16 +159,16 @@ class _Sides:
         return self._four(outputs, segment_mean)
 
     def _four(self, outputs: Outputs, reduce: _Reduce) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        ours, theirs = outputs.logp_K, self._reference_K
+        policy_K, reference_K = outputs.logp_K, self._reference_K
         return (
-            reduce(ours, self._chosen_K, self._pair_K, self._pairs),
-            reduce(ours, self._rejected_K, self._pair_K, self._pairs),
-            reduce(theirs, self._chosen_K, self._pair_K, self._pairs),
-            reduce(theirs, self._rejected_K, self._pair_K, self._pairs),
+            reduce(policy_K, self._chosen_K, self._pair_K, self._pairs),
+            reduce(policy_K, self._rejected_K, self._pair_K, self._pairs),
+            reduce(reference_K, self._chosen_K, self._pair_K, self._pairs),
+            reduce(reference_K, self._rejected_K, self._pair_K, self._pairs),
         )
 
     def loss(self, pairs: preferences.PreferenceLoss, outputs: Outputs) -> Loss:
-        """Return the sum over pairs with what is worth watching of them."""
+        """Return the sum over pairs, with metrics."""
         weight = pairs.margin_N.new_tensor(float(self._pairs))
         chosen, rejected, _, _ = self.averaged(outputs)
         return Loss(

@@ -1,8 +1,8 @@
 """Dr.MAS: every agent normalised by its own mean and std, over all its turns in the group.
 
-Agents of one team can earn and speak very differently; a mean and std over all of them would scale one agent's
+Agents of one team can differ much in what they earn and how often they act; a mean and std over all of them would scale one agent's
 gradient by another's spread. Here the set is the agent's own turns in the task's episodes, each with the agent's
-return, so that an episode in which it spoke often counts as often.
+return, so that an episode with many turns of the agent counts as many times.
 """
 
 from __future__ import annotations

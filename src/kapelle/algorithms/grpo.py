@@ -1,4 +1,4 @@
-"""GRPO for teams: a completion is as good as it is better than the others of its group.
+"""GRPO for teams: a completion is judged by how much better it is than the others of its group.
 
 Group relative policy optimisation (2402.03300), A = (R − mean_g) / (std_g + ε). Options give its relatives:
 
@@ -7,8 +7,8 @@ Group relative policy optimisation (2402.03300), A = (R − mean_g) / (std_g + �
 - `loss.clip_high` above `clip_low`, `redraw` and `penalties.overlong_buffer` are DAPO (2503.14476).
 
 With `compare: agent` an agent's return, after team-reward sharing, is compared with the same agent's in the group;
-with `compare: episode` the whole episode's return is, what the team earns counted once, and every agent gets its
-advantage. They differ only where agents are paid differently. All turns of a trajectory get its advantage.
+with `compare: episode` the whole episode's return is compared, the team's rewards counted once, and every agent gets
+its advantage. They differ only where agents are paid differently. All turns of a trajectory get its advantage.
 
 Deviations from the paper: no KL penalty by default (`loss.kl_coefficient` turns it on), tokens of the global
 batch weigh the same (`loss.aggregation: sequence_mean` is the paper's), one update per batch by default.

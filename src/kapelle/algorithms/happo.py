@@ -1,4 +1,4 @@
-"""HAPPO: agents improve one after another, each on what those before it have changed (2109.11251).
+"""HAPPO: agents improve one after another, each given the changes of those before it (2109.11251).
 
 In a fresh random order i_1 … i_n: M¹ = Â, and after agent i_m's update M^{m+1} = M^m · ρ_new of its turn in the
 same round; i_m maximises E[min(ρM^m, clip(ρ)M^m)]. The advantages are MAPPO's, by one central critic. ρ of an agent
@@ -6,10 +6,10 @@ is the ratio of its turn as one action, also where the loss clips token by token
 the same old policy as the loss's own ratio: the one that sampled, or with `loss.importance_cap` the trainer's own before
 the update.
 
-Every agent needs weights of its own: with shared weights an agent's update would move the others too, and the
-monotonic improvement that the order buys is lost.
+Every agent needs weights of its own: with shared weights an agent's update would change the others too, and the
+monotonic improvement that the order guarantees would be lost.
 
-Deviations from the paper: none in the update; the critic learns beside the first agent in the order.
+Deviations from the paper: none in the update; the critic learns together with the first agent in the order.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """MAGRPO: one joint comparison for the whole team (2508.04652).
 
 The G episodes of a task are G joint attempts. In every round the set holds the team's return from that round on, and
-all agents that spoke in it get the same advantage: (R − mean_g) / (std_g + ε).
+all agents that acted in it get the same advantage: (R − mean_g) / (std_g + ε).
 
-Prompts of later rounds differ inside a set (`groups.py` says what that means). With `tree: true` they do not: all G
-joint attempts at a moment go on from one history (`tree.py`). `joint` says which attempts are made of the agents'
+Prompts of later rounds differ inside a set (see `groups.py`). With `tree: true` they do not: all G
+joint attempts at a moment continue one history (`tree.py`). `joint` defines how attempts are made of the agents'
 candidates: `aligned` takes the k-th of each, `cross` every combination, and a candidate is then worth the mean of
 those that it is part of. The episode continues with the first candidates, a plain sample of the team's play.
 
 Deviations of the tree from the authors' code (comlrl 1.4.3, `MAGRPOTrainer`): it expands every joint attempt to the
-end and trains on all of it, Gᵗ histories at round t; here one history goes on, and the others end in `continuations`
+end and trains on all of it, Gᵗ histories at round t; here one history continues, and the others end in `continuations`
 plain episodes that are not trained on. The mean over those stands for its mean over a node's children. With `cross`
 it sums where this takes the mean, which is G^(n−1) times as much. Its threshold that stops good branches early is not
-here. Agents that speak one after another branch one after another.
+here. Agents that act one after another branch one after another.
 
 Deviations from the paper: the ratio is clipped; the paper's trainer takes one on-policy step, for which nothing is clipped.
 """
@@ -43,7 +43,7 @@ class SummedSurrogate(SurrogateConfig):
     @model_validator(mode="before")
     @classmethod
     def _a_whole_turn_is_a_sum(cls, given: Any) -> Any:
-        """With one ratio for a turn there is one loss for it already, and nothing to be summed."""
+        """With one ratio per turn there is already one loss per turn, and nothing to sum."""
         if isinstance(given, dict) and given.get("level", "token") != "token":
             return {"aggregation": None, **given}
         return given

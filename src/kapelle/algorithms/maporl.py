@@ -12,18 +12,18 @@ Influence terms α0…α3 pay for correction and persuasion (`functional.shaping
 the truth pays, misleading them costs. "Right" is v > ½, or the environment's score where `correctness: label`;
 the others are right when more than half of them are.
 
-An agent that has stopped speaking (consensus of its own, `settled_after`) keeps the score of its last answer, which
-still stands: it enters the means of later turns, and what others make of it is paid on that last turn. Rounds that
-nobody played do not exist. What the environment pays is not used: v takes its place.
+An agent that has stopped answering (its own consensus, `settled_after`) keeps the score of its last answer, which
+is still valid: it enters the means of later turns, and its influence on others is paid on that last turn. Rounds that
+were not played do not exist. The environment's rewards are not used: v takes their place.
 
 Deviations. R_t holds the future already, so GAE does not pass it on from turn to turn by default (`gae.gamma_turn:
 0`): each turn is an action of its own, as each is one PPO sample in the authors' code. That code seems to have α2
-and α3 with other signs and places; ours follow the meaning in words. A team may share weights or have an adapter or
+and α3 with other signs and places; here they follow the meaning in words. A team may share weights or have an adapter or
 a model for each agent, or an adapter for each agent and turn as the authors' (`weights: {per_turn: 3}`); critics belong to
 agents in either case.
 
-A verifier that cannot tell right from wrong answers to one question pays noise: `least_auc` says how well it must
-have done so on held-out questions (see `training/verifier_judging.py`).
+A verifier that cannot tell right from wrong answers to one question pays noise: `least_auc` is the AUC that it must
+have reached on held-out questions (see `training/verifier_judging.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _Value = Callable[[Turn], float]
 
 
 class TurnwiseGAE(GAEConfig):
-    """GAE that passes nothing on from turn to turn unless told so: R_t holds the future already."""
+    """GAE that by default passes nothing on from turn to turn: R_t holds the future already."""
 
     gamma_turn: float = Field(0.0, ge=0.0, le=1.0)
 
@@ -64,7 +64,7 @@ class MAPoRL(ActorCritic):
     """Folder of a trained verifier; null takes the environment's own score of each answer."""
     least_auc: float | None = Field(0.7, gt=0.5, le=1.0)
     """Least area under the curve that the verifier must have reached among answers to one held-out question, with an
-    interval above ½, before it pays anybody; null lets any verifier pay."""
+    interval above ½, before it may pay; null lets any verifier pay."""
     horizon: Literal["discounted_sum", "last", "current"] = "discounted_sum"
     sharing: Literal["all", "individual"] = "all"
     discount: float = Field(1.0, ge=0.0, le=1.0)
@@ -72,13 +72,15 @@ class MAPoRL(ActorCritic):
     influence: tuple[float, float, float, float] = NO_INFLUENCE
     """α0, α1, α2, α3."""
     correctness: Literal["score", "label"] = "score"
-    """What says who was right: v, or the environment's score (`workflow.score_rounds: true`)."""
+    """What decides which answers were right: v, or the environment's score (`workflow.score_rounds: true`)."""
     gae: TurnwiseGAE = TurnwiseGAE()
 
     @model_validator(mode="after")
     def _shared_once(self) -> MAPoRL:
         if self.team_reward != "mean":
-            raise ValueError("`team_reward` means nothing here; `algorithm.sharing` says whose scores count")
+            raise ValueError(
+                "`team_reward` means nothing here; `algorithm.sharing` decides whose scores count"
+            )
         return self
 
     def build(self) -> Algorithm:
@@ -102,7 +104,7 @@ class MAPoRL(ActorCritic):
         paid: dict[int, float] = {}
         for a, turns in enumerate(own.values()):
             for t, turn in enumerate(turns):
-                # What others make of an answer that still stands is paid on the turn that gave it.
+                # The influence of an answer that is still valid is paid on the turn that gave it.
                 moved = moved_TA[t:, a].sum() if turn is turns[-1] else moved_TA[t, a]
                 paid[turn.index] = float(reward_TA[t, a] + moved) + self.penalties.of(turn) * turn.trained
         return paid

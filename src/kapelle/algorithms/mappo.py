@@ -1,7 +1,7 @@
 """MAPPO: clipped actors with one central critic (2103.01955).
 
-The critic reads everything that all agents saw and said before a turn, private views included; no policy
-ever sees that text. All else is PPO's row. The view (`training.collate.central_prompt`) leaves out what other agents say
+The critic reads everything that all agents read and wrote before a turn, private views included; no policy
+ever sees that text. All else is PPO's row. The view (`signals.questions.central_prompt`) leaves out the answers of other agents
 at the same moment, so that the value is a baseline and not a peek at simultaneous actions.
 
 Deviations from the paper: no value normalisation by running statistics (rewards here are bounded and

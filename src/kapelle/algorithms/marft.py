@@ -1,8 +1,8 @@
 """MARFT: reinforcement fine-tuning of a team as one chain of turns (2504.16129).
 
-The agents of a round act one after another, each seeing what those before it said, so the whole episode is one
+The agents of a round act one after another, each reading the turns of those before it, so the whole episode is one
 sequence of decisions: δ = r + γ·V(next observation in the chain) − V(this observation), the next observation being
-the next agent's, and after the last agent the first one's in the following round. What the team earns stands once,
+the next agent's, and after the last agent the first one's in the following round. What the team earns is placed once,
 on the chain's last turn. A central critic, with one value before each turn, judges them all.
 
 `level: action` (the paper's first form): one ratio per turn, the product over its tokens, one value and one loss per
@@ -10,7 +10,7 @@ turn, so that a turn weighs the same however long it is.
 `level: token`: a ratio and a value for each token; γ crosses turns only.
 
 Deviations from the paper: the critic reads the global state through the base model's own layers, in place of an
-encoder beside it; `team_reward: last` is the paper's public code with `share_reward_in_agent: false`. That code
+additional encoder; `team_reward: last` is the paper's public code with `share_reward_in_agent: false`. That code
 allocates advantages as integers, and reads the seat number 0 in `share_critic_with` as "no"; neither is followed.
 """
 
@@ -32,7 +32,7 @@ class MARFT(ActorCritic):
 
     name: Literal["marft"] = "marft"
     level: Literal["action", "token"] = "action"
-    """What one decision is; it sets `loss.level` and `gae.unit`, which are not to be set beside it."""
+    """What one decision is; it sets `loss.level` and `gae.unit`, which must not be set as well."""
 
     @model_validator(mode="after")
     def _one_level(self) -> MARFT:
@@ -43,13 +43,13 @@ class MARFT(ActorCritic):
         return self
 
     def _leveled(self) -> MARFT:
-        """Return the settings with the level put where it is read; ValueError for a loss that it does not go with."""
+        """Return the settings with the level in loss and GAE; ValueError for a loss that does not fit it."""
         action = self.level == "action"
         if action and self.loss.aggregation not in (None, "sequence_mean"):
             raise ValueError(
                 f"`level: action` has one loss per turn, and `loss.aggregation: {self.loss.aggregation}` would count it once "
-                "for every token: remove `loss.aggregation`, or set `level: token`. A run of before this was refused holds it "
-                "in its config.yaml; remove the line there, its weights stay what they are"
+                "for every token: remove `loss.aggregation`, or set `level: token`. A run made before this was refused has it "
+                "in its config.yaml; remove the line there, its weights stay as they are"
             )
         loss = self.loss.model_dump() | {"level": "turn" if action else "token"}
         gae = self.gae.model_copy(update={"unit": "turn" if action else "token"})

@@ -29,7 +29,7 @@ from kapelle.team import Team
 
 
 class ActorCritic(Settings):
-    """What all algorithms with a critic can be told; each adds its name and its own."""
+    """Settings of all algorithms with a critic; each adds its name and its own settings."""
 
     group_size: int = Field(1, ge=1)
     """Episodes per task; a critic needs no group."""
@@ -39,7 +39,7 @@ class ActorCritic(Settings):
     loss: SurrogateConfig = SurrogateConfig()
     value_loss: ValueLossConfig = ValueLossConfig()
     reference_every: int = Field(0, ge=0)
-    """Steps between refreshes of the reference policy; 0 keeps the one of the start."""
+    """Steps between refreshes of the reference policy; 0 never refreshes it."""
     order: OrderConfig = Joint()
     epochs: int = Field(2, ge=1)
     minibatches: int = Field(1, ge=1)

@@ -1,7 +1,7 @@
 """QMIX: the team's value rises with every agent's utility, in a way that depends on the state (1803.11485).
 
-Q_tot = |W2|·ELU(|W1|·Q + b1) + V, all weights made of the state by hypernetworks; `credit_mixer.py` says how credit
-follows from it, `replay.py` what the state is. Unlike a sum it can say that an agent's good words count only
+Q_tot = |W2|·ELU(|W1|·Q + b1) + V, all weights computed from the state by hypernetworks; `credit_mixer.py` describes how credit
+follows from it, `replay.py` what the state is. Unlike a sum it can express that an agent's good turn counts only
 together with another's.
 
 Deviations from the paper: utilities judge turns and choose none, so nothing is maximised over actions; Monte Carlo

@@ -2,7 +2,7 @@
 
 Each agent keeps a running mean of its returns in each role of each game: b ← 0.95·b + 0.05·R, A = R − b. With shared
 weights it takes the advantage of one seat over another, and of one game's stakes over another's, out of the gradient.
-The game is the part of a mixture (`Task.part`); the role is the agent's name, and the seat beside it where seats are
+The game is the part of a mixture (`Task.part`); the role is the agent's name, with its seat where seats are
 drawn (`Episode.roles`). The means are in the checkpoint.
 
 Returns are taken in the order of the step's tasks. As b holds R already, A is 0.95·(R − the b before); the public
@@ -51,7 +51,7 @@ class RunningBaselines:
         self._settings = settings
         self._baseline: dict[Place, float] = {}
         self._start: dict[str, float] = {}
-        """Agent → where its means start: 0, or its one mean in a checkpoint of before there were games."""
+        """Agent → start of its means: 0, or its single mean in a checkpoint from before there were games."""
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage over its agent's mean so far in this game and role, and move the means."""
@@ -81,7 +81,7 @@ class RunningBaselines:
         return {"baselines": rows, "start": dict(self._start)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned, or the one baseline per agent of an older checkpoint, from which all start."""
+        """Restore what `state` returned, or the one baseline per agent of an older checkpoint, from which all start."""
         if "baselines" not in state:
             self._start = dict(state["baseline"])
             self._baseline = {}

@@ -1,4 +1,4 @@
-"""ReMax: against what the agents do at their likeliest (2310.10505), A = R − R of the greedy rollout.
+"""ReMax: against the greedy rollout (2310.10505), A = R − R of the greedy rollout.
 
 One more episode per task is played with every agent greedy; it is never trained on. A task whose greedy episode
 failed has no baseline and is left out of the step.
@@ -27,14 +27,14 @@ class ReMax(MonteCarlo):
 
     name: Literal["remax"] = "remax"
     group_size: int = Field(1, ge=1)
-    """Sampled episodes per task; the greedy one comes on top."""
+    """Sampled episodes per task; the greedy one is additional."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
         return self.row(self.name, self.credit, needs=(GreedyBaseline(),))
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage over its agent's greedy return; an agent silent there earned 0."""
+        """Return each turn's advantage over its agent's greedy return; an agent without a turn there earned 0."""
         greedy = {
             g: agent_returns(episode, self.team_reward, self.forms) for g, episode in signals.greedy.items()
         }

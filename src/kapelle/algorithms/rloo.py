@@ -1,7 +1,7 @@
 """RLOO: each attempt against the mean of the others (2402.14740), A_j = R_j − mean of the other G − 1.
 
-Unbiased, as the baseline of an attempt does not contain it; not divided by a std. A group that failures have shrunk
-to one keeps its raw return.
+Unbiased, as the baseline of an attempt does not contain it; not divided by a std. A group with a single episode left after failures
+keeps its raw return.
 
 Deviations from the paper: the clipped surrogate in place of plain REINFORCE. With `epochs: 1` and `minibatches: 1`
 nothing is clipped and the gradient is the same.

@@ -1,11 +1,11 @@
-"""Supervised fine-tuning: the likelihood of what should have been said.
+"""Supervised fine-tuning: the likelihood of demonstrated turns.
 
 Loss: −log π of every completion token, averaged over the tokens of the global batch. Data come from the
 environment's records or scripted experts, playing the workflow in the roles of the team.
 
-World model (`world_model` = w > 0): an agent also learns to foresee what it hears next. The tokens that its next
-prompt adds to its last words count like those of completions, each w times: (Σ nll_said + w·Σ nll_heard) /
-(n_said + w·n_heard). What an agent hears first, and what opens a fresh conversation, is nothing to foresee.
+World model (`world_model` = w > 0): an agent also learns to predict its next observation. The tokens that its next
+prompt adds to its last completion count like those of completions, each w times:
+(Σ nll_written + w·Σ nll_observed) / (n_written + w·n_observed). The first prompt of a conversation is not predicted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SFT(Settings):
     """Passes over each step's demonstrations."""
     minibatches: int = Field(1, ge=1)
     world_model: float = Field(0.0, ge=0.0)
-    """Weight of a token that the agent hears next, against 1 for one that it says."""
+    """Weight of a token that the agent observes next, against 1 for one that it writes."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
@@ -42,7 +42,7 @@ class SFT(Settings):
 
 
 def negative_log_likelihood(outputs: Outputs, targets: Targets) -> Loss:
-    """Return −Σ log π over the counted tokens, and how many they are; a column `weight` weighs them."""
+    """Return −Σ log π over the counted tokens, and their number; a column `weight` weighs them."""
     if Column.WEIGHT not in targets.columns:
         total, weight = token_mean(-outputs.logp_K, targets.mask_K)
         return Loss(total, weight, {"nll": (total.detach(), weight)})

@@ -1,6 +1,6 @@
 """VDN: the team's value is the sum of its agents' utilities (1706.05296).
 
-Q_tot = Σ_i Q_i(saw_i, said_i), fitted to the team's return; `credit_mixer.py` says how credit follows from it. With
+Q_tot = Σ_i Q_i(saw_i, said_i), fitted to the team's return; `credit_mixer.py` describes how credit follows from it. With
 the credit `difference` an agent is paid the return less w·Σ_j Q_j of the others, with `modelled` Q_i − mean Q_i over the
 episodes of the task. What is not additive in the return is split evenly, as the least-squares sum has it.
 

@@ -1,13 +1,13 @@
 """The token form of VDN: critics of single agents whose sum is the team's value (1706.05296, over V).
 
-Each agent's critic reads what the agent sees and gives V_i before every token. In a round all agents speak side by
-side, position by position; V_tot of a position is Σ_i V_i, an agent that has finished keeping its last value. Rounds
-follow one another, the team's reward stands on a round's last position, and GAE over V_tot gives one advantage to
-all tokens of a position. With λ = 1 that is the team's return less Σ_i V_i. Where agents speak one after another, an
-agent's advantage leaves out the values of those that have read its words.
+Each agent's critic reads what the agent sees and gives V_i before every token. In a round all agents write in
+parallel, position by position; V_tot of a position is Σ_i V_i, an agent that has finished keeping its last value. Rounds
+follow one another, the team's reward is on a round's last position, and GAE over V_tot gives one advantage to
+all tokens of a position. With λ = 1 that is the team's return less Σ_i V_i. Where agents act one after another, an
+agent's advantage leaves out the values of those that have read its turn.
 
 The critic of agent i is fitted to A + V_i, which is the target of V_tot less the others' values: its gradient at the
-sampling values is that of (V_tot − target)² in V_i, so the sum is what is fitted, though every critic stays alone.
+sampling values is that of (V_tot − target)² in V_i, so the sum is fitted, although each critic is trained separately.
 
 Deviations: the others' values stand still during the epochs of an update; no agent has credit of its own, only a
 baseline that no central view is needed for (see `vdn` for credit by words).
@@ -63,7 +63,7 @@ class VDNToken(ActorCritic):
 
 
 class _Turn(NamedTuple):
-    """One turn's advantages, and what its critic is to say."""
+    """One turn's advantages, and the target of its critic."""
 
     turn: Turn
     advantage_T: Tensor
@@ -122,16 +122,16 @@ class SummedValues:
     ) -> list[Tensor]:
         """Return the advantage at every position of every round against the summed values.
 
-        For an agent, values of turns that have read its words of the round are left out: as its baseline they would
-        take away what those words brought about.
+        For an agent, values of turns that have read its turn of the round are left out: as its baseline they would
+        subtract what that turn caused.
         """
         s = self._settings
         values: list[Tensor] = []
         rewards: list[Tensor] = []
         gammas: list[Tensor] = []
         for movers, reward in zip(rounds, paid, strict=True):
-            said = movers.get(agent) if agent is not None else None
-            judged = [turn for turn in movers.values() if said is None or turn.seen <= said.index]
+            own = movers.get(agent) if agent is not None else None
+            judged = [turn for turn in movers.values() if own is None or turn.seen <= own.index]
             longest = max(len(turn.completion_ids) for turn in movers.values())
             value_P = _summed([signals.values[TurnKey(*place, turn.index)] for turn in judged], longest)
             reward_P, gamma_P = torch.zeros_like(value_P), torch.full_like(value_P, s.gae.gamma_token)
@@ -169,7 +169,7 @@ class SummedValues:
 
 
 def _summed(values: Sequence[Tensor], longest: int) -> Tensor:
-    """Σ_i V_i at every position of a round → [P]; who has finished keeps its last value."""
+    """Σ_i V_i at every position of a round → [P]; a finished agent keeps its last value."""
     held = [torch.cat([value_T, value_T[-1:].expand(longest - len(value_T))]) for value_T in values]
     value_PA = torch.stack(held, dim=1)
     return vdn_mix(value_PA, torch.ones_like(value_PA))

@@ -1,4 +1,4 @@
-"""A verifier: how likely an answer is right, learned from answers of a team that itself learns nothing.
+"""A verifier: how likely an answer is right, learned from answers of a team that is not trained.
 
 A scalar head on a LoRA of its own reads the question and one answer and gives one score at the answer's last
 token; σ(score) is the probability that the answer is right. `labels` is binary cross-entropy against each turn's
@@ -6,14 +6,14 @@ label (the verifier of MAPoRL, 2502.18439, and of 2110.14168), `pairs` is −log
 to one question (Bradley–Terry, as in 2203.02155 eq. 1).
 
 Labels. `data: rollout`: the frozen team plays train questions and the environment grades; a turn's label is its
-`Turn.score` where the workflow asked for one, else what its agent was paid at the end, for the agent's last turn.
+`Turn.score` where the workflow scored it, else what its agent was paid at the end, for the agent's last turn.
 Turns without a label teach nothing. `data: recorded`: recorded solutions with their labels (environment
 `labelled`).
 
 Balance. With `balance: question` right and wrong answers to one question weigh the same in sum, and a question
 whose answers are all right or all wrong weighs nothing: it would only teach which questions are easy.
 
-Deviations: 2110.14168 scores every token; here one score stands at the end. Weights take the place of MAPoRL's
+Deviations: 2110.14168 scores every token; here there is one score at the end. Weights take the place of MAPoRL's
 resampling.
 """
 
@@ -71,7 +71,7 @@ class Labelled(NamedTuple):
 
 
 class VerifierTargets:
-    """What a verifier is fitted to, and how well it told right from wrong before it was."""
+    """The targets of a verifier, and how well it separated right from wrong before the update."""
 
     def __init__(self, settings: Verifier) -> None:
         self._settings = settings
@@ -115,11 +115,11 @@ class VerifierTargets:
         return self._row
 
     def state(self) -> dict[str, object]:
-        """Remember nothing."""
+        """Return nothing: there is no memory."""
         return {}
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Take nothing."""
+        """Do nothing: there is no memory."""
 
 
 def balanced(labels: Sequence[float]) -> list[float]:
@@ -163,8 +163,8 @@ def bradley_terry_over_pairs(values_K: Tensor, targets: Targets) -> Loss:
     assert 2 * len(numbers_N) == len(pair_K), "both sides of a pair are in one batch"
     result = bradley_terry_loss(right_N, wrong_N)
     weight = values_K.new_tensor(float(len(numbers_N))).detach()
-    ahead = (result.margin_N > 0).to(weight.dtype).sum()
-    return Loss(result.loss_N.sum(), weight, {"verifier_accuracy": (ahead, weight)})
+    right = (result.margin_N > 0).to(weight.dtype).sum()
+    return Loss(result.loss_N.sum(), weight, {"verifier_accuracy": (right, weight)})
 
 
 def _no_policy(outputs: Outputs, targets: Targets) -> Loss:

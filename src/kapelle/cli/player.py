@@ -54,7 +54,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
     from kapelle.evaluation.playing import model_config, open_play
 
     config = model_config(
-        arguments.model, arguments.environment, settings, real=arguments.real, told=_print_note
+        arguments.model, arguments.environment, settings, real=arguments.real, report=_print_note
     )
     return Player(arguments.model, open_play(config), config, own_returns, None)
 

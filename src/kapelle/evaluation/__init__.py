@@ -1,4 +1,4 @@
-"""How good a team is, and against what."""
+"""How good a team is, and compared with what."""
 
 from kapelle.former_names import contents_of
 

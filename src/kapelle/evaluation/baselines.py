@@ -1,7 +1,7 @@
-"""What the same tokens buy without a team: one agent alone, and a majority vote of its answers.
+"""What the same number of tokens achieves without a team: one agent alone, and a majority vote of its answers.
 
-A team that beats one agent may only have said more. So each agent gets what the team spent, on average, for a
-problem: once as the limit of a single answer, and once as several answers at temperature 1 that fit into it
+A team that beats one agent may only have used more tokens. So each agent gets the team's mean number of tokens per
+problem: once as the limit of a single answer, and once for several answers at temperature 1 that fit into it
 together, of which the most frequent counts (self-consistency, 2203.11171).
 """
 
@@ -25,19 +25,19 @@ class Baseline:
     """One way to spend the team's tokens."""
 
     agents: tuple[str, ...]
-    """Who answers alone; several names where their weights, system messages and sampling are the same."""
+    """The agent that answers alone; several names if their weights, system messages and sampling are the same."""
     answers: int
-    """Answers per problem; with more than one, the majority speaks."""
+    """Answers per problem; with more than one, the majority counts."""
     result: Evaluation
     """`result.tokens` counts the tokens of all answers."""
     failed_answers: int = 0
-    """Answers that ended in an error, of all that were asked for: they had no vote."""
+    """Answers that ended in an error, of all answers: they had no vote."""
 
 
 def soloists(play: Play) -> list[tuple[str, ...]]:
-    """Return who can answer alone, those together that would say the same; empty for games.
+    """Return the agents that can answer alone, identical ones together; empty for games.
 
-    Agents behind endpoints are left out: the tokens of their servers are not ours to count.
+    Agents behind endpoints are left out: the tokens of their servers cannot be counted.
     """
     if not asks_questions(play.environment):
         return []
@@ -51,10 +51,10 @@ def soloists(play: Play) -> list[tuple[str, ...]]:
 
 
 async def compute_matched(play: Play, tasks: Sequence[Task], tokens: float, seed: int) -> list[Baseline]:
-    """Return every agent alone, then every vote of at least two answers, at `tokens` a problem.
+    """Return every agent alone, then every vote of at least two answers, at `tokens` per problem.
 
     `play` is the team's, sampling included: one answer is sampled as the team's are. Tasks are those of the
-    team's evaluation; ties of a vote are drawn by `seed`. A team of one has nothing to be compared with.
+    team's evaluation; ties of a vote are drawn by `seed`. A team of one has no baseline.
     """
     found: list[Baseline] = []
     votes: list[Baseline] = []
@@ -103,20 +103,20 @@ async def _vote(
 def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
     """Return the episode of a group whose answer most of them gave; failed ones have no vote.
 
-    Answers are equal when `Answerable.extract` says so; ties are drawn by `seed` and the task.
+    Answers are equal if `Answerable.extract` returns the same; ties are drawn by `seed` and the task.
     """
     assert isinstance(environment, Answerable), "a vote needs answers that can be compared"
     voters = group.valid
     if not voters:
         return group.episodes[0]
-    said = {str(k): episode.turns[-1].text for k, episode in enumerate(voters)}
-    found = {k: environment.extract(text) for k, text in said.items()}
-    text = majority(said, found, derive_seed(seed, group.task.id))
+    answers = {str(k): episode.turns[-1].text for k, episode in enumerate(voters)}
+    found = {k: environment.extract(text) for k, text in answers.items()}
+    text = majority(answers, found, derive_seed(seed, group.task.id))
     return next(episode for episode in voters if episode.turns[-1].text == text)
 
 
 def _alone(play: Play, agent: str, sampling: Sampling) -> Play:
-    """Return the same world with one agent in it, who reads the question and nothing else."""
+    """Return the same world with one agent, which reads only the question."""
     seat = replace(play.team[agent], prompt="{question}")
     policy = play.team.policy(agent)
     team = Team((seat,), {policy.name: policy}, {agent: policy.name}, play.team.bases)

@@ -32,7 +32,7 @@ class Evaluation:
     interval: tuple[float, float] | None
     """95 %: Wilson's for shares, Student's t for graded scores."""
     reward: Mapping[str, float]
-    """Mean undiscounted return of each agent over the episodes that paid something; absent where none did."""
+    """Mean undiscounted return of each agent over the episodes that paid anything; absent if none did."""
     tokens: float
     """Mean completion tokens of the whole team per problem."""
     failed: int
@@ -42,15 +42,15 @@ class Evaluation:
     reason: str = ""
     """Why episodes failed or were not scored, the most frequent reason."""
     parts: Mapping[str, Rate] = field(default_factory=dict)
-    """`seen` and `not seen` → its rate, for every yes or no that the environment says in `info`."""
+    """`seen` and `not seen` → its rate, for every boolean that the environment reports in `info`."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
     games: bool = False
-    """True where no task asks a question: the score is then what was earned of the most, and no answer was right."""
+    """True if no task has a question: the score is then the share of the greatest reward, and no answer was right."""
     groups: tuple[Group, ...] = field(default=(), repr=False)
     """The episodes themselves."""
     verifier: Mapping[str, Any] | None = None
-    """For a run that trains a verifier: how well it judges (`Judgement.row`); the team learns nothing then."""
+    """For a run that trains a verifier: how well it judges (`Judgement.row`); the team is not trained then."""
 
     @property
     def rate(self) -> Rate:
@@ -89,7 +89,7 @@ class Evaluation:
         return row
 
     def scalars(self) -> dict[str, float]:
-        """Return every number under a name of its own, as trackers take them."""
+        """Return every number under a separate name, as trackers need them."""
         row = {"problems": self.problems, "scored": self.scored, "failed": self.failed, "tokens": self.tokens}
         found = {name: float(value) for name, value in row.items()}
         if self.success is not None:
@@ -105,7 +105,7 @@ class Evaluation:
 
 
 def choose_tasks(environment: Environment, split: Split, count: int, seed: int = 0) -> list[Task]:
-    """Return the same `count` tasks of a split every time: a seeded draw, without repetition where it ends."""
+    """Return the same `count` tasks of a split every time: a seeded draw, without repetition if the split is finite."""
     import random
 
     size = environment.size(split)
@@ -116,7 +116,7 @@ def choose_tasks(environment: Environment, split: Split, count: int, seed: int =
 
 
 def _distinct(environment: Environment, split: Split, count: int) -> list[Task]:
-    """Return generated tasks with different questions, as far as 20 draws for each find them."""
+    """Return generated tasks with different questions, as many as 20 draws for each find."""
     chosen: dict[str, Task] = {}
     for index in range(20 * count):
         task = task_of(environment, split, index)
@@ -127,12 +127,12 @@ def _distinct(environment: Environment, split: Split, count: int) -> list[Task]:
 
 
 def greedy(sampling: Sampling) -> Sampling:
-    """Return the same limits with the likeliest token at every place."""
+    """Return the same limits with greedy sampling."""
     return replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
 
 
 def greedy_play(play: Play) -> Play:
-    """Return the same play with every agent choosing its likeliest tokens."""
+    """Return the same play with greedy sampling for every agent."""
     return replace(play, sampling={agent.name: greedy(agent.sampling) for agent in play.team.agents})
 
 
@@ -177,7 +177,7 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
 
 
 def own_scores(groups: Sequence[Group]) -> dict[str, Rate]:
-    """Return the rate of what each agent itself was paid at the end, nothing shared.
+    """Return the rate of each agent's own terminal rewards, nothing shared.
 
     Agents that were never paid have no score of their own and are absent.
     """
@@ -185,7 +185,7 @@ def own_scores(groups: Sequence[Group]) -> dict[str, Rate]:
 
 
 def own_totals(groups: Sequence[Group]) -> dict[str, Rate]:
-    """Return the same of all that an episode paid, which is what counts in games that pay during play."""
+    """Return the same for all rewards of an episode, for games that pay during play."""
     return _own(groups, lambda episode, agent: episode.total(agent))
 
 
@@ -207,10 +207,10 @@ UNSCORED = "unscored"
 def _why_not(episodes: Sequence[Episode]) -> str:
     """Return the most frequent reason why episodes failed, or else why they have no score."""
     errors = Counter(" ".join(episode.error.split()) for episode in episodes if episode.error is not None)
-    said = errors or Counter(
+    reasons = errors or Counter(
         str(e.info[UNSCORED]) for e in episodes if e.success is None and UNSCORED in e.info
     )
-    return said.most_common(1)[0][0] if said else ""
+    return reasons.most_common(1)[0][0] if reasons else ""
 
 
 def _paid(groups: Sequence[Group]) -> list[Group]:
@@ -229,9 +229,9 @@ def _paid(groups: Sequence[Group]) -> list[Group]:
 def _parts(episodes: Sequence[Episode]) -> dict[str, Rate]:
     members: dict[str, list[Episode]] = {}
     for episode in episodes:
-        for name, said in episode.info.items():
-            if isinstance(said, bool) and episode.error is None:
-                members.setdefault(name if said else f"not {name}", []).append(episode)
+        for name, value in episode.info.items():
+            if isinstance(value, bool) and episode.error is None:
+                members.setdefault(name if value else f"not {name}", []).append(episode)
     return {
         name: rate_of([e.success for e in part if e.success is not None], len(part), 0)
         for name, part in sorted(members.items())
@@ -239,9 +239,9 @@ def _parts(episodes: Sequence[Episode]) -> dict[str, Rate]:
 
 
 def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) -> dict[str, float]:
-    """Return what a verifier thinks of each agent's turns, and how well it tells right ones from wrong ones.
+    """Return a verifier's mean score of each agent's turns, and how well it separates right from wrong ones.
 
-    `verifier_score/<agent>` is the mean of σ; `verifier_auc` compares with the environment where that graded turns.
+    `verifier_score/<agent>` is the mean of σ; `verifier_auc` compares with the environment's grades where there are any.
     """
     by_agent: dict[str, list[float]] = {}
     judged: list[tuple[float, bool]] = []

@@ -14,7 +14,7 @@ from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import lay_over, load_recipe
 
 MAX_TOKENS = 512
-"""Most tokens of an answer of a model that plays an environment alone, unless settings say otherwise."""
+"""Most tokens of an answer of a model that plays an environment alone, unless set otherwise."""
 
 ALONE = {"tools": "tool_use"}
 """Environments in which one agent alone plays another workflow than `solo` or `parallel`."""
@@ -26,13 +26,13 @@ def model_config(
     settings: tuple[str, ...] = (),
     *,
     real: bool = False,
-    told: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> RunConfig:
     """Return the settings of a model, as it is, that plays an environment alone or a recipe as its team.
 
     `environment` is the name of an environment (built in, or `module:Class`), else that of a recipe, whose
     agents are then all played by the model, endpoints excepted, without adapters and without warm-up.
-    `real` takes a recipe's values for a pretrained model; `told` hears where the others do not suit this one.
+    `real` takes a recipe's values for a pretrained model; `report` gets a line for each that does not suit this model.
     """
     if environment in environments.BUILTIN or ":" in environment:
         answers = issubclass(environment_class(environment), Answerable)
@@ -49,7 +49,7 @@ def model_config(
     named = ("warmup=null", f"model.path={json.dumps(model)}")
     recipe = load_recipe(environment, (), (*settings, *named), real=real)
     for note in recipe.notes:
-        told(note)
+        report(note)
     config = recipe.config
     agents = config.team.agents
     if not isinstance(agents, int):
@@ -65,6 +65,6 @@ def model_config(
 
 def open_play(config: RunConfig) -> Play:
     """Check everything, load the models and return what plays; raises the errors of `errors.py`."""
-    unpaid = config.model_copy(update={"reward_model": None})  # it pays for what is learned, and nothing is
+    unpaid = config.model_copy(update={"reward_model": None})  # a reward model is only for training
     prepared = prepare(unpaid, training=False)
     return make_play(config, prepared.team, build_engine(config, prepared.load(), prepared.team))

@@ -110,7 +110,7 @@ def whitened_group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Te
 def running_baseline(reward_B: Tensor, baseline: Tensor, *, decay: float = 0.95) -> BaselineAdvantage:
     """RAE: for each reward in order b ← decay·b + (1 − decay)·R, A = R − b (SPIRAL, arXiv 2506.24119).
 
-    One baseline per agent (and game): the caller passes one agent's rewards and saves the result.
+    One baseline per agent (and game): the caller passes one agent's rewards and stores the result.
     As b already holds R, A is decay·(R − the b before); the authors' code subtracts the b before.
     """
     baseline = as_float(baseline)
@@ -181,7 +181,7 @@ def vtrace(
 def truncated_importance_weight(logp_trainer: Tensor, logp_sampler: Tensor, *, cap: float = 2.0) -> Tensor:
     """TIS: min(cap, π_trainer/π_sampler), detached, elementwise per token.
 
-    Weighs each token's loss where sampler and trainer compute the same weights' log-probs differently.
+    Weights each token's loss where sampler and trainer compute different log-probs from the same weights.
     """
     return token_log_ratio(logp_trainer, logp_sampler).exp().clamp(max=cap).detach()
 
@@ -195,7 +195,7 @@ def importance_inliers(logp_trainer: Tensor, logp_sampler: Tensor, *, low: float
 def sum_then_normalise(reward_B: Tensor, trajectory_B: Tensor, player_B: Tensor, players: int) -> Tensor:
     """MARS: return-to-go of each turn (γ = 1), then normalised over all turns of its player → [B].
 
-    arXiv 2510.15414. Turns stand in global time order; `trajectory_B` labels one player's turns of one
+    arXiv 2510.15414. Turns are in global time order; `trajectory_B` labels one player's turns of one
     episode, `player_B` the player. A player with one turn in the batch keeps its raw return.
     """
     return group_scaled(turn_return_to_go(reward_B, trajectory_B, 1.0), player_B, players)

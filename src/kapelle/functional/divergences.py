@@ -16,7 +16,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class TokenStatistics(NamedTuple):
-    """What a policy says of each token: its log-prob [K] and the entropy of its distribution [K]."""
+    """Statistics of each token under a policy: its log-prob [K] and the entropy of its distribution [K]."""
 
     logp_K: Tensor
     entropy_K: Tensor

@@ -3,7 +3,7 @@
 Shapes: N sequences (one completion each), T padded tokens, K packed tokens of all sequences in a
 row, S segments (a segment is the sequence that a packed token belongs to), L labels, B rows.
 `mask` is bool or float; an entry counts where it is not zero. Entries that do not count may hold
-anything, NaN included: they do not reach the result, and the gradient that they get is 0.
+anything, NaN included: they do not affect the result, and their gradient is 0.
 
 A packed batch and a padded one give the same numbers: flatten the padded tensors, label each
 position with its row, and let the mask drop the padding.
@@ -141,6 +141,6 @@ def sequence_sum_over_constant(
 
 
 def sequence_total(loss_S: Tensor, count_S: Tensor) -> WeightedSum:
-    """Sum losses that are one per sequence or turn; those with a count of 0 tokens do not exist."""
+    """Sum losses that are one per sequence or turn; those with a count of 0 tokens are left out."""
     total = masked_sum(loss_S, count_S)
     return WeightedSum(total, count_S.bool().sum().to(total.dtype))

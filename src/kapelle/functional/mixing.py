@@ -49,7 +49,7 @@ def difference_credit(
     """Credit_i = Q_tot(Q) − Q_tot(Q with Q_i replaced by its baseline) → [B, A], detached.
 
     `mix` maps utilities [B, A] to Q_tot [B] with everything else (state, mask) fixed; the baseline is
-    `group_mean_utility`. Zero for an agent whose words make no difference, one scale for all agents.
+    `group_mean_utility`. Zero for an agent whose turn makes no difference; one scale for all agents.
     """
     utility_BA, baseline_BA = as_float(utility_BA).detach(), as_float(baseline_BA).detach()
     total_B = mix(utility_BA)
@@ -70,13 +70,13 @@ def mean_of_others(x_NA: Tensor, acted_NA: Tensor) -> Tensor:
 def explained_by_others(
     mix: Callable[[Tensor, Tensor, Tensor], Tensor], utility_NA: Tensor, acted_NA: Tensor, after_NAA: Tensor
 ) -> Tensor:
-    """By how much what others did made a row of one set better than the set's rows → [N, A], detached.
+    """How much better than its set a row is because of what the others did → [N, A], detached.
 
     For row n and agent i it is B_n − mean_m B_m over the rows m in which i acted, with B_m = Q_tot of row m where Q_i
-    is replaced by its mean over all rows but n, and where the agents that spoke after i (`after_NAA[m, i, j]` = 1:
-    j's words may be an effect of i's) are left out. So nothing in it depends on what i did in row n: taken off a
-    return it changes no expected gradient. `mix` maps utilities [K, A], who is part of the mix [K, A], and the rows
-    [K] whose state they are mixed in, to Q_tot [K]. A set of one gives 0.
+    is replaced by its mean over all rows but n, and where the agents that acted after i (`after_NAA[m, i, j]` = 1:
+    j's turn may be an effect of i's) are left out. So nothing in it depends on what i did in row n: subtracted from a
+    return it changes no expected gradient. `mix` maps utilities [K, A], the mask of agents in the mix [K, A], and the
+    rows [K] whose state they are mixed in, to Q_tot [K]. A set of one gives 0.
     """
     utility_NA = as_float(utility_NA).detach()
     rows, agents = utility_NA.shape
@@ -95,7 +95,7 @@ def explained_by_others(
 
 
 def copied(online: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy a network's tensors: what a target network starts as."""
+    """Copy a network's tensors: the start of a target network."""
     return {name: tensor.detach().clone() for name, tensor in online.items()}
 
 
@@ -104,7 +104,7 @@ def soft_update(
 ) -> dict[str, Tensor]:
     """Follow by a step of size τ, (1 − τ)·target + τ·online; tensors of integers are copied.
 
-    Raises AssertionError where the two do not hold the same names.
+    Raises AssertionError if the two do not have the same names.
     """
     assert target.keys() == online.keys(), f"names differ: {sorted(target.keys() ^ online.keys())}"
     return {

@@ -97,7 +97,7 @@ def cispo(
     """CISPO: −sg[clip(ρ, 1 − clip_low, 1 + clip_high)]·A·log π, elementwise.
 
     arXiv 2506.13585, eq. 4. Clipping bounds a token's weight and never removes its gradient; `clipped`
-    says where the weight was bounded.
+    marks where the weight was bounded.
     """
     ratio = torch.exp(log_ratio).detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -106,7 +106,7 @@ def cispo(
 
 
 def happo_factor(factor_S: Tensor, log_ratio_S: Tensor, acted_S: Tensor) -> Tensor:
-    """Multiply M by the ratio of the agent whose update has just ended, M·ρ → [S], detached.
+    """Multiply M by the ratio of the agent that was just updated, M·ρ → [S], detached.
 
     arXiv 2109.11251, §4.2: M^{m+1} = ρ_new^{i_m}·M^m. `log_ratio_S` is that agent's turn ratio
     after its update against the policy that sampled; where `acted_S` is 0 it had no turn in the round

@@ -13,7 +13,7 @@ from kapelle.functional.masking import as_float
 
 
 class PreferenceLoss(NamedTuple):
-    """A loss per pair [N] to minimise, and by how much the chosen side leads [N], detached.
+    """A loss per pair [N] to minimise, and the margin of the chosen side [N], detached.
 
     The share of positive margins is the accuracy.
     """

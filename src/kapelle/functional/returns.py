@@ -23,7 +23,7 @@ def backward_recurrence(
 ) -> Tensor:
     """Solve y_t = x_t + decay_t·y_{t+1} backward over the unmasked steps → [N, T]; masked steps give 0.
 
-    t+1 is the next unmasked step; past the last one stands `initial_N` (0 by default). Every estimator
+    t+1 is the next unmasked step; after the last one it is `initial_N` (0 by default). Every estimator
     of this package that looks ahead is this recurrence.
     """
     x_NT = keep_masked(x_NT, mask_NT)
@@ -61,7 +61,7 @@ def return_to_go(reward_NT: Tensor, mask_NT: Tensor, gamma: float | Tensor) -> T
 def turn_return_to_go(reward_B: Tensor, trajectory_B: Tensor, gamma: float) -> Tensor:
     """Return-to-go of each turn over the later turns of its own trajectory → [B].
 
-    The turns stand in global time order; `trajectory_B` (int64) says which belong together: one label
+    The turns are in global time order; `trajectory_B` (int64) labels those that belong together: one label
     per agent and episode for an agent's own turns, one per episode for a chain through all agents.
     γ counts turns of the trajectory, not those of others in between.
     """

@@ -1,8 +1,8 @@
 """Shaping of rewards and advantages: penalties, KL in the reward, MAPoRL's and UMAD's terms.
 
 Shapes: N completions, T tokens; for debates [..., T, A] with T turns and A agents, every agent
-speaking once a turn. Lengths are in tokens. All functions return *terms* to be added to the reward
-(or, where said, the shaped quantity itself), and so may be combined in any order.
+writing once per turn. Lengths are in tokens. All functions return *terms* to be added to the reward
+(or, where stated, the shaped quantity itself), and so may be combined in any order.
 """
 
 import torch
@@ -64,13 +64,13 @@ def maporl_current(shared_TA: Tensor) -> Tensor:
 def maporl_influence(correct_TA: Tensor, *, alpha: tuple[float, float, float, float]) -> Tensor:
     """MAPoRL's reward for correction and persuasion: helping others to the truth pays, misleading costs.
 
-    arXiv 2502.18439; `correct_TA` (bool, [..., T, A], A ≥ 2) says who was right at which turn; the
+    arXiv 2502.18439; `correct_TA` (bool, [..., T, A], A ≥ 2) marks which agent was right at which turn; the
     others are right when more than half of them are. α0…α3, with the turn they are placed on:
 
     - own ✗→✓: +α1 if the others were wrong before, +α0 if right; on the turn that corrected.
     - own ✓→✗: −α1 if the others were right before, −α0 if wrong; on the turn that erred.
-    - others' next-turn ✗→✓: +α2 if I was right, +α3 if wrong; on the turn that they had read.
-    - others' next-turn ✓→✗: −α2 if I was wrong, −α3 if right; on the turn that they had read.
+    - others' next-turn ✗→✓: +α2 if the agent was right, +α3 if wrong; on the turn that they had read.
+    - others' next-turn ✓→✗: −α2 if the agent was wrong, −α3 if right; on the turn that they had read.
     """
     agents = correct_TA.shape[-1]
     assert agents >= 2, "influence needs another agent"
@@ -90,7 +90,7 @@ def maporl_influence(correct_TA: Tensor, *, alpha: tuple[float, float, float, fl
 def umad_influence(reward_TA: Tensor, *, eta: float) -> Tensor:
     """UMAD: +η·sign of the mean change of the other agents' rewards at the next turn → [..., T, A].
 
-    arXiv 2603.01221. From unmodified rewards; the last turn, which nobody answers, gets 0.
+    arXiv 2603.01221. From unmodified rewards; the last turn, which no agent answers, gets 0.
     """
     reward_TA = as_float(reward_TA)
     agents = reward_TA.shape[-1]

@@ -1,1 +1,1 @@
-"""What credit and losses may ask about sampled turns before an update; one signal in each file."""
+"""What credit and losses need to know about sampled turns before an update; one signal in each file."""

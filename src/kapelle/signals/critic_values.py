@@ -1,4 +1,4 @@
-"""What critics say of every turn that they judge, and of what would have come after a turn cut short."""
+"""Critics' values of every turn that they judge, and of what would have followed an episode cut short."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from kapelle.types import Group
 
 @dataclass(frozen=True, slots=True)
 class CriticValues:
-    """Gives `Signals.values` and `Signals.bootstrap`; the critics that it describes learn in the update."""
+    """Gives `Signals.values` and `Signals.bootstrap`; the same critics are trained in the update."""
 
     critic: CriticSpec
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
         """Return the values before each turn's tokens, or before the turn, and those after turns cut short."""
-        asked, after = value_samples(step.groups, step.team, self.critic, engine.renderer)
-        scored = engine.score([*asked.values(), *after.values()])
-        values = dict(zip(asked, scored, strict=False))
-        bootstrap = {key: value[0] for key, value in zip(after, scored[len(asked) :], strict=True)}
+        before, after = value_samples(step.groups, step.team, self.critic, engine.renderer)
+        scored = engine.score([*before.values(), *after.values()])
+        values = dict(zip(before, scored, strict=False))
+        bootstrap = {key: value[0] for key, value in zip(after, scored[len(before) :], strict=True)}
         return {"values": values, "bootstrap": bootstrap}
 
 
 def value_samples(
     groups: Sequence[Group], team: Team, need: CriticSpec, readers: Readers | None = None
 ) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
-    """Return what to ask the critics: values of every turn they judge, and those after turns cut short.
+    """Return the critics' samples: for every turn they judge, and for the value after turns cut short.
 
-    `readers` are needed for the view `answer`, which knows no place after the text.
+    `readers` are needed for the view `answer`, which has no value after a turn.
     """
     values: dict[TurnKey, Sample] = {}
     after: dict[TurnKey, Sample] = {}

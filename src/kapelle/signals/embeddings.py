@@ -1,13 +1,13 @@
-"""Turns as vectors: what a frozen model makes of what an agent saw and of what it said.
+"""Turns as vectors: embeddings, by a frozen model, of what an agent read and of what it wrote.
 
-- `base`, all trained agents on one model: the very tokens that they read and said, by that model as it was at the start.
-- `base` with several models: the text of all agents, by the model of the first trained agent in seat order, so that the
-  vectors of all lie in one space.
-- a model's path or hub name: the text, by that model; it stands beside the team and acts for nobody.
+- `base`, all trained agents on one model: the exact tokens that they read and wrote, by that model as it was at the start.
+- `base` with several models: the text of all agents, by the model of the first trained agent in seat order, so that all
+  vectors lie in one space.
+- a model's path or hub name: the text, by that model, which is loaded beside the team and plays no agent.
 - `sentence-transformers:NAME`: the text, by a model of that library (`pip install 'kapelle[embed]'`).
 
-As text an agent saw everything in its conversation so far, messages joined by empty lines; a model reads it as one user
-message, and no more of it than the last tokens that fit its context.
+As text, an agent has read its whole conversation so far, messages joined by empty lines; a model reads it as one user
+message, cut to the last tokens that fit its context.
 
 Shapes: D width of a vector.
 """
@@ -29,7 +29,7 @@ from kapelle.team import EMBEDDER, Policy, Team, embedder_name
 from kapelle.types import Episode, Group, Message
 
 SENTENCES = "sentence-transformers:"
-"""How a model of that library is named."""
+"""Prefix of the name of a model of that library."""
 
 TurnReader = Callable[[Sequence[Group]], dict[TurnKey, Embedding]]
 """Reads every trained turn of a step."""
@@ -43,23 +43,23 @@ class Embeddings:
     """`base`, a model's path, or `sentence-transformers:NAME`."""
 
     def load(self) -> None:
-        """Load a model of sentence-transformers; ModelError says why it cannot be."""
+        """Load a model of sentence-transformers; ModelError names the reason if it cannot be loaded."""
         if self.reader.startswith(SENTENCES):
             load_sentences(self.reader.removeprefix(SENTENCES))
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Embedding]]:
-        """Return every trained turn as vectors; ModelError when what reads it cannot be loaded."""
+        """Return every trained turn as vectors; ModelError if the model cannot be loaded."""
         return {"embedding": turn_reader(self.reader, step.team, engine)(step.groups)}
 
     def beside(self, team: Team) -> Team:
-        """Return the team with the model that reads turns, where it is one of its own."""
+        """Return the team with the model that reads turns, if that is a separate one."""
         if self.reader == "base" or self.reader.startswith(SENTENCES):
             return team
         return team.with_beside(Policy(EMBEDDER, EMBEDDER, trained=False), self.reader)
 
 
 def turn_reader(embedder: str, team: Team, engine: Learners) -> TurnReader:
-    """Return what reads turns as `Embeddings.reader` says; ModelError when it cannot be loaded."""
+    """Return the reader of turns that `Embeddings.reader` names; ModelError if it cannot be loaded."""
     if embedder.startswith(SENTENCES):
         return by_sentences(load_sentences(embedder.removeprefix(SENTENCES)))
     if embedder != "base":
@@ -71,41 +71,41 @@ def turn_reader(embedder: str, team: Team, engine: Learners) -> TurnReader:
 
 
 def _by_tokens(groups: Sequence[Group], engine: Learners, team: Team) -> dict[TurnKey, Embedding]:
-    saw, said = embedding_samples(groups, {name: embedder_name(name) for name in team.trained})
-    return _joined(list(saw), engine.embed([*saw.values(), *said.values()]))
+    prompts, completions = embedding_samples(groups, {name: embedder_name(name) for name in team.trained})
+    return _joined(list(prompts), engine.embed([*prompts.values(), *completions.values()]))
 
 
 def _by_model(groups: Sequence[Group], engine: Learners, name: str) -> dict[TurnKey, Embedding]:
     reader = engine.renderer(name)
     texts = turn_texts(groups)
-    saw: list[Sample] = []
-    said: list[Sample] = []
-    for before, words in texts.values():
+    prompts: list[Sample] = []
+    completions: list[Sample] = []
+    for before, text in texts.values():
         prompt = reader.start([Message("user", before)])
-        own = reader.completion(words)[: reader.context - 1]
+        own = reader.completion(text)[: reader.context - 1]
         known = prompt[-reader.context :]
-        # A hidden state is asked for by the place after its token.
-        saw.append(Sample(name, known, tuple(range(1, len(known) + 1))))
+        # A target names the hidden state of the token before it.
+        prompts.append(Sample(name, known, tuple(range(1, len(known) + 1))))
         tokens = (*prompt, *own)[-reader.context :]
-        said.append(Sample(name, tokens, tuple(range(len(tokens) - len(own) + 1, len(tokens) + 1))))
-    return _joined(list(texts), engine.embed([*saw, *said]))
+        completions.append(Sample(name, tokens, tuple(range(len(tokens) - len(own) + 1, len(tokens) + 1))))
+    return _joined(list(texts), engine.embed([*prompts, *completions]))
 
 
 def by_sentences(encode: Callable[[Sequence[str]], Tensor]) -> TurnReader:
-    """Return a reader that takes the text of turns to `encode`: texts → one row for each."""
+    """Return a reader that encodes the text of turns with `encode`: texts → one row for each."""
 
     def read(groups: Sequence[Group]) -> dict[TurnKey, Embedding]:
         texts = turn_texts(groups)
         every = dict.fromkeys(text for both in texts.values() for text in both)
         vector = dict(zip(every, encode(list(every)).float().cpu().unbind(), strict=True)) if every else {}
-        return {key: Embedding(vector[before], vector[words]) for key, (before, words) in texts.items()}
+        return {key: Embedding(vector[before], vector[text]) for key, (before, text) in texts.items()}
 
     return read
 
 
 @lru_cache(maxsize=1)
 def load_sentences(name: str) -> Callable[[Sequence[str]], Tensor]:
-    """Return what encodes texts by a model of sentence-transformers; ModelError says why it cannot be loaded."""
+    """Return an encoder of texts by a model of sentence-transformers; ModelError names the reason if it cannot be loaded."""
     library: Any = import_module("sentence_transformers")
     try:
         model = library.SentenceTransformer(name)
@@ -122,7 +122,7 @@ def load_sentences(name: str) -> Callable[[Sequence[str]], Tensor]:
 
 
 def turn_texts(groups: Sequence[Group]) -> dict[TurnKey, tuple[str, str]]:
-    """Return, of every trained turn, all text that its agent had read or said before, and what it said."""
+    """Return, for every trained turn, all text that its agent had read or written before, and the text of the turn."""
     known: dict[tuple[int, int], Mapping[int, str]] = {}
     found: dict[TurnKey, tuple[str, str]] = {}
     for key, turn in turns_of(groups):
@@ -157,16 +157,16 @@ def _joined(keys: Sequence[TurnKey], vectors: Sequence[Tensor]) -> dict[TurnKey,
 def embedding_samples(
     groups: Sequence[Group], name: Mapping[str, str]
 ) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
-    """Return what to ask the embedders (`name`: policy → embedder) about every trained turn: saw, and said.
+    """Return the embedders' samples (`name`: policy → embedder) of every trained turn: prompts, and completions.
 
     The prompt is read alone and the completion after its prompt.
     """
-    saw: dict[TurnKey, Sample] = {}
-    said: dict[TurnKey, Sample] = {}
+    prompts: dict[TurnKey, Sample] = {}
+    completions: dict[TurnKey, Sample] = {}
     for key, turn in turns_of(groups):
         embedder, start = name[turn.policy], len(turn.prompt_ids)
         tokens = turn.prompt_ids + turn.completion_ids
-        # A hidden state is asked for by the place after its token.
-        saw[key] = Sample(embedder, turn.prompt_ids, tuple(range(1, start + 1)))
-        said[key] = Sample(embedder, tokens, tuple(range(start + 1, len(tokens) + 1)))
-    return saw, said
+        # A target names the hidden state of the token before it.
+        prompts[key] = Sample(embedder, turn.prompt_ids, tuple(range(1, start + 1)))
+        completions[key] = Sample(embedder, tokens, tuple(range(start + 1, len(tokens) + 1)))
+    return prompts, completions

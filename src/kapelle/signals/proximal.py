@@ -1,4 +1,4 @@
-"""Log-probs by the trainer's own weights before the update: what ratios are against where sampler and trainer differ."""
+"""Log-probs by the trainer's own weights before the update: the denominator of ratios where sampler and trainer differ."""
 
 from __future__ import annotations
 

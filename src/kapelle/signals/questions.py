@@ -1,4 +1,4 @@
-"""A turn as a question to a learner: which tokens it reads, and at which of them it is asked.
+"""Turns as samples for a learner: which tokens it reads, and which of them are targets.
 
 Shapes: T completion tokens of one turn.
 """
@@ -16,11 +16,11 @@ from kapelle.team import Team
 from kapelle.types import Episode, Message, Turn
 
 Readers = Callable[[str], Reader]
-"""Learner → how text becomes the tokens of the model that it stands on."""
+"""Learner → how text becomes the tokens of its model."""
 
 
 def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Tensor]) -> Sample:
-    """Return a turn as a question to `learner` (its policy or a reference) about its completion tokens."""
+    """Return the sample of a turn's completion tokens for `learner` (its policy or a reference)."""
     start = len(turn.prompt_ids)
     tokens = turn.prompt_ids + turn.completion_ids
     return Sample(
@@ -40,25 +40,25 @@ def critic_sample(
     columns: Mapping[str, Tensor],
     after: bool = False,
 ) -> Sample:
-    """Return a turn as a question to its agent's critic: values before its tokens, or before the turn.
+    """Return a turn's sample for its agent's critic: values before its tokens, or before the turn.
 
     `need.view` is `local` (what the agent itself read) or `central` (see `central_prompt`). With `after`, the
-    one value after the last token is asked for instead.
+    only target is the value after the last token.
     """
     prompt = turn.prompt_ids if need.view == "local" else central_prompt(episode, turn)
     tokens = prompt + turn.completion_ids
-    asked = tokens if need.unit == "token" else tokens[: len(prompt) + 1]
-    places = (len(tokens),) if after else tuple(range(len(prompt), len(asked)))
-    return Sample(team.critic_of[turn.agent], tokens if after else asked, places, columns)
+    read = tokens if need.unit == "token" else tokens[: len(prompt) + 1]
+    places = (len(tokens),) if after else tuple(range(len(prompt), len(read)))
+    return Sample(team.critic_of[turn.agent], tokens if after else read, places, columns)
 
 
 def answer_sample(
     learner: str, reader: Reader, question: str, text: str, columns: Mapping[str, Tensor]
 ) -> Sample:
-    """Return an answer as a question to a verifier: its one value, after the last token of the text.
+    """Return an answer's sample for a verifier: its one value, after the last token of the text.
 
-    It reads the question and the text in tokens of its own model, whoever said it. Raises ContextError when they
-    are too long for it.
+    The verifier reads question and text in tokens of its own model, whichever agent answered. Raises ContextError if
+    they are too long.
     """
     tokens = reader.start([Message("user", question)]) + reader.completion(text)
     if len(tokens) > reader.context:
@@ -77,7 +77,7 @@ def judged_sample(
     columns: Mapping[str, Tensor],
     readers: Readers | None,
 ) -> Sample:
-    """Return a turn as a question to its agent's critic in any view; `answer` needs `readers`."""
+    """Return a turn's sample for its agent's critic in any view; `answer` needs `readers`."""
     if need.view != "answer":
         return critic_sample(episode, turn, team, need, columns)
     assert readers is not None, "text needs a reader"
@@ -86,25 +86,25 @@ def judged_sample(
 
 
 def central_prompt(episode: Episode, turn: Turn) -> tuple[int, ...]:
-    """Return everything that all agents saw and said before a turn, private views included, as tokens.
+    """Return everything that all agents read and wrote before a turn, private views included, as tokens.
 
-    First the turns that were over when this one's prompt was fixed, in time order, then what agents were
-    being asked at that same moment, and last this turn's own prompt. Words that an agent has read before are not repeated. What others
-    say at the same moment is not in it: a baseline must not depend on simultaneous actions it cannot know.
+    First the turns that were over when this one's prompt was fixed, in time order, then the prompts of other agents at
+    the same moment, and last this turn's own prompt. Tokens that an agent has read before are not repeated. The
+    answers of others at the same moment are left out: a baseline must not depend on simultaneous actions.
     """
     tokens: list[int] = []
     last: dict[str, Turn] = {}
     for past in episode.turns[: turn.seen]:
-        tokens.extend(_news(past, last.get(past.agent)))
+        tokens.extend(_new_tokens(past, last.get(past.agent)))
         tokens.extend(past.completion_ids)
         last[past.agent] = past
     for other in episode.turns[turn.seen :]:
         if other.seen <= turn.seen and other.agent != turn.agent:
-            tokens.extend(_news(other, last.get(other.agent)))
-    return (*tokens, *_news(turn, last.get(turn.agent)))
+            tokens.extend(_new_tokens(other, last.get(other.agent)))
+    return (*tokens, *_new_tokens(turn, last.get(turn.agent)))
 
 
-def _news(turn: Turn, before: Turn | None) -> tuple[int, ...]:
+def _new_tokens(turn: Turn, before: Turn | None) -> tuple[int, ...]:
     if before is None:
         return turn.prompt_ids
     known = before.prompt_ids + before.completion_ids

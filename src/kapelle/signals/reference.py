@@ -1,4 +1,4 @@
-"""Log-probs by a frozen copy of each policy, which a penalty holds it to, and when that copy is made anew."""
+"""Log-probs by a frozen copy of each policy, for a penalty, and when that copy is refreshed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class ReferenceLogProbs:
 
 @dataclass(frozen=True, slots=True)
 class RefreshReferences:
-    """Makes every reference a copy of its policy, every so many steps."""
+    """Makes every reference a copy of its policy, every `every` steps."""
 
     every: int
     moves_weights: ClassVar[bool] = False
 
     def __call__(self, step: int, team: Team, engine: Learners) -> None:
-        """Refresh where it is time."""
+        """Refresh if the step is due."""
         if step % self.every == 0:
             engine.refresh_references()
 
@@ -43,11 +43,11 @@ def refreshed(every: int) -> tuple[RefreshReferences, ...]:
 
 
 def log_probs(step: Sampled, engine: Learners, learner: Mapping[str, str]) -> dict[TurnKey, Tensor]:
-    """Return the log-probs `_T` of every trained turn by whatever `learner` names for its policy."""
-    asked = reference_samples(step.groups, step.team, learner)
-    return dict(zip(asked, engine.score(list(asked.values())), strict=True))
+    """Return the log-probs `_T` of every trained turn by the learner that `learner` names for its policy."""
+    samples = reference_samples(step.groups, step.team, learner)
+    return dict(zip(samples, engine.score(list(samples.values())), strict=True))
 
 
 def reference_samples(groups: Sequence[Group], team: Team, name: Mapping[str, str]) -> dict[TurnKey, Sample]:
-    """Return what to ask each policy's reference (`name`: policy → reference) about every trained turn."""
+    """Return the sample of every trained turn for its policy's reference (`name`: policy → reference)."""
     return {key: policy_sample(turn, team, name[turn.policy], {}) for key, turn in turns_of(groups)}

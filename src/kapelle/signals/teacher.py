@@ -1,7 +1,7 @@
-"""Log-probs by frozen teachers of what the policies said themselves.
+"""Log-probs of the policies' own turns by frozen teachers.
 
 A teacher is a model's path, or the PEFT folder of an adapter that an earlier run saved, on the same base as the policy
-that learns from it. It reads the very tokens that were sampled, so its tokeniser must be the policy's.
+that learns from it. It reads the exact tokens that were sampled, so its tokeniser must be the policy's.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class TeacherLogProbs:
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
         """Return them; ContextError when a turn is too long for its teacher."""
-        asked = reference_samples(step.groups, step.team, self.readers(step.team))
-        for sample in asked.values():
+        samples = reference_samples(step.groups, step.team, self.readers(step.team))
+        for sample in samples.values():
             reads = engine.renderer(sample.learner).context
             if len(sample.tokens) > reads:
                 raise ContextError(
-                    f"A turn has {len(sample.tokens)} tokens with its prompt; '{sample.learner}' reads {reads}. Take a "
+                    f"A turn has {len(sample.tokens)} tokens with its prompt; '{sample.learner}' reads {reads}. Use a "
                     "teacher with a longer context, or lower the agents' `sampling.max_tokens`."
                 )
-        return {TEACHER: dict(zip(asked, engine.score(list(asked.values())), strict=True))}
+        return {TEACHER: dict(zip(samples, engine.score(list(samples.values())), strict=True))}
 
     def readers(self, team: Team) -> Mapping[str, str]:
         """Return, by policy, the teacher that reads its tokens."""
@@ -61,16 +61,16 @@ class TeacherLogProbs:
                 raise ConfigError(
                     f"Policy '{policy}' has no teacher. Name one under `algorithm.teacher.{policy}`, or one path for all."
                 )
-            team = _seated(team, policy, named[policy])
+            team = _with_teacher(team, policy, named[policy])
         return team
 
 
-def _seated(team: Team, policy: str, path: str) -> Team:
+def _with_teacher(team: Team, policy: str, path: str) -> Team:
     """Return the team with the teacher of one policy beside it."""
     name, learns = f"{TEACHER}:{policy}", team.policies[policy]
     if not (Path(path) / "adapter_config.json").is_file():
         return team.with_beside(Policy(name, f"{TEACHER}:{path}", trained=False), path)
-    # An adapter stands on the base that its policy began with, which a policy without one trains away.
+    # An adapter needs the base that its policy began with; a policy without an adapter changes its base.
     base = learns.base if learns.lora is not None else f"{learns.base}@{TEACHER}"
     adapter = Policy(name, base, read_lora(Path(path)), past=path, trained=False)
     return team.with_beside(adapter, team.bases[learns.base])

@@ -18,7 +18,7 @@ class VerifierScores:
     folder: str
     """Folder of the trained verifier."""
     least_auc: float | None = None
-    """Least AUC that it must have reached on held-out questions; None asks for nothing."""
+    """Least AUC that it must have reached on held-out questions; None for no limit."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, float]]:
         """Return the probability for every turn of every agent."""
@@ -27,13 +27,13 @@ class VerifierScores:
 
 def scores(groups: Sequence[Group], engine: Learners) -> dict[TurnKey, float]:
     """Return the verifier's probability for every turn of every agent."""
-    asked = verifier_samples(groups, engine.renderer(VERIFIER))
-    scored = engine.score(list(asked.values()))
-    return {key: float(score.sigmoid()) for key, score in zip(asked, scored, strict=True)}
+    samples = verifier_samples(groups, engine.renderer(VERIFIER))
+    scored = engine.score(list(samples.values()))
+    return {key: float(score.sigmoid()) for key, score in zip(samples, scored, strict=True)}
 
 
 def verifier_samples(groups: Sequence[Group], reader: Reader) -> dict[TurnKey, Sample]:
-    """Return what to ask the verifier about every turn of every agent."""
+    """Return the verifier's sample of every turn of every agent."""
     return {
         key: answer_sample(VERIFIER, reader, groups[key.group].task.question, turn.text, {})
         for key, turn in turns_of(groups, trained_only=False)

@@ -1,1 +1,1 @@
-"""The one loop and what stands around it: what is recorded, saved, resumed and shown."""
+"""The training loop, and what records, saves, resumes and shows a run."""

@@ -1,16 +1,16 @@
-"""What a run was started with besides its config, and what of it is another thing when the run goes on.
+"""What a run was started with besides its config, and what of it has changed when the run is resumed.
 
 Each start and each resume is a row under `starts` in `provenance.json`:
 
     {"at": "2026-11-24T10:00:00.000+00:00", "steps": 0,
      "data": {"data/train.jsonl": "3f…"},                    hash of what was read
-     "weights": {"past adapter 'second' (runs/…)": "9a…"},   adapters and a verifier that a run plays with and does not learn
-     "began_from": {"first (runs/…)": "9a…"},                weights of which only the start is made
+     "weights": {"past adapter 'second' (runs/…)": "9a…"},   adapters and a verifier that a run uses and does not train
+     "began_from": {"first (runs/…)": "9a…"},                weights that training started from
      "versions": {"torch": "2.13.0", …},
      "machine": {"threads": 2, "processor": "…", …}}
 
-Nothing of this stops a resume: what a step draws follows from its number and the size of the data alone, so that a resumed
-run can go on with any data. But it is another run then, and says so.
+None of these changes prevents a resume: what a step draws depends only on its number and the size of the data, so that a
+resumed run can continue with any data. But it is another run then, and reports it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 PACKAGES = ("kapelle", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 _VECTORS = ("avx", "fma", "sse4", "f16c", "amx", "neon", "asimd", "sve", "bf16", "i8mm")
-"""Beginnings of processor features on which the kernels that torch picks, and their rounding, depend."""
+"""Prefixes of processor features on which torch's choice of kernels, and their rounding, depends."""
 _LOUD = ("data", "weights")
 _NAMED = 4
-"""Files that are named one by one when they have changed."""
+"""Most changed files that are named one by one."""
 _DIGITS = 12
 _FOLLOWS = {
-    "data": "from step {step} on this run learns from other data than before. Start anew if it is to be a run of these data",
-    "weights": "from step {step} on it plays with other weights than before. Start anew if it is to be a run with these",
+    "data": "from step {step} on this run learns from other data than before. Start a new run to train on these data alone",
+    "weights": "from step {step} on it plays with other weights than before. Start a new run to use these from the beginning",
     "versions": "results may differ from those of a run that was never stopped",
     "machine": "results may differ from those of a run that was never stopped",
 }
@@ -65,9 +65,9 @@ def note_start(
     began_from: Mapping[str, Path],
     observer: Observer,
 ) -> None:
-    """Record with what a run starts, or goes on after `steps`; the observer hears one line of each thing that has changed.
+    """Record with what a run starts, or continues after `steps`; the observer gets one line for each change.
 
-    Data are read for it. Where nobody listens, other data or weights are a warning of Python's.
+    This reads the data. Without an observer, changed data or weights are a Python warning.
     """
     start = {"at": now(), "steps": steps, **circumstances(config, team, began_from)}
     if run.resumed:
@@ -79,7 +79,7 @@ def note_start(
 
 
 def circumstances(config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> dict[str, Any]:
-    """Return what a run of these settings would start with here and now, by kind and name."""
+    """Return what a run of these settings would start with now, by kind and name."""
     weights = {
         f"past adapter '{policy.name}' ({policy.past})": _weights(Path(policy.past))
         for policy in team.every.values()
@@ -99,11 +99,14 @@ def circumstances(config: RunConfig, team: Team, began_from: Mapping[str, Path])
 
 
 def changes(starts: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what differs from the last start: kind, and one line of what it was, what it is and what follows."""
+    """Return the differences from the last start: kind, and one line with the old value, the new one and the consequence."""
     if not starts:
-        said = "provenance.json does not say how this run was started before (it was damaged, removed or made by an earlier"
+        unknown = "provenance.json does not say how this run was started before (it was damaged, removed or made by an earlier"
         return [
-            ("unknown", f"{said} version), so whether data, weights, versions or machine changed is unknown")
+            (
+                "unknown",
+                f"{unknown} version), so whether data, weights, versions or machine changed is unknown",
+            )
         ]
     found = []
     for kind, follows in _FOLLOWS.items():
@@ -113,23 +116,23 @@ def changes(starts: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> li
             continue
         names = [name for name in dict.fromkeys([*before, *here]) if before.get(name) != here.get(name)]
         if kind == "data" and len(names) > _NAMED:
-            more = f"{len(names)} files of the data, such as {names[0]}, are other ones"
+            more = f"{len(names)} files of the data, such as {names[0]}, have changed"
             found.append((kind, f"{more}: {follows.format(step=start['steps'] + 1)}"))
             continue
         for name in names:
-            then, this = _told(kind, before.get(name)), _told(kind, here.get(name))
+            then, this = _shown(kind, before.get(name)), _shown(kind, here.get(name))
             found.append((kind, f"{name} was {then}, is {this}: {follows.format(step=start['steps'] + 1)}"))
     return found
 
 
-def _told(kind: str, value: object) -> str:
+def _shown(kind: str, value: object) -> str:
     if value is None:
         return "not there"
     return f"content {str(value)[:_DIGITS]}" if kind in ("data", "weights") else str(value)
 
 
 def _contents(value: object) -> Iterator[tuple[str, str]]:
-    """Yield every file that settings name, or say that they read, with a hash of what is in it."""
+    """Yield every file that settings name or declare that they read, with a hash of its content."""
     if isinstance(value, BaseModel):
         if isinstance(value, Reads):
             yield from value.contents().items()
@@ -161,7 +164,7 @@ def _file(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _weights(folder: Path) -> str:
-    """Return one hash of a folder of weights: of what kapelle wrote, which is verified when it is read, or of what is there."""
+    """Return one hash of a folder of weights: of the list that kapelle wrote and verifies on reading, or of the files."""
     listed = listed_files(folder)
     if listed is None:
         return folder_content(folder)
@@ -202,7 +205,7 @@ def _processor() -> tuple[str, str]:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
         return platform.processor() or platform.machine(), "not known"
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = said.get("flags", said.get("Features", "")).split()
-    name = said.get("model name") or platform.processor() or platform.machine()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    name = fields.get("model name") or platform.processor() or platform.machine()
     return name, " ".join(sorted(flag for flag in flags if flag.startswith(_VECTORS)))

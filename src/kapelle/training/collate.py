@@ -1,4 +1,4 @@
-"""From episodes to samples: which tokens each learner is asked about.
+"""From episodes to samples: the tokens that each learner is trained on.
 
 Shapes: T completion tokens of one turn.
 """
@@ -72,9 +72,9 @@ def critic_samples(
 
 
 def demonstrated_samples(groups: Sequence[Group], team: Team, observations: float) -> list[Sample]:
-    """Return every trained turn as something to say, and with `observations` > 0 what its agent heard next.
+    """Return every trained turn as a target, and with `observations` > 0 also what its agent observed next.
 
-    What was heard is found where an agent's next prompt goes on from its last words, and weighs so much.
+    An observation is what an agent's next prompt adds to its last completion; each of its tokens weighs `observations`.
     """
     turns = turns_of(groups)
     if not observations:

@@ -1,4 +1,4 @@
-"""How good a run is by now, on tasks that it never learns from."""
+"""How good a run is so far, on tasks that it never learns from."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from kapelle.training.verifier_judging import judge_held_out
 
 
 class HeldOut:
-    """Lets a team play held-out tasks or, where it trains a verifier, measures how that judges them."""
+    """Evaluates a team on held-out tasks or, if the run trains a verifier, the verifier on them."""
 
     def __init__(self, config: RunConfig, algorithm: Algorithm, pieces: Pieces) -> None:
-        """Take the run and what it is made of."""
+        """Take the run and its pieces."""
         self._config = config
         self._algorithm = algorithm
         self._pieces = pieces
         self._judged: tuple[int, int, Evaluation] | None = None
-        """After which step, on how many problems and how well the verifier that is trained judged last."""
+        """The last evaluation of the trained verifier: after which step, on how many problems, and its result."""
 
     def known(self, done: int, problems: int) -> Evaluation | None:
-        """Return how the verifier judged after `done` steps, where that is known already."""
+        """Return the verifier's evaluation after `done` steps if it is known already."""
         known = self._judged is not None and self._judged[:2] == (done, problems)
         return self._judged[2] if known and self._judged is not None else None
 
     def judgement(self, done: int) -> Mapping[str, Any] | None:
-        """Return what is known of the verifier's weights of this moment, for the folder that they are kept in."""
+        """Return the judgement of the verifier's current weights, to be saved in their folder."""
         return self._judged[2].verifier if self._judged is not None and self._judged[0] == done else None
 
     def measure(self, done: int, problems: int, greedy: bool | None) -> Evaluation:
-        """Measure what stands after `done` steps; one that is broken off leaves the random generators as they were."""
+        """Evaluate the weights after `done` steps; an interrupted evaluation restores the random generators."""
         drawn = capture_random()
         try:
             if self._algorithm.judges:

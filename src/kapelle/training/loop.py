@@ -1,6 +1,6 @@
 """The one loop: rollout → credit → collate → update → publish.
 
-`Loop.step` is the whole of training; everything that is kept or shown stands around it (`trainer.py`).
+`Loop.step` is all of training; `trainer.py` records, saves and shows it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from kapelle.training.updates import update_in_order
 from kapelle.types import Group
 
 COMPARED = 16
-"""Turns of each policy that are compared with the trainer when a step is played ahead of its update."""
+"""Turns of each policy that are compared with the trainer when a step is played before its turn."""
 
 Source = Callable[[int], list[Group]]
-"""Number of a step (from 1) → what it learns from; asked once for each step, in order."""
+"""Number of a step (from 1) → what it learns from; called once for each step, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,10 @@ class Loop:
         source: Source | None = None,
         player: RolloutEngine | None = None,
     ) -> None:
-        """Take what acts (`play`) and what learns (`engine`); for demonstrations a teacher acts.
+        """Take what plays (`play`) and what learns (`engine`); for demonstrations a teacher plays.
 
-        With a `source` nobody acts: it has what each step learns from. `player` plays with what is learned; None: nobody.
+        A `source` gives what each step learns from, and nothing is played. `player` is the rollout engine that gets new
+        weights; None for none.
         """
         self._source = source
         self._config = config
@@ -74,11 +75,11 @@ class Loop:
         self._play = play
         self._engine = engine
         self._player = player
-        self._ahead = RolloutQueue(config.training.max_staleness)
+        self._queue = RolloutQueue(config.training.max_staleness)
         self.may_go_back = False
-        """Whether whoever breaks a step off has a checkpoint to go back to."""
+        """Whether there is a checkpoint to return to if a step is interrupted."""
         self._parity: dict[str, float] = {}
-        """Of what was played in this step, where the step learns from what older weights said."""
+        """Gaps of the turns played in this step, if the step itself learns from turns of older weights."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
         for signal in algorithm.needs:
             if isinstance(signal, Loads):
@@ -98,15 +99,15 @@ class Loop:
         """Take step `number` (from 1) and return what happened; its result depends on the weights alone."""
         clock = Timeline()
         self._parity = {}
-        self._start = StepStart(self._ahead.mark(), self._engine.versions)
+        self._start = StepStart(self._queue.mark(), self._engine.versions)
         play = replace(self._play, timeline=clock)
-        groups = self._taken(replace(play, tree=self._algorithm.data.tree), number)
+        groups = self._groups(replace(play, tree=self._algorithm.data.tree), number)
         halt_on_failures(groups, self._config.training.max_failed_share)
         metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
         if not self._algorithm.plays:
             metrics = demonstrated(metrics)
         if self._config.training.max_staleness:
-            metrics |= {"staleness": self._ahead.staleness(groups), **self._parity}
+            metrics |= {"staleness": self._queue.staleness(groups), **self._parity}
         clock.enter("score")
         sampled = Sampled(number, groups, play.team, lambda: self._greedily(play, groups, number))
         signals = gathered(self._algorithm.needs, sampled, self._engine)
@@ -118,27 +119,27 @@ class Loop:
         metrics |= self._update(self._paid(groups, signals), signals, number)
         clock.leave()
         clock.enter("publish")
-        self._hand_over(number)
+        self._after_update(number)
         clock.leave()
         tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
         return Step(number, tuple(groups), metrics | time_metrics(clock, tokens))
 
     def _paid(self, groups: Sequence[Group], signals: Signals) -> Sequence[Group]:
-        """Return the groups as they are learned from: with the reward model's term."""
+        """Return the groups with the reward model's term added."""
         model = self._config.reward_model
         return groups if model is None else with_scores(groups, signals.score, model.weight)
 
-    def _taken(self, play: Play, number: int) -> list[Group]:
-        """Return what step `number` learns from; ParityError when other weights spoke than may have."""
+    def _groups(self, play: Play, number: int) -> list[Group]:
+        """Return what step `number` learns from; ParityError if weights other than the allowed ones sampled it."""
         if self._source is not None:
             return self._source(number)
         if not self._algorithm.plays:
             return self._played(play, number)
-        return self._ahead.take(number, self._engine.versions, lambda k: self._compared(play, k))
+        return self._queue.take(number, self._engine.versions, lambda k: self._compared(play, k))
 
     def _compared(self, play: Play, number: int) -> list[Group]:
-        """Play a step; where the update will come too late to compare trainer and sampler, compare some turns now."""
+        """Play a step; if the update comes too late to compare trainer and sampler, compare some turns now."""
         groups = self._played(play, number)
         if self._config.training.max_staleness:
             found = self._engine.check_parity(fresh_samples(groups, play.team, COMPARED))
@@ -146,7 +147,7 @@ class Loop:
         return groups
 
     def _played(self, play: Play, number: int) -> list[Group]:
-        """Play the step's tasks; with `redraw`, groups without variance make way for further tasks."""
+        """Play the step's tasks; with `redraw`, replace groups without variance by further tasks."""
         data = self._algorithm.data
         seed = derive_seed(self._config.seed, "rollout", number)
         tasks = training_tasks(play.environment, self._config, number)
@@ -174,7 +175,7 @@ class Loop:
         return self._learn(give, groups, signals, number)
 
     def take_back(self) -> bool:
-        """Undo what a step that did not end has done; False where weights have moved that cannot be put back."""
+        """Undo an unfinished step; False if weights have changed that cannot be restored."""
         return self._start.take_back(self._engine, self._memory)
 
     def _learn(
@@ -194,7 +195,7 @@ class Loop:
             metrics |= self._memory.metrics()
             if MIXER_UNDONE in metrics and self._config.training.non_finite == "stop":
                 raise NumericsError(
-                    f"At step {number} the fit of utilities and mixer broke what it learns. No checkpoint holds it; lower "
+                    f"At step {number} the fit of utilities and mixer broke its weights. No checkpoint holds them; lower "
                     "`algorithm.fit.lr` in a new run, or leave such fits out: resume with `training.non_finite=skip`."
                 )
         critics: list[Sample] = []
@@ -214,34 +215,34 @@ class Loop:
         )
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:
-        """Play each task once more with every agent at its likeliest."""
+        """Play each task once more, all agents greedy."""
         seed = derive_seed(self._config.seed, "greedy", number)
         tasks = [group.task for group in groups]
         played = run_async(lambda: rollout(greedy_play(play), tasks, 1, seed))
         if self._config.reward_model is None:
             return played
-        # What is compared with it has the model's term too.
+        # The returns that it is compared with have the model's term too.
         return self._paid(played, Signals(score=scores(played, self._engine)))
 
-    def _hand_over(self, number: int) -> None:
-        """Do what the algorithm does after an update, and let the rollout engine act with the new weights."""
+    def _after_update(self, number: int) -> None:
+        """Run the algorithm's hooks after an update, and publish the new weights."""
         for hook in self._algorithm.after_update:
             hook(number, self._play.team, self._engine)
         self.publish()
 
     def state(self) -> dict[str, object]:
-        """Return what credit remembers and what is played ahead, for a checkpoint."""
+        """Return the memory of credit and the queue of played steps, for a checkpoint."""
         memory = self._memory.state() if self._memory is not None else {}
-        return {"memory": memory, "ahead": self._ahead.state()}
+        return {"memory": memory, "ahead": self._queue.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
-        self._ahead.load_state(state["ahead"])
+        """Restore what `state` returned."""
+        self._queue.load_state(state["ahead"])
         if self._memory is not None:
             self._memory.load_state(state["memory"])
 
     def publish(self) -> None:
-        """Let the rollout engine play with what has been learned, or loaded, since the last time."""
+        """Load weights that changed since the last call into the rollout engine."""
         if self._player is not None:
             for policy, published in self._engine.publish().items():
                 self._player.load(policy, published.weights, published.version)

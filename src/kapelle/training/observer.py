@@ -1,4 +1,4 @@
-"""Whoever watches a run hears of it here: the terminal panel, plain lines, a test."""
+"""How a run reports its progress: to the terminal panel, plain lines, a test."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Whoever watches a run: a terminal panel, plain lines, a test."""
+    """Watches a run: a terminal panel, plain lines, a test."""
 
     def phase(self, name: str, detail: str) -> None:
-        """Hear that the run does something else now."""
+        """A new phase of the run has begun."""
         ...
 
     def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """Hear of a step of the warm-up."""
+        """A step of the warm-up is finished."""
         ...
 
     def step(self, step: Step, steps: int) -> None:
-        """Hear of a step of training."""
+        """A step of training is finished."""
         ...
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        """Hear of an evaluation after `step` steps."""
+        """An evaluation after `step` steps is finished."""
         ...
 
 
 class Silent:
-    """A observer that says nothing."""
+    """An observer that shows nothing."""
 
     def phase(self, name: str, detail: str) -> None:
         """Ignore it."""
@@ -49,8 +49,8 @@ class Silent:
         """Ignore it."""
 
 
-def tell_notes(notes: Sequence[str], observer: Observer | None) -> None:
-    """Let the observer hear what is to be known of a recipe; without one each note is a warning of Python's."""
+def report_notes(notes: Sequence[str], observer: Observer | None) -> None:
+    """Report notes on a recipe to the observer; without one each note is a Python warning."""
     for note in notes:
         if observer is None:
             warnings.warn(note, stacklevel=3)

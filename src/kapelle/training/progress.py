@@ -1,7 +1,7 @@
-"""How far a run is, and what of that is saved: a step counts whole or not at all.
+"""How far a run is, and what of it is saved: a step counts whole or not at all.
 
-A step that is broken off is taken back. Where that cannot be, because weights have moved, the run goes back to its newest
-checkpoint; without one nothing may be saved or learned until somebody loads one.
+An interrupted step is undone. If that is impossible because weights have changed, the run returns to its newest
+checkpoint; without one, nothing may be saved or learned until one is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kapelle.training.starting import Pieces
 
 
 class Progress:
-    """Takes the steps of one run, saves what they come to, and goes back to what was saved."""
+    """Takes the steps of one run, saves their results, and returns to saved ones."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Progress:
         run: RunDirectory | None,
         say: Callable[[str], None],
     ) -> None:
-        """Take what is trained and where it is saved; `say` hears of checkpoints that are damaged."""
+        """Take what is trained and where it is saved; `say` gets a line for each damaged checkpoint."""
         self._config = config
         self._pieces = pieces
         self._held_out = held_out
@@ -41,16 +41,16 @@ class Progress:
         self.done = 0
         """Steps behind the weights."""
         self.owed = False
-        """Whether the evaluation of the step that a run goes on from is missing."""
+        """Whether the evaluation of the step that a run continues from is missing."""
         self.went_back = False
-        """Whether a stop cost steps."""
+        """Whether an interruption cost steps."""
         self._saved: int | None = None
         """The step of the newest checkpoint."""
         self._torn = False
-        """Whether the weights are of a step that broke off half way."""
+        """Whether the weights are those of an unfinished step."""
 
     def step(self) -> Step:
-        """Take the next step; whoever plays acts with what it came to."""
+        """Take the next step."""
         loop = self._pieces.loop
         loop.may_go_back = self._run is not None
         try:
@@ -59,24 +59,24 @@ class Progress:
             self._take_back()
             raise
         except BaseException:
-            self._torn = True  # unless everything can be put back
+            self._torn = True  # unless everything can be restored
             self._torn = not loop.take_back()
             raise
         self.done = step.number
         return step
 
     def _take_back(self) -> None:
-        """Undo a step that was broken off, or go back to the last checkpoint."""
+        """Undo an interrupted step, or return to the last checkpoint."""
         with unbroken():
             if not self._pieces.loop.take_back() and self._run is not None:
                 self.go_back()
                 self.went_back = True
 
     def refuse_torn(self) -> None:
-        """Raise CheckpointError where the weights are of no step at all."""
+        """Raise CheckpointError if the weights are those of an unfinished step."""
         if self._torn:
             raise CheckpointError(
-                f"The weights are those of a step after {self.done} that broke off half way. Take the last checkpoint: "
+                f"The weights are those of an unfinished step after {self.done}. Use the last checkpoint: "
                 "resume the run, or call `load_checkpoint`."
             )
 
@@ -86,17 +86,17 @@ class Progress:
         return self._run is not None and self._saved not in (None, self.done)
 
     def keep_start(self) -> None:
-        """Write the first checkpoint of a run that has none yet."""
-        # Before the first row, so that a run killed before its first save has something to go back to.
+        """Write the first checkpoint of a run that has none."""
+        # Before the first row, so that a run killed before its first save has a checkpoint to return to.
         if self._run is not None and self._saved is None:
             self._write(self._run)
 
     def save(self) -> Path:
-        """Write a checkpoint, remove those that are too many, and return its folder; nothing is lost when that fails."""
+        """Write a checkpoint, remove surplus ones, and return its folder; if that fails nothing is lost."""
         assert self._run is not None, "a trainer without a run directory keeps nothing"
         self.refuse_torn()
         folder = self._write(self._run)
-        if not stop_asked():  # reading what is kept takes its time, and the next save does it
+        if not stop_asked():  # pruning takes time, and the next save does it
             self._run.prune(self._config.checkpoint.keep, folder)
         return folder
 
@@ -111,12 +111,12 @@ class Progress:
         return folder
 
     def write_policies(self, folder: Path) -> None:
-        """Write every trained policy as others load it, and a verifier with what is known of it."""
+        """Write every trained policy in a form that others can load, and a verifier with its judgement."""
         made, judgement = self._pieces, self._held_out.judgement(self.done)
         write_policies(folder, made.team, made.models, made.engine, made.base_hashes, judgement)
 
     def load(self, folder: Path) -> Mapping[str, Any]:
-        """Take the newest whole checkpoint of a folder and return its loop part."""
+        """Load the newest whole checkpoint of a folder and return its loop part."""
         made, take = self._pieces, self._pieces.loop.load_state
         loop = read_checkpoint(folder, made.engine, made.team, made.base_hashes, self._say, take)
         self.done = int(loop["step"])
@@ -125,7 +125,7 @@ class Progress:
         return loop
 
     def go_back(self) -> None:
-        """Take the run back to its newest checkpoint, its rows and episodes too."""
+        """Return the run to its newest checkpoint, with its rows and episodes."""
         run = self._run
         assert run is not None, "a trainer without a run directory has nothing to go back to"
         if not list_checkpoints(run.checkpoints):

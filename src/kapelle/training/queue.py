@@ -1,7 +1,7 @@
 """Rollouts that run ahead of the update: a bounded queue of steps that are played and not yet learned from.
 
-With `max_staleness` k a step learns from what the weights of k steps before said. The queue is part of the
-checkpoint, since what old weights said cannot be played again.
+With `max_staleness` k a step learns from episodes that the weights of k steps before sampled. The queue is part of the
+checkpoint, because episodes of old weights cannot be sampled again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RolloutQueue:
     """The queue, and which versions of each policy may be in it."""
 
     def __init__(self, most: int) -> None:
-        """Take the most steps that the rollout may be ahead; 0 is on-policy."""
+        """Allow at most `most` steps in the queue; 0 is on-policy."""
         self._most = most
         self._queue: deque[list[Group]] = deque()
         self._versions: deque[dict[str, int]] = deque(maxlen=most + 1)
@@ -29,9 +29,9 @@ class RolloutQueue:
     def take(
         self, number: int, versions: Mapping[str, int], play: Callable[[int], list[Group]]
     ) -> list[Group]:
-        """Return the groups of step `number`, playing what is missing up to the steps allowed ahead.
+        """Return the groups of step `number`, playing steps until the queue is full.
 
-        `versions` are those of the weights that act now. Raises ParityError when other weights acted.
+        `versions` are those of the current weights. Raises ParityError if other weights sampled.
         """
         self._versions.append(dict(versions))
         while len(self._queue) <= self._most:
@@ -48,12 +48,12 @@ class RolloutQueue:
         for _, turn in turns_of(groups):
             if all(turn.version != versions[turn.policy] for versions in allowed):
                 raise ParityError(
-                    f"Agent '{turn.agent}' spoke with version {turn.version} of policy '{turn.policy}', but version "
+                    f"Agent '{turn.agent}' sampled with version {turn.version} of policy '{turn.policy}', but version "
                     f"{allowed[-1][turn.policy]} was published: the rollout engine did not take the new weights."
                 )
 
     def staleness(self, groups: Sequence[Group]) -> float:
-        """Return by how many steps, on average over turns, the weights that spoke are older than those that learn."""
+        """Return the mean age in steps, over turns, of the weights that sampled."""
         ages = []
         for _, turn in turns_of(groups):
             held = [versions[turn.policy] for versions in self._versions]
@@ -61,13 +61,13 @@ class RolloutQueue:
         return sum(ages) / len(ages) if ages else 0.0
 
     def mark(self) -> Callable[[], None]:
-        """Return what puts the queue and its versions back as they are now."""
+        """Return a function that restores the queue and its versions as they are now."""
         queue, versions = self._queue.copy(), self._versions.copy()
 
-        def back() -> None:
+        def restore() -> None:
             self._queue, self._versions = queue, versions
 
-        return back
+        return restore
 
     def state(self) -> dict[str, object]:
         """Return the queue and its versions as plain values."""
@@ -77,7 +77,7 @@ class RolloutQueue:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Restore what `state` returned."""
         self._queue = deque(
             load_groups([json.loads(line) for line in text.splitlines()]) for text in state["queue"]
         )

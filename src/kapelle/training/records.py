@@ -1,4 +1,4 @@
-"""What is kept and told of a run as it goes: rows and episodes in its directory, trackers, and whoever watches."""
+"""Records of a run: rows and episodes in its directory, trackers, and the observer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kapelle.training.resuming import open_run
 
 
 class Records:
-    """Records one run; without a run directory it only tells the observer."""
+    """Records one run; without a run directory it only reports to the observer."""
 
     def __init__(self, run: RunDirectory | None, observer: Observer) -> None:
-        """Take where the run is kept and who watches it."""
+        """Take the run directory, if any, and the observer."""
         self.run = run
         self._observer = observer
         self._trackers: list[Tracker] = []
@@ -34,13 +34,13 @@ class Records:
             self._trackers = open_trackers(config.trackers, self.run.path, config.model_dump())
 
     def phase(self, done: int, name: str, detail: str) -> None:
-        """Note that the run, after `done` steps, does something else now."""
+        """Record that a new phase begins after `done` steps."""
         self._observer.phase(name, detail)
         if self.run is not None:
             self.run.report(name, done)
 
     def step(self, step: Step, last: int) -> None:
-        """Keep a step of training, of which `last` is the last."""
+        """Record a step of training; `last` is the number of the last one."""
         if self.run is not None:
             self.run.record_metrics(step.number, step.metrics)
             self.run.record_episodes(step.number, step.groups)
@@ -50,7 +50,7 @@ class Records:
         self._observer.step(step, last)
 
     def evaluation(self, done: int, result: Evaluation) -> None:
-        """Keep an evaluation after `done` steps."""
+        """Record an evaluation after `done` steps."""
         if self.run is not None:
             self.run.record_evaluation(done, result.row())
             # A second evaluation after the same step adds a row; the episodes of the first are kept.
@@ -61,21 +61,21 @@ class Records:
         self._observer.evaluation(done, result)
 
     def end(self, done: int, *, stopped: bool) -> None:
-        """Note that training has ended, or was stopped."""
+        """Record that training has ended, or was stopped."""
         if self.run is not None:
             self.run.report("done", done, "interrupted" if stopped else "finished")
 
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give back the run directory, noting the error that ended the run."""
+        """Release the run directory and record the error that ended the run."""
         if self.run is not None:
             self.run.__exit__(kind, error, trace)
             self.run = None
 
     def close(self) -> None:
-        """Give back the run directory and the trackers."""
-        with ExitStack() as closing:  # one that fails keeps nothing else open
+        """Release the run directory and the trackers."""
+        with ExitStack() as closing:  # if one fails, the others are closed all the same
             if self.run is not None:
                 closing.push(self.run)
             for tracker in self._trackers:
@@ -86,7 +86,7 @@ class Records:
 def open_records(
     path: str | Path | None, config: RunConfig, origin: Mapping[str, str], observer: Observer, *, resume: bool
 ) -> Records:
-    """Take the run directory at `path`, if one is named; raises the errors of `resuming.open_run`."""
+    """Open the run directory at `path`, if one is named; raises the errors of `resuming.open_run`."""
     if path is None:
         if resume:
             raise ConfigError("There is nothing to resume without a run directory. Name it with --run-dir.")

@@ -1,7 +1,7 @@
-"""What a run may say otherwise when it is resumed, and how that is said and kept.
+"""Which settings may change when a run is resumed, and how changes are reported and recorded.
 
-Which settings those are stands beside the settings themselves (`configured.FREE` and `configured.FROM_HERE_ON`). All
-others are what the run is.
+Settings are marked where they are declared (`settings.base.FREE` and `FROM_HERE_ON`). All others define the run and
+must stay.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from kapelle.setup.recipe import load_recipe, resolve, to_yaml
 
 
 def changed_settings(old: str, new: str, allowed: Sequence[MayChange] = (FREE,)) -> list[str]:
-    """Return what keeps a run of the settings `old` from being one of `new` (both YAML), in words."""
+    """Return, in words, the changes that make `new` another run than `old` (both YAML)."""
     config = resolve(parse_yaml(new))
     may = [key for key, mark in changeable(config) if mark in allowed]
-    return [_told(*change) for change in _changes(old, new) if not _within(change[0], may)]
+    return [_change(*change) for change in _changes(old, new) if not _within(change[0], may)]
 
 
 def changeable(config: RunConfig) -> Iterator[tuple[str, MayChange]]:
-    """Yield the dotted key of every setting of a run that a resumed one may say otherwise, whole sections by their own."""
+    """Yield the dotted key of every setting that may change on resume; a whole section by its own key."""
     yield from _marked(config, "")
 
 
 def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
-    """Return the settings of a run directory with some laid over them; CheckpointError where it is none."""
+    """Return the settings of a run directory with overrides; CheckpointError if it is none."""
     if not (folder / "config.yaml").is_file():
         raise CheckpointError(f"{folder} is no run directory: it has no config.yaml.")
     return load_recipe(str(folder / "config.yaml"), (), settings).config
@@ -40,9 +40,9 @@ def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
 def open_run(
     path: Path, config: RunConfig, origin: Mapping[str, str], say: Callable[[str], None], *, resume: bool
 ) -> RunDirectory:
-    """Take a run directory as `RunDirectory.create` does; `say` hears what changes from here on.
+    """Open a run directory as `RunDirectory.create` does; `say` gets a line for each change.
 
-    The run keeps it: the origin of such a value names the step and what was said before.
+    The run records it: the origin of a changed value names the step and the value before.
     """
     kept = dict(origin)
     marks = dict(changeable(config))
@@ -51,7 +51,7 @@ def open_run(
         for key, before, now in _changes(read_config(path), to_yaml(config)):
             if _within(key, [k for k, mark in marks.items() if mark is not FREE]):
                 kept[key] = f"{origin.get(key, 'resumed')} from step {step} on; {before!r} before"
-                say(f"{_told(key, before, now)} from step {step} on")
+                say(f"{_change(key, before, now)} from step {step} on")
     return RunDirectory.create(
         path,
         config=to_yaml(config),
@@ -86,7 +86,7 @@ def _within(key: str, sections: Sequence[str]) -> bool:
 
 
 def _changes(old: str, new: str) -> list[tuple[str, Any, Any]]:
-    """Return each key that differs, with what it was and what it is."""
+    """Return each key that differs, with the old value and the new one."""
     before, after = _flat(_whole(old)), _flat(_whole(new))
     return [
         (key, before.get(key), after.get(key))
@@ -96,7 +96,7 @@ def _changes(old: str, new: str) -> list[tuple[str, Any, Any]]:
 
 
 def _whole(text: str) -> dict[str, Any]:
-    """Return a run's settings with the defaults of what it does not say: a setting that is new since then."""
+    """Return a run's settings completed by defaults: a setting may be newer than the run."""
     try:
         values: dict[str, Any] = parse_yaml(text)
     except ValueError as error:
@@ -107,7 +107,7 @@ def _whole(text: str) -> dict[str, Any]:
         return values
 
 
-def _told(key: str, before: Any, now: Any) -> str:
+def _change(key: str, before: Any, now: Any) -> str:
     return f"{key} was {before!r} and is {now!r}"
 
 

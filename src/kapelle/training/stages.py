@@ -1,13 +1,13 @@
-"""Stages: several runs one after another as one, each going on from what those before it have learned.
+"""Stages: several runs in a row as one, each continuing from the weights of those before it.
 
     <run>/
-      stages.yaml     all stages, resolved; training it again repeats them
+      stages.yaml     all stages, resolved; training this file repeats them
       lock            held while they are trained, as in every run directory
       01-sft/         the run directory of the first stage, see `run_dir`
       02-ppo/         …
 
 A stage is the recipe with its own sections laid over it. Its trained policies start from the newest weights that an
-earlier stage kept under the same name, and `algorithm.verifier: stage:NAME`, or `reward_model.path: stage:NAME`, is the
+earlier stage saved under the same name, and `algorithm.verifier: stage:NAME`, or `reward_model.path: stage:NAME`, is the
 verifier that stage NAME trained.
 """
 
@@ -38,7 +38,7 @@ from kapelle.team import Policy, Team
 
 FILE = "stages.yaml"
 FROM_STAGE = "stage:"
-"""How `algorithm.verifier` and `reward_model.path` name a stage."""
+"""Prefix with which `algorithm.verifier` and `reward_model.path` name a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class Stage:
 
     @property
     def folder(self) -> str:
-        """Name of its run directory inside the whole."""
+        """Name of its run directory inside the folder of all stages."""
         return f"{self.number:02d}-{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a stage begins with, once those before it are done."""
+    """What a stage starts with when those before it are done."""
 
     config: RunConfig
     run_dir: Path
@@ -70,21 +70,21 @@ class Start:
 def read_stages(
     name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
 ) -> tuple[Stage, ...]:
-    """Return the stages of a recipe, empty when it is one run; raises the errors of `load_stages`."""
+    """Return the stages of a recipe, empty if it is a single run; raises the errors of `load_stages`."""
     found = load_stages(name, overlays, settings, real=real)
     return tuple(Stage(number, each, recipe) for number, (each, recipe) in enumerate(found, start=1))
 
 
 def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunLock:
-    """Make the folder of all stages, lock it and write what they are; RunDirectoryError when it holds others.
+    """Make the folder of all stages, lock it and write `stages.yaml`; RunDirectoryError if it holds other stages.
 
-    Whoever trains the stages keeps the lock until the last one is done: each stage locks its own folder besides, and
-    between two stages nobody would hold either.
+    The caller keeps the lock until the last stage is done: each stage locks only its own folder, so that between two
+    stages no lock would be held.
     """
     file = run_dir / FILE
     if file.is_file() and not resume:
         raise RunDirectoryError(
-            f"{run_dir} holds stages already. Go on with `kapelle train --resume {run_dir}`, or name another --run-dir."
+            f"{run_dir} holds stages already. Continue with `kapelle train --resume {run_dir}`, or name another --run-dir."
         )
     left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed while it was made
     if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
@@ -116,10 +116,10 @@ def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def is_done(stage: Stage, run_dir: Path) -> bool:
-    """Return whether a stage has taken all its steps, ended well, and still holds what it learned.
+    """Return whether a stage has taken all its steps, ended well, and still holds its weights.
 
-    A stage whose last checkpoint is damaged is not done: it goes on from the one before, so that the next stage never
-    starts from older weights than it was meant to. One whose checkpoints were all removed still counts as done.
+    A stage whose last checkpoint is damaged is not done: it continues from the one before, so that the next stage never
+    starts from older weights than intended. One whose checkpoints were all removed still counts as done.
     """
     folder = run_dir / stage.folder
     if not is_run(folder):
@@ -127,7 +127,7 @@ def is_done(stage: Stage, run_dir: Path) -> bool:
     steps = stage.recipe.config.training.steps
     try:
         status = read_status(folder)
-    except RunDirectoryError:  # damaged: the stage goes on from its last checkpoint, and writes it anew
+    except RunDirectoryError:  # damaged: the stage continues from its last checkpoint and writes it anew
         return False
     if status.state != "finished" or status.step < steps:
         return False
@@ -138,15 +138,15 @@ def is_done(stage: Stage, run_dir: Path) -> bool:
 
 
 def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
-    """Return what a stage begins with; those before it in `stages` must be done."""
+    """Return what a stage starts with; those before it in `stages` must be done."""
     folder = run_dir / stage.folder
     earlier = [each for each in stages if each.number < stage.number]
-    kept = {each.name: _kept(run_dir / each.folder) for each in earlier}
+    kept = {each.name: _newest_checkpoint(run_dir / each.folder) for each in earlier}
     config = _with_verifier(stage, earlier, kept)
     return Start(config, folder, is_run(folder), _weights(config, [kept[each.name] for each in earlier]))
 
 
-def _kept(run: Path) -> Path:
+def _newest_checkpoint(run: Path) -> Path:
     """Return the newest whole checkpoint of a stage that is done."""
     newest = read_latest(run)
     if newest is None:
@@ -171,9 +171,9 @@ def _weights(config: RunConfig, earlier: Sequence[Path]) -> dict[str, Path]:
 
 @contextmanager
 def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
-    """Give every stage's settings in a form that can be checked before any of them has run.
+    """Yield every stage's settings in a form that can be checked before any of them has run.
 
-    In place of a verifier that is still to be trained stands a folder with the shape of its adapter.
+    A verifier that is not trained yet is replaced by a folder with the shape of its adapter.
     """
     with TemporaryDirectory() as place:
         shapes: dict[str, Path] = {}
@@ -196,7 +196,7 @@ def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
 
 
 def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None:
-    """Refuse a stage that would read the weights of an earlier one as something else than they were trained as."""
+    """Refuse a stage that would use the weights of an earlier one with other settings than they were trained with."""
     kept: dict[str, tuple[str, RunConfig, Policy]] = {}
     for name, config in zip(names, configs, strict=True):
         team = _team(config)
@@ -206,14 +206,14 @@ def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None
                 differs = _difference(_made_of(then, was), _made_of(config, policy))
                 if differs:
                     raise ConfigError(
-                        f"Stage '{name}' goes on from the weights of '{policy.name}' that stage '{before}' keeps, and "
-                        f"would read them as something else: {differs}. Say the same in both stages."
+                        f"Stage '{name}' continues from the weights of '{policy.name}' that stage '{before}' saves, but "
+                        f"uses them with other settings: {differs}. Set the same in both stages."
                     )
             kept[policy.name] = (name, config, policy)
 
 
 def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
-    """Return what decides what a policy's saved tensors compute."""
+    """Return the settings that determine what a policy's saved tensors compute."""
     from kapelle.training.warmup import warmup_key
 
     path = _team(config).bases[policy.base]
@@ -229,10 +229,10 @@ def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
 
 
 def _difference(then: Mapping[str, object], now: Mapping[str, object]) -> str:
-    told = [
+    differences = [
         f"{key} is {then.get(key)} there and {now.get(key)} here" for key in then if then[key] != now.get(key)
     ]
-    return "; ".join(told)
+    return "; ".join(differences)
 
 
 def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str, Path]) -> RunConfig:

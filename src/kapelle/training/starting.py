@@ -1,8 +1,8 @@
-"""How a run starts: which weights it is checked for, what it is made of, and what is put into it.
+"""How a run starts: check its weights, load its pieces, set the weights that it starts from.
 
 check_weights(prepared, start_from)        before anything is loaded
-pieces = load_pieces(prepared, …)          warmed up, loaded, with the adapters that do not learn
-begin_with(start_from, pieces, …)          weights that training goes on from
+pieces = load_pieces(prepared, …)          warm up, load models, adapters and verifier
+begin_with(start_from, pieces, …)          weights that training starts from
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Team
 from kapelle.training.loop import Loop
 from kapelle.training.warmup import warmed_bases
-from kapelle.training.warmup_stage import Progress
+from kapelle.training.warmup_stage import ReportStep
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What a run is made of, weights in memory."""
+    """The pieces of a run, weights in memory."""
 
     team: Team
     models: Mapping[str, LanguageModel]
     """By base name."""
     base_hashes: Mapping[str, str]
-    """Base name → hash of the weights that adapters stand on."""
+    """Base name → hash of the base weights under adapters."""
     engine: TrainEngine
     """Holds what learns."""
     play: Play
     """How the team plays."""
     acting: Play
-    """How the loop's episodes are played: as the team does, or with a teacher in its place."""
+    """How the loop's episodes are played: by the team, or by a teacher in its place."""
     loop: Loop
     closing: ExitStack
-    """Gives back what the engines hold, where the run has built them itself."""
+    """Closes the engines that the run has built itself."""
 
 
 def check_weights(prepared: Prepared, start_from: Mapping[str, Path]) -> None:
@@ -59,11 +59,15 @@ def check_weights(prepared: Prepared, start_from: Mapping[str, Path]) -> None:
 
 
 def load_pieces(
-    prepared: Prepared, speaks: RolloutEngine | None, warmup: Progress, say: Callable[[str, str], None]
+    prepared: Prepared,
+    rollout_engine: RolloutEngine | None,
+    warmup: ReportStep,
+    say: Callable[[str, str], None],
 ) -> Pieces:
-    """Warm up what is to be warmed up, load all models and build what acts and what learns.
+    """Warm up the base if the recipe does, load all models and build the engines and the loop.
 
-    `speaks` plays the policies in place of the recipe's engine; whoever gave it closes it. `warmup` hears of the warm-up's steps, `say` of phases.
+    `rollout_engine` replaces the recipe's; the caller closes it. `warmup` is called at every step of the warm-up, `say`
+    at every phase.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
     held: dict[str, LanguageModel] = {}
@@ -79,8 +83,8 @@ def load_pieces(
             load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
         past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
         load_policies(past, team, engine, hashes)
-        player = speaks or build_engine(config, models, team)
-        if speaks is None:
+        player = rollout_engine or build_engine(config, models, team)
+        if rollout_engine is None:
             failing.callback(player.close)
         play = acting = make_play(config, team, player)
         if not algorithm.plays:
@@ -92,7 +96,7 @@ def load_pieces(
 
 
 def begin_with(folders: Mapping[str, Path], pieces: Pieces, algorithm: Algorithm) -> None:
-    """Let policies (by name) go on from the weights of folders, which are their reference from now on."""
+    """Load the weights of folders into policies (by name); they are their references from now on."""
     load_policies(folders, pieces.team, pieces.engine, pieces.base_hashes)
     if algorithm.need(ReferenceLogProbs) is not None:
         pieces.engine.refresh_references()

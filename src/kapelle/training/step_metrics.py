@@ -1,4 +1,4 @@
-"""What a step shows of credit, critics and time; `metrics` has what it shows of episodes.
+"""Metrics of a step about credit, critics and time; `metrics` has those about episodes.
 
 Shapes: K tokens of one agent or critic in a step.
 """
@@ -32,7 +32,7 @@ def credit_metrics(groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) ->
 
 
 def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return how much of the returns' variance each critic foresaw, before it learns from them."""
+    """Return how much of the returns' variance each critic explained before it learns from them."""
     row: dict[str, float] = {}
     for critic in dict.fromkeys(sample.learner for sample in samples):
         own = [sample for sample in samples if sample.learner == critic]
@@ -47,7 +47,7 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def time_metrics(clock: Timeline, tokens: int) -> dict[str, float]:
-    """Return the seconds of each part of a step, and tokens a second."""
+    """Return the seconds of each part of a step, and tokens per second."""
     parts = clock.seconds()
     total = sum(parts.values())
     row = {f"time/{name}": seconds for name, seconds in parts.items()}

@@ -1,8 +1,8 @@
-"""What a step of training began with, so that one that is broken off leaves no trace.
+"""The state before a step of training, so that an interrupted step leaves no trace.
 
-Playing changes the random generators and what is played ahead. An update that takes one optimiser step is broken off
-before it or not at all; where it takes several, the learners are copied first. Copies live in the memory of the
-machine, not of the GPU.
+Playing changes the random generators and the queue of played steps. An update of one optimiser step can be interrupted
+only before it; before an update of several, the learners are copied. Copies are kept in the machine's memory, not the
+GPU's.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from kapelle.engines.train.protocol import TrainEngine
 from kapelle.runtime.randomness import capture_random, restore_random
 
 MOST_HELD = 1 << 30
-"""Bytes of weights and moments that are copied at most; above it a step that is broken off late costs the steps since
+"""Most bytes of weights and moments that are copied; above it a step that is interrupted late costs the steps since
 the last checkpoint."""
 
 
 class StepStart:
     """The state before a step, as far as the step has changed it."""
 
-    def __init__(self, ahead: Callable[[], None], versions: Mapping[str, int] | None = None) -> None:
-        """Begin a step; `ahead` puts back what is played ahead, `versions` are those of the trained policies."""
+    def __init__(self, restore_queue: Callable[[], None], versions: Mapping[str, int] | None = None) -> None:
+        """Begin a step; `restore_queue` restores the queue, `versions` are those of the trained policies."""
         self._versions = dict(versions or {})
         self._random = capture_random()
-        self._ahead = ahead
+        self._restore_queue = restore_queue
         self._learners: Mapping[str, Any] | None = None
         self._memory: Mapping[str, Any] | None = None
         self.lost = False
-        """True when learners move without a copy."""
+        """True if learners are changed without a copy."""
 
     def hold(self, engine: TrainEngine | None, memory: CreditMemory | None) -> None:
-        """Copy what an update changes bit by bit: learners, where there are several optimiser steps, and the memory."""
+        """Copy what an update changes: learners, if there are several optimiser steps, and the memory."""
         if engine is not None:
             state = engine.state()
             if sum(tensor.nbytes for tensor in tensors(state)) <= MOST_HELD:
@@ -48,7 +48,7 @@ class StepStart:
             self._memory = deepcopy(dict(memory.state()))
 
     def take_back(self, engine: TrainEngine, memory: CreditMemory | None) -> bool:
-        """Put everything back; False where learners have moved that were not copied."""
+        """Restore everything; False if learners changed that were not copied."""
         # An error may come between the steps of two learners, where a stop does not.
         moved = self._learners is None and dict(engine.versions) != self._versions
         if self.lost or moved:
@@ -57,7 +57,7 @@ class StepStart:
             engine.load_state(self._learners)
         if self._memory is not None and memory is not None:
             memory.load_state(self._memory)
-        self._ahead()
+        self._restore_queue()
         restore_random(self._random)
         return True
 

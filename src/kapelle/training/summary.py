@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kapelle.evaluation.evaluate import Evaluation
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to."""
+    """The result of a run."""
 
     steps: int
     """Steps behind the weights."""
@@ -18,4 +18,4 @@ class Summary:
     stopped_by: int
     """0, or the exit code of the signal that stopped it (130, 143)."""
     went_back: bool = False
-    """True when a stop fell into an update that could not be taken back: steps since the last checkpoint are done again."""
+    """True if an interrupted update could not be undone: steps since the last checkpoint are repeated."""

@@ -12,14 +12,14 @@ from kapelle.types import Task
 
 
 def training_tasks(environment: Environment, config: RunConfig, step: int, attempt: int = 0) -> list[Task]:
-    """Return the tasks of a step: every task of a finite split once per epoch, in an order drawn anew.
+    """Return the tasks of a step: every task of a finite split once per epoch, in a new random order.
 
-    `attempt` gives a further draw for the same step, of what a later step plays too.
+    `attempt` gives another draw for the same step, of tasks that later steps play too.
     """
     count = config.training.tasks_per_step
     size = environment.size("train")
-    ahead = attempt * config.training.steps
-    cursors = range((step - 1 + ahead) * count, (step + ahead) * count)
+    offset = attempt * config.training.steps
+    cursors = range((step - 1 + offset) * count, (step + offset) * count)
     if size is None:
         return [
             task_of(environment, "train", derive_seed(config.seed, "task", cursor) >> 16)

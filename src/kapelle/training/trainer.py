@@ -1,4 +1,4 @@
-"""The trainer: a team, what it plays and how it learns, with everything that is kept of a run.
+"""The trainer: a team, what it plays and how it learns, with all records of a run.
 
 trainer = Trainer.from_recipe("demo", "training.steps=50", run_dir="runs/mine")
 trainer.train()
@@ -25,7 +25,7 @@ from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.training.circumstances import note_start
 from kapelle.training.held_out import HeldOut
 from kapelle.training.loop import Step
-from kapelle.training.observer import Observer, Silent, tell_notes
+from kapelle.training.observer import Observer, Silent, report_notes
 from kapelle.training.progress import Progress
 from kapelle.training.records import open_records
 from kapelle.training.resuming import config_of_run
@@ -53,17 +53,17 @@ class Trainer:
 
         `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`), where `model` may
         also be a path or a `LanguageModel` made of a transformers model and its tokeniser. `models` maps
-        what `model.path` or an agent's `model` says to models in memory. `engine` plays the policies in place
-        of the local engine. `start_from` names folders of weights, by policy, that training
-        goes on from. Without `run_dir` nothing is written. Raises the errors of `errors.py`.
+        the value of `model.path` or an agent's `model` to models in memory. `engine` replaces the recipe's rollout
+        engine. `start_from` names folders of weights, by policy, that training
+        starts from. Without `run_dir` nothing is written. Raises the errors of `errors.py`.
         """
         given = dict(models or {})
         self.observer = observer_of(sections, observer) or Silent()
         self.config = config if config is not None else resolve(name_model(sections, given))
         prepared = prepare(self.config, given)
         self.algorithm, self.team = prepared.algorithm, prepared.team
-        for said in rows_left_out(self.config):
-            self.observer.phase("data", said)
+        for line in rows_left_out(self.config):
+            self.observer.phase("data", line)
         check_weights(prepared, start_from or {})
         self._records = open_records(run_dir, self.config, origin or {}, self.observer, resume=resume)
         self._closing = ExitStack()
@@ -93,11 +93,11 @@ class Trainer:
     ) -> Trainer:
         """Build a trainer from a built-in recipe or a YAML file, with `key.path=value` settings.
 
-        `real` takes the recipe's values for a pretrained model. The observer, or a warning, says what of the recipe
+        `real` takes the recipe's values for a pretrained model. The observer, or a warning, reports what of the recipe
         does not suit `model.path`.
         """
         recipe = load_recipe(name, overlays, settings, real=real)
-        tell_notes(recipe.notes, options.get("observer"))
+        report_notes(recipe.notes, options.get("observer"))
         return cls(recipe.config, origin=recipe.origin, **options)
 
     @classmethod
@@ -113,7 +113,7 @@ class Trainer:
         return self._progress.done
 
     def steps(self, count: int | None = None) -> Iterator[Step]:
-        """Take `count` more steps (those that are left without it), yielding each when it is recorded."""
+        """Take `count` more steps (by default all that are left), yielding each when it is recorded."""
         last = self.config.training.steps if count is None else self.done + count
         every, progress = self.config.checkpoint.every, self._progress
         progress.refuse_torn()
@@ -137,7 +137,7 @@ class Trainer:
             self.evaluate(self.config.evaluation.problems_while_training)
 
     def train(self, steps: int | None = None) -> Summary:
-        """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM breaks off what is going on, takes it back and saves."""
+        """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM interrupts the current step, undoes it and saves."""
         before = after = None
         measured = self.config.evaluation.before_and_after
         with catch_interrupts(lambda _: self.observer.phase("stopping", "then saving")) as stopped:
@@ -154,7 +154,7 @@ class Trainer:
         return Summary(self.done, before, after, stopped.exit_code, self._progress.went_back)
 
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
-        """Play held-out problems of the test split, or measure the verifier that is trained; record the result."""
+        """Play held-out problems of the test split, or evaluate the trained verifier; record the result."""
         problems = problems or self.config.evaluation.problems
         if (known := self._held_out.known(self.done, problems)) is not None:
             return known
@@ -169,9 +169,9 @@ class Trainer:
         self._records.phase(self.done, name, detail)
 
     def save(self) -> Path:
-        """Write a checkpoint; nothing is lost when that fails."""
+        """Write a checkpoint; if that fails nothing is lost."""
         if self.algorithm.judges and self._held_out.judgement(self.done) is None and not stop_asked():
-            self.evaluate()  # what a verifier's folder says of it is about the weights that lie there
+            self.evaluate()  # the judgement in a verifier's folder is of the weights beside it
         return self._progress.save()
 
     def _save_new(self) -> None:
@@ -179,15 +179,15 @@ class Trainer:
             self.save()
 
     def save_policies(self, folder: Path) -> None:
-        """Write every trained policy as others load it: adapters as PEFT folders, models by `save_pretrained`."""
+        """Write every trained policy in a form that others can load: adapters as PEFT folders, models by `save_pretrained`."""
         self._progress.write_policies(folder)
 
     def load_checkpoint(self, folder: Path) -> Mapping[str, Any]:
-        """Take the newest whole checkpoint of a folder and return its loop part; says which were damaged."""
+        """Load the newest whole checkpoint of a folder and return its loop part; report damaged ones."""
         return self._progress.load(folder)
 
     def close(self) -> None:
-        """Give back the run directory, trackers and what the engines hold; whoever gave an `engine` closes that."""
+        """Release the run directory, the trackers and the engines; the caller closes an `engine` that it passed."""
         self._closing.close()
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""One update of a step: all policies at once, some of them, or one after another, as the algorithm's order says.
+"""One update of a step: all policies at once, some of them, or one after another, by the algorithm's order.
 
-Critics learn at every step, whichever policies move.
+Critics learn at every step, whichever policies are updated.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """How well a verifier judges answers to questions that it was never trained on.
 
 The questions are those of the test split whose text is in no training step; the team of the run answers them as in
-training, several times each, and the environment grades. Answers to one question depend on one another, so that the
+training, several times each, and the environment grades. Answers to one question are not independent, so the
 interval counts questions, not answers.
 
-Two areas under the curve are told apart. `auc` is over all answers: a verifier that knows which questions are hard has a
-high one, though it cannot tell two answers to one question apart. `auc_within` compares answers to the same question
-alone. Only the latter pays an agent for what it does: what all answers to a question have in common is no reason to
-prefer one of them, and a critic takes it away.
+There are two areas under the curve. `auc` is over all answers: a verifier that knows which questions are hard has a high
+one, even if it cannot tell two answers to one question apart. `auc_within` compares only answers to the same question.
+Only the latter rewards an agent for its answer: what all answers to a question have in common is no reason to
+prefer one of them, and a critic subtracts it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from kapelle.training.tasks import training_tasks
 from kapelle.types import Group, Task
 
 BINS = 10
-"""Equal parts of [0, 1] in which what is said is compared with what is right."""
+"""Equal parts of [0, 1] in which predicted probabilities are compared with the share of right answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One answer: to which question, how likely right it was said to be, and whether it is."""
+    """One answer: its question, its predicted probability of being right, and whether it is."""
 
     question: str
-    said: float
+    probability: float
     right: bool
 
 
@@ -53,7 +53,7 @@ class Judgement:
     right: float
     """Share of right answers."""
     auc: float | None
-    """Chance that a right answer scores above a wrong one, over all answers; None when they are all of one kind."""
+    """Chance that a right answer scores above a wrong one, over all answers; None if all are of one kind."""
     interval: tuple[float, float] | None
     """95 % of `auc`, by questions (`metrics.statistics.area_interval`)."""
     both: int
@@ -63,11 +63,11 @@ class Judgement:
     interval_within: tuple[float, float] | None
     """95 % of `auc_within`, Student's t over questions; None for fewer than two."""
     brier: float | None
-    """Mean squared difference between what was said and 1 or 0."""
+    """Mean squared difference between the predicted probability and 1 or 0."""
     calibration_error: float | None
-    """Mean difference, over ten bins weighted by their answers, between the mean said and the share right."""
+    """Mean difference, over ten bins weighted by their answers, between mean prediction and share right."""
     bins: tuple[tuple[float, float, int], ...]
-    """(mean said, share right, answers) of every bin that has answers."""
+    """(mean prediction, share right, answers) of every bin that has answers."""
 
     def row(self) -> dict[str, Any]:
         """Return the numbers as plain JSON."""
@@ -76,13 +76,13 @@ class Judgement:
 
 def judgement_of(judged: Sequence[Judged]) -> Judgement:
     """Return how well these answers were judged."""
-    said, right = [each.said for each in judged], [each.right for each in judged]
+    predicted, right = [each.probability for each in judged], [each.right for each in judged]
     questions = [each.question for each in judged]
     parts: dict[int, list[Judged]] = {}
     for each in judged:
-        parts.setdefault(min(BINS - 1, int(each.said * BINS)), []).append(each)
+        parts.setdefault(min(BINS - 1, int(each.probability * BINS)), []).append(each)
     bins = [
-        (fmean(each.said for each in part), fmean(each.right for each in part), len(part))
+        (fmean(each.probability for each in part), fmean(each.right for each in part), len(part))
         for _, part in sorted(parts.items())
     ]
     count = len(judged)
@@ -92,12 +92,12 @@ def judgement_of(judged: Sequence[Judged]) -> Judgement:
         questions=len(set(questions)),
         answers=count,
         right=fmean(right) if count else 0.0,
-        auc=area_under_curve(said, right),
-        interval=area_interval(said, right, questions),
+        auc=area_under_curve(predicted, right),
+        interval=area_interval(predicted, right, questions),
         both=len(within),
         auc_within=fmean(within) if within else None,
         interval_within=None if spread is None else (max(0.0, spread[0]), min(1.0, spread[1])),
-        brier=fmean((each.said - each.right) ** 2 for each in judged) if count else None,
+        brier=fmean((each.probability - each.right) ** 2 for each in judged) if count else None,
         calibration_error=sum(abs(mean - share) * n for mean, share, n in bins) / count if count else None,
         bins=tuple(bins),
     )
@@ -109,19 +109,19 @@ def _within(judged: Sequence[Judged]) -> list[float]:
     for each in judged:
         by_question.setdefault(each.question, []).append(each)
     areas = [
-        area_under_curve([each.said for each in answers], [each.right for each in answers])
+        area_under_curve([each.probability for each in answers], [each.right for each in answers])
         for answers in by_question.values()
     ]
     return [area for area in areas if area is not None]
 
 
 def held_out_tasks(config: RunConfig, environment: Environment, steps: int, count: int) -> list[Task]:
-    """Return up to `count` test tasks, each question once, whose question stood in none of the first `steps` steps."""
+    """Return up to `count` test tasks, each question once, with questions that none of the first `steps` steps had."""
     trained = {
         task.question for step in range(1, steps + 1) for task in training_tasks(environment, config, step)
     }
     size = environment.size("test")
-    # Where questions are generated there is no end to look through; twice as many leave enough.
+    # Generated questions have no end; twice as many leave enough.
     found = choose_tasks(environment, "test", 2 * count + len(trained) if size is None else size)
     fresh: dict[str, Task] = {}
     for task in found:
@@ -133,9 +133,9 @@ def held_out_tasks(config: RunConfig, environment: Environment, steps: int, coun
 def judge_held_out(
     config: RunConfig, play: Play, engine: TrainEngine, samples: int, steps: int, problems: int
 ) -> Evaluation:
-    """Let the team answer held-out questions `samples` times each and return how its answers were judged.
+    """Let the team answer held-out questions `samples` times each and evaluate the verifier on its answers.
 
-    `steps` have been trained; the questions of them are left out.
+    Questions of the first `steps` steps, which were trained on, are left out.
     """
     tasks = held_out_tasks(config, play.environment, steps, problems)
     groups = run_async(lambda: rollout(play, tasks, samples, derive_seed(config.seed, "held-out")))
@@ -159,9 +159,9 @@ def _judged(groups: Sequence[Group], engine: TrainEngine) -> list[Judged]:
         for key, turn in turns_of(groups, trained_only=False)
         if (label := label_of(groups[key.group].episodes[key.episode], turn)) is not None
     }
-    asked = {k: v for k, v in verifier_samples(groups, engine.renderer(VERIFIER)).items() if k in labels}
-    scores = engine.score(list(asked.values()))
+    rows = {k: v for k, v in verifier_samples(groups, engine.renderer(VERIFIER)).items() if k in labels}
+    scores = engine.score(list(rows.values()))
     return [
         Judged(groups[key.group].task.question, float(score.sigmoid()), labels[key] > 0.5)
-        for key, score in zip(asked, scores, strict=True)
+        for key, score in zip(rows, scores, strict=True)
     ]

@@ -1,9 +1,9 @@
 """Supervised warm-up of a base model on scripted demonstrations of the roles, cached by content.
 
-A tiny model made here can do nothing at first. Before reinforcement learning it is shown what each role
-says, by the environment's script with its stated flaws, so that it can do the task somewhat and there is
-something left to learn. That is a stage of its own (`warmup_stage.py`). Its result depends on the settings alone and is
-kept under a hash of them, with hashes of its files, which are checked whenever it is taken.
+A tiny, untrained model can do nothing. Before reinforcement learning it learns from demonstrations of each role
+by the environment's script, with its stated flaws, so that it can partly do the task and there is
+something left to learn. That is a separate stage (`warmup_stage.py`). Its result depends on the settings alone and is
+cached under a hash of them, with hashes of its files, which are checked at every use.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kapelle.models.sealed import seal, verify_folder
 from kapelle.models.weights import save_model, shapes_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.warmup_stage import Progress, stage_of, stage_team, train_stage
+from kapelle.training.warmup_stage import ReportStep, stage_of, stage_team, train_stage
 
 FORMAT = 2
-"""Raised when the same settings would give another warmed-up model than before."""
+"""Increased when the same settings would give another warmed-up model than before."""
 
 
 def cache_folder() -> Path:
@@ -48,28 +48,28 @@ def warmup_key(config: RunConfig) -> str:
         "agents": [
             [agent.name, agent.system, agent.prompt] for agent in stage_team(stage_of(config))[1].agents
         ],
-        # Models that were kept before there was a choice stay what they are.
+        # Models that were cached before there was a choice keep their key.
         **({} if learner == {"name": "torch"} else {"train_engine": learner}),
     }
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
 
 
 def warmup_is_cached(config: RunConfig) -> bool:
-    """Return whether the warmed-up model of these settings lies ready."""
+    """Return whether the warmed-up model of these settings is cached."""
     return (cache_folder() / "warmup" / warmup_key(config) / "config.json").is_file()
 
 
 def warmed_up(
     config: RunConfig,
-    progress: Progress | None = None,
+    progress: ReportStep | None = None,
     say: Callable[[str], None] = lambda _: None,
     hold: dict[str, LanguageModel] | None = None,
 ) -> Path:
-    """Return the folder of the warmed-up model, making it unless it is cached.
+    """Return the folder of the warmed-up model, training it unless it is cached.
 
-    One that is not what it was when it was made is thrown away and made anew, and `say` hears of it. Where the disk has
-    no room for it any more, `hold` takes the model itself, by that folder's path, and `say` hears of that, too; without
-    `hold` that is a CheckpointError.
+    A cached model that has changed is deleted and trained anew, which is reported to `say`. If the disk has no room
+    for it, the model itself is put into `hold`, by that folder's path, and reported too; without `hold` this is a
+    CheckpointError.
     """
     assert config.warmup is not None
     folder = cache_folder() / "warmup" / warmup_key(config)
@@ -77,17 +77,17 @@ def warmed_up(
         return folder
     beside = _beside(folder)
     try:
-        with _kept_in(folder.parent):  # before the work, so that it is not lost
+        with _saving_in(folder.parent):  # before the work, so that it is not lost
             beside.mkdir(parents=True)
         model = train_stage(config, progress)
         try:
-            with _kept_in(folder.parent):
+            with _saving_in(folder.parent):
                 save_model(beside, model)
                 _rename(beside, folder)
         except CheckpointError as error:
             if hold is None:
                 raise
-            say(f"{error} This run goes on all the same, and the next one warms up anew.")
+            say(f"{error} This run continues all the same, and the next one warms up anew.")
             hold[str(folder)] = copy_language_model(model, str(folder))
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -97,35 +97,35 @@ def warmed_up(
 def warmed_bases(
     config: RunConfig,
     team: Team,
-    progress: Progress,
+    progress: ReportStep,
     say: Callable[[str, str], None],
     hold: dict[str, LanguageModel] | None = None,
 ) -> Mapping[str, str]:
-    """Return the path of every base of a team, with the warmed-up model in place of the one that is to be warmed up.
+    """Return the path of every base of a team, with the warmed-up model in place of the original.
 
-    `say` hears of it as of a phase of the run; `hold` takes a model that the cache has no room for. Without a warm-up the
-    bases are the team's own.
+    `say` gets the phase and its detail; `hold` takes a model that the cache has no room for. Without a warm-up the bases
+    are the team's own.
     """
     if config.warmup is None:
         return team.bases
     cached = warmup_is_cached(config)
     say("warm-up", "cached" if cached else "teaching the tiny model its roles from scripts")
-    folder = str(warmed_up(config, progress, lambda said: say("warm-up", said), hold))
+    folder = str(warmed_up(config, progress, lambda line: say("warm-up", line), hold))
     return {base: folder if path == config.model.path else path for base, path in team.bases.items()}
 
 
 def _is_sound(folder: Path, say: Callable[[str], None]) -> bool:
-    """Look whether a cached model is what it was when it was made; one that is not is out of the way afterwards."""
+    """Return whether a cached model is as it was written; one that is not is removed."""
     try:
         if not verify_folder(folder):
-            shapes_of(folder)  # which refuses one that is cut off
-            say("nothing says whether the cached one is what it was; it is used, and checked from now on")
-            with suppress(OSError):  # a cache that can only be read is as good as before
+            shapes_of(folder)  # raises for truncated files
+            say("the cached one has no list of hashes; it is used, and checked from now on")
+            with suppress(OSError):  # a read-only cache still works
                 seal(folder)
     except ModelError as error:
-        say(f"the cached one is thrown away and made anew: {error}")
+        say(f"the cached one is deleted and made anew: {error}")
         aside = _beside(folder)
-        with _kept_in(folder.parent), suppress(FileNotFoundError):  # another process has just done the same
+        with _saving_in(folder.parent), suppress(FileNotFoundError):  # another process has just done the same
             folder.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
         return False
@@ -145,7 +145,7 @@ def _rename(beside: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _kept_in(folder: Path) -> Iterator[None]:
+def _saving_in(folder: Path) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
@@ -153,6 +153,6 @@ def _kept_in(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CheckpointError(
-            f"The warmed-up model cannot be kept in {folder}: {reason}. Free some space there, or set KAPELLE_CACHE "
+            f"The warmed-up model cannot be saved in {folder}: {reason}. Free some space there, or set KAPELLE_CACHE "
             "to a folder that can be written."
         ) from error

@@ -1,7 +1,7 @@
 """The stage before all others: `sft` on scripted demonstrations, one set of weights for all agents.
 
-It is a run like any other, taken step by step by the one loop. What differs is where a step's groups come from: the
-script plays a fixed number of episodes once, and every step learns from turns drawn among theirs.
+It is a run like any other, trained by the same loop. Only the source of a step's groups differs: the
+script plays a fixed number of episodes once, and every step learns from turns drawn from them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kapelle.team import Team
 from kapelle.training.loop import Loop
 from kapelle.types import Group
 
-Progress = Callable[[int, int, Mapping[str, float]], None]
+ReportStep = Callable[[int, int, Mapping[str, float]], None]
 """Called with step, steps and metrics."""
 
 
 def stage_of(config: RunConfig) -> RunConfig:
-    """Return the settings of the stage that warms a run's base up, which it must ask for."""
+    """Return the settings of the stage that warms up a run's base; the run must have a warm-up."""
     warmup = config.warmup
     assert warmup is not None, "a run without a warm-up has no such stage"
     optimizer = OptimizerConfig(
@@ -49,13 +49,13 @@ def stage_of(config: RunConfig) -> RunConfig:
 
 
 def stage_team(config: RunConfig) -> tuple[Algorithm, Team]:
-    """Return what a stage's settings learn by, and who learns."""
+    """Return the algorithm and the team of a stage's settings."""
     algorithm = build_algorithm(config)
     return algorithm, build_team(config, algorithm)
 
 
 def _shared_without_critics(config: RunConfig) -> RunConfig:
-    """Return the same run with one set of weights for all agents, whatever judges them later."""
+    """Return the same run with one set of weights for all agents and without critics."""
     agents = config.team.agents
     if not isinstance(agents, int):
         agents = tuple(a.model_copy(update={"weights": None, "share_critic_with": None}) for a in agents)
@@ -63,10 +63,10 @@ def _shared_without_critics(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"team": config.team.model_copy(update=update)})
 
 
-def train_stage(config: RunConfig, progress: Progress | None) -> LanguageModel:
+def train_stage(config: RunConfig, progress: ReportStep | None) -> LanguageModel:
     """Return the base model of a run, warmed up; raises the errors of a step of training.
 
-    Everything is the result of the settings alone.
+    The result depends on the settings alone.
     """
     assert config.warmup is not None
     stage = stage_of(config)
@@ -81,7 +81,7 @@ def train_stage(config: RunConfig, progress: Progress | None) -> LanguageModel:
         for number in range(1, stage.training.steps + 1):
             metrics = loop.step(number).metrics
             if progress is not None:
-                # How fast a step was says nothing here: nobody samples.
+                # Speed means nothing here: nothing is sampled.
                 learned = {name: value for name, value in metrics.items() if not name.startswith("time/")}
                 progress(number, stage.training.steps, learned)
         copy_weights(model.base_parameters(), engine.weights(policy.name), f"policy '{policy.name}'")
@@ -89,9 +89,9 @@ def train_stage(config: RunConfig, progress: Progress | None) -> LanguageModel:
 
 
 def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
-    """Return `count` episodes on training tasks as the script plays them, each the group of its task.
+    """Return `count` episodes on training tasks as the script plays them, one in each group.
 
-    Those that failed are left out; TrainingHalted where none is left.
+    Failed ones are left out; TrainingHalted if none is left.
     """
     environment = play.environment
     size = environment.size("train")
@@ -108,7 +108,7 @@ def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
 
 
 class DrawnTurns:
-    """What the steps of a warm-up learn from: turns of demonstrations, drawn without order for each step anew."""
+    """The source of a warm-up's steps: turns of demonstrations, drawn at random for each step."""
 
     def __init__(self, shown: Sequence[Group], batch: int, seed: int) -> None:
         """Take the demonstrations, how many of their turns make a step, and the run's seed."""
@@ -122,5 +122,5 @@ class DrawnTurns:
         self._draw = random.Random(derive_seed(seed, "warmup"))
 
     def __call__(self, number: int) -> list[Group]:
-        """Return the turns of the next step, each as an episode of its own; steps are asked for in order."""
+        """Return the turns of the next step, each as an episode of its own; call it for steps in order."""
         return self._draw.sample(self._turns, self._batch)

@@ -1,9 +1,9 @@
 """Credit by GAE (1506.02438): over tokens or over turns, along an agent's own turns or one chain through all.
 
-Own path: each agent's turns in a row; what others say between them is no step. Chain (MARFT, 2504.16129): all
+Own path: each agent's turns in a row; turns of others between them are no steps. Chain (MARFT, 2504.16129): all
 turns of the episode in global time order, so that an agent's value is backed up from the next agent's.
 
-Rewards stand on the last token of a turn. γ (`gamma_turn`) counts turns of the path: inside a completion it is
+Rewards are placed on the last token of a turn. γ (`gamma_turn`) counts turns of the path: inside a completion it is
 `gamma_token` = 1 unless set. The KL penalty in the reward is −β·(log π_b − log π_ref) per token (k1, unbiased).
 Where the path's last turn was cut by a limit, the critic's value after it takes the place of the future.
 """
@@ -45,7 +45,7 @@ class GAEConfig(Settings):
     kl_in_reward: float = Field(0.0, ge=0.0)
     """β of the per-token penalty to the reference policy."""
     vtrace: bool = False
-    """Correct values, and what advantages hold of the future, for samples of older weights (1802.01561). The step's
+    """Correct values, and the future part of advantages, for samples of older weights (1802.01561). The step's
     own ρ is the loss's."""
 
 
@@ -68,13 +68,13 @@ class GAECredit:
     """Advantages and value targets for every turn that is trained on."""
 
     def __init__(self, settings: GAEConfig, rewards: RewardSource, *, chain: bool = False) -> None:
-        """Take what turns are paid, on a path of the agent's own or (`chain`) on one through all agents."""
+        """Take the rewards of turns, on a path per agent or (`chain`) on one through all agents."""
         self._settings = settings
         self._rewards = rewards
         self._chain = chain
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage at every token, and the critic's target wherever it was asked."""
+        """Return each turn's advantage at every token, and the critic's target at each of its values."""
         rows = self._rows(groups, signals)
         if not rows:
             return {}

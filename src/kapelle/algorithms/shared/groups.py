@@ -1,8 +1,8 @@
 """Comparison sets: which returns of a group's episodes are compared with one another.
 
 All episodes of a group are attempts at one task, so their first prompts are the same. From an agent's second turn
-on they differ, by what was said before: a set over later turns compares answers to different prompts, and its
-baseline is then only an average over what led there. Tree sampling (`at_grpo`) makes such sets exact.
+on they differ, by earlier turns: a set over later turns compares answers to different prompts, and its
+baseline is then only an average over histories. Tree sampling (`at_grpo`) makes such sets exact.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Place = tuple[str, str, str]
 
 
 def place_of(episode: Episode, agent: str) -> Place:
-    """Return what an agent plays in an episode: returns of different places have different odds and stakes."""
+    """Return the game, agent and role of an episode: returns of different places have different odds and stakes."""
     return episode.task.part, agent, episode.roles.get(agent, "")
 
 

@@ -1,6 +1,6 @@
 """What all algorithms without a critic share: their settings, and the row that they build.
 
-Each compares returns in its own way; reward sharing, penalties, what is done with truncated turns, the loss and the
+Each compares returns in its own way; reward sharing, penalties, the handling of truncated turns, the loss and the
 order of updates are the same everywhere.
 """
 
@@ -45,7 +45,7 @@ class MonteCarlo(Settings):
     """Subtracted from the reward of a turn cut short, with `truncated: penalise`."""
     loss: SurrogateConfig = SurrogateConfig()
     reference_every: int = Field(0, ge=0)
-    """Steps between refreshes of the reference policy; 0 keeps the one of the start. Read only where a KL
+    """Steps between refreshes of the reference policy; 0 never refreshes it. Read only where a KL
     coefficient is above 0."""
     order: OrderConfig = Joint()
     epochs: int = Field(1, ge=1)
@@ -68,12 +68,12 @@ class MonteCarlo(Settings):
         return self.penalties.model_copy(update={"no_stop": self.penalties.no_stop + self.truncation_penalty})
 
     def paying(self, signals: Signals) -> TurnRewards:
-        """Return what says how each turn is paid on its agent's own path."""
+        """Return the source of each turn's reward on its agent's own path."""
         source = self.umad.paid(own_path(self.team_reward, self.forms))
         return lambda place, episode: source(place, episode, signals)
 
     def paid_once(self, signals: Signals) -> TurnRewards:
-        """Return what says how the team is paid, once for all agents, round by round."""
+        """Return the source of the team's reward, once for all agents, round by round."""
         source = self.umad.paid(round_path(self.team_reward, self.forms))
         return lambda place, episode: source(place, episode, signals)
 
@@ -92,20 +92,20 @@ class MonteCarlo(Settings):
         memory: Callable[[Team, int], CreditMemory] | None = None,
         redraw: int = 0,
     ) -> Algorithm:
-        """Return the row; `reference` asks for one beside what the loss does, `needs` for further signals."""
+        """Return the row; `reference` adds a reference policy, `needs` further signals."""
         order = self.order.build(self.loss.old)
         if order.sequential:
             checks = (*checks, partial(check_separate_weights, algorithm=name))
         held = reference or self.loss.kl_coefficient > 0
-        asked: tuple[Signal, ...] = (ReferenceLogProbs(),) if held else ()
+        signals: tuple[Signal, ...] = (ReferenceLogProbs(),) if held else ()
         if self.loss.proximal:
-            asked = (*asked, ProximalLogProbs())
+            signals = (*signals, ProximalLogProbs())
         return Algorithm(
             name=name,
             policy_loss=self.loss.build(),
             credit=None if credit is None else self.umad.gained(credit),
             data=Data(group_size=self.group_size, redraw=redraw),
-            needs=(*asked, *needs),
+            needs=(*signals, *needs),
             update=Update(self.epochs, self.minibatches, order, self.loss.entropy_coefficient > 0),
             memory=memory,
             returns=shared_by(self.team_reward, self.forms),
@@ -137,7 +137,7 @@ class SetCredit:
         estimate: Estimator,
         paying: Callable[[Signals], TurnRewards] | None = None,
     ) -> None:
-        """Take what says how turns are paid, `settings.paying` unless told otherwise."""
+        """Take the source of rewards, by default `settings.paying`."""
         self._settings, self._sets, self._estimate = settings, sets, estimate
         self._paying = paying or settings.paying
 

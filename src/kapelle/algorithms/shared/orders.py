@@ -1,4 +1,4 @@
-"""Order of updates: which policies an update moves, and whether together or one after another with HAPPO's factor."""
+"""Order of updates: which policies an update changes, and whether together or one after another with HAPPO's factor."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Alternate(Settings):
 
 
 class Probability(Settings):
-    """Each policy by a toss of its own; when all stay, one drawn evenly moves."""
+    """Each policy with its own probability; if none is chosen, one is drawn uniformly."""
 
     name: Literal["probability"]
     probability: float = Field(0.5, gt=0.0, le=1.0)
@@ -61,7 +61,7 @@ class Sequential(Settings):
     name: Literal["sequential"]
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
-        """Return the order; `old` is the column of the log-probs that the loss's own ratio is against."""
+        """Return the order; `old` is the column of the log-probs in the denominator of the loss's ratio."""
         return Order(_shuffled, partial(one_after_another, old=old))
 
 
@@ -104,9 +104,9 @@ def one_after_another(
     *,
     old: Column,
 ) -> dict[str, float]:
-    """HAPPO (2109.11251 §4.2): M multiplies the advantages of whoever moves later, in the same round.
+    """HAPPO (2109.11251 §4.2): M multiplies the advantages of policies updated later, in the same round.
 
-    `old` is the column of the log-probs that its ratios are against.
+    `old` is the column of the log-probs in the denominator of its ratios.
     """
     rounds = rounds_of(groups)
     number = {place: k for k, place in enumerate(dict.fromkeys(rounds.values()))}

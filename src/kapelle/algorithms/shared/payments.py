@@ -1,8 +1,8 @@
-"""When the environment paid whom: the moments between turns at which an episode's turn rewards fell.
+"""When the environment paid which agents: the moments between turns at which an episode's turn rewards fell.
 
-A move can pay agents that did not make it: in a cooperative game every player earns what one of them brings about. What
-they get stands in their own last turn's `reward`, which was taken before the move that earned it. Return-to-go that is
-shared, or runs through several agents, must count it from the move on: so credit reads moments, not turns.
+A move can pay agents that did not make it: in a cooperative game every player earns what one of them causes. The
+payment is part of their own last turn's `reward`, and that turn came before the move that earned it. Return-to-go that is
+shared, or runs through several agents, must count it from the move on, so credit reads moments, not turns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Moment:
 
 
 def moments(episode: Episode) -> list[Moment]:
-    """Return the moments at which agents that spoke were paid during the episode, in time order.
+    """Return the moments at which agents that had turns were paid during the episode, in time order.
 
     Their sums are those of `Turn.reward`. What a turn earned beyond what is recorded in `Episode.payments` (in
     episodes recorded before that, or by a term that was added) was paid when the turn, and those that were taken at
@@ -44,7 +44,7 @@ def moments(episode: Episode) -> list[Moment]:
 
 
 def standing(turns: Sequence[Turn], after: int) -> Turn:
-    """Return an agent's last turn before a moment; its first one where it had not spoken yet."""
+    """Return an agent's last turn before a moment; its first one if it had no turn yet."""
     return next((turn for turn in reversed(turns) if turn.index < after), turns[0])
 
 

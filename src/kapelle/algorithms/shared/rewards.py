@@ -1,14 +1,14 @@
-"""Whose reward is it: what the team earned, placed on the turns that each agent is trained on.
+"""Rewards of turns: what the team earned, placed on the turns that each agent is trained on.
 
-A team's reward is one number for every moment at which somebody was paid (`payments.py`) and one for the end, the same
-for every agent that speaks, however many turns it takes:
+A team's reward is one number for every moment at which an agent was paid (`payments.py`) and one for the end, the same
+for every agent that has turns, however many:
 
 - of a moment: `sum` adds what all agents were paid at it; `mean` is that sum over the number of agents in the team;
-  `max` and `min` are over the agents that were paid. It stands on an agent's last turn before the moment, or on its
-  first one where it had not spoken yet.
+  `max` and `min` are over the agents that were paid. It is placed on an agent's last turn before the moment, or on its
+  first one if it had none yet.
 - of the end: over the agents that the environment scored, on each agent's own last turn.
 
-`individual` and `last` share nothing. Three placements follow from who reads it: `turn_rewards` (one trajectory per
+`individual` and `last` share nothing. There are three placements: `turn_rewards` (one trajectory per
 agent), `chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round, the k-th turn of
 every agent that has one). The last two count the team's reward once.
 """
@@ -31,8 +31,8 @@ from kapelle.settings.base import Settings
 from kapelle.types import Episode, Group, Turn
 
 TeamReward = Literal["mean", "sum", "max", "min", "last", "individual"]
-"""How rewards of the agents that were scored become everybody's: `last` pays the agent that closed the
-episode and nobody else, `individual` leaves each agent its own."""
+"""How the rewards of the scored agents are shared by all: `last` pays only the agent that closed the
+episode, `individual` leaves each agent its own."""
 
 Truncated = Literal["keep", "mask", "penalise"]
 """What Monte Carlo estimators do with a turn that ran into its token limit: train on it as it is, leave it
@@ -50,19 +50,19 @@ _SHARED: Mapping[str, Callable[[Mapping[str, float]], Mapping[str, float]]] = {
 
 
 class PenaltyConfig(Settings):
-    """What a completion's form costs, whatever it says; taken off the reward of its turn."""
+    """Penalties for the form of a completion, whatever its content; subtracted from its turn's reward."""
 
     length: float = Field(0.0, ge=0.0)
     """Cost of a completion of `length_limit` tokens, in proportion for shorter ones."""
     length_limit: int = Field(64, ge=1)
     overlong_buffer: int = Field(0, ge=0)
-    """DAPO's soft punishment (2503.14476 eq. 13): over the last so many tokens before `length_limit` it grows
+    """DAPO's soft punishment (2503.14476 eq. 13): over this many tokens before `length_limit` it grows
     from 0 to 1; 0 turns it off."""
     no_stop: float = Field(0.0, ge=0.0)
     """Cost of a completion that was cut at its limit of tokens."""
 
     def of(self, turn: Turn) -> float:
-        """Return what a turn pays, at most 0."""
+        """Return the penalty of a turn, at most 0."""
         tokens = torch.tensor(float(len(turn.completion_ids)))
         cost = -self.no_stop * (turn.finish_reason == "length")
         if self.length:
@@ -78,7 +78,7 @@ FREE = PenaltyConfig()
 def with_scores(groups: Sequence[Group], score: Mapping[TurnKey, float], weight: float) -> tuple[Group, ...]:
     """Return the groups with `weight` times its score added to the reward of every scored turn.
 
-    This is a reward model as a term of the reward: whatever shares, places and compares rewards comes after it.
+    This is a reward model as a term of the reward: sharing, placing and comparing of rewards come after it.
     """
     return tuple(
         replace(
@@ -99,7 +99,7 @@ def with_scores(groups: Sequence[Group], score: Mapping[TurnKey, float], weight:
 
 
 class RewardSource(Protocol):
-    """Says what each turn of an episode is paid, by the turn's index; `place` is (group, episode)."""
+    """Gives the reward of each turn of an episode, by the turn's index; `place` is (group, episode)."""
 
     def __call__(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
         """Return the reward of every trained turn."""
@@ -137,11 +137,11 @@ def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = F
 
 
 def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
-    """Return the reward of every trained turn of the chain by its index: what the team earns stands once.
+    """Return the reward of every trained turn of the chain by its index: the team's rewards count once.
 
-    What is paid at a moment stands on the last trained turn before it, and the terminal reward on the episode's last
-    turn; of that, `individual` and `last` leave each agent's own on its own last turn. What would stand on a turn that
-    is not trained moves to the trained turn before it.
+    A payment at a moment is placed on the last trained turn before it, and the terminal reward on the episode's last
+    turn; with `individual` and `last` each agent's own terminal reward is placed on its own last turn. A reward on an
+    untrained turn moves to the trained turn before it.
     """
     own = _own_turns(episode)
     rewards = _penalties(episode, penalties)
@@ -170,9 +170,9 @@ def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
 def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
     """Return the reward of every trained turn by its index, so that sums over rounds are joint returns.
 
-    Rounds are those of trained turns. What the team earns stands once, on a turn of the latest round that had begun
-    when it was paid, and the terminal reward on one of the last round, whichever turn is last in time: an agent that
-    speaks once, at the end, has its turn in round 0. What was paid before anybody who learns had spoken is nobody's.
+    Rounds are those of trained turns. A team payment counts once, on a turn of the latest round that had begun
+    when it was paid, and the terminal reward on a turn of the last round, whichever turn is last in time: an agent with
+    a single turn, at the end, has it in round 0. Payments before the first trained turn are left out.
     """
     rounds = [list(movers.values()) for movers in episode.rounds(episode.agents, trained=True)]
     rewards = {
@@ -191,7 +191,7 @@ def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
 
 
 def _own_turns(episode: Episode) -> dict[str, tuple[Turn, ...]]:
-    """Return each speaking agent's turns, in seat order."""
+    """Return the turns of each agent that has any, in seat order."""
     turns = {agent: episode.by(agent) for agent in episode.agents}
     return {agent: own for agent, own in turns.items() if own}
 
@@ -207,7 +207,7 @@ def _penalties(episode: Episode, penalties: PenaltyConfig) -> dict[int, float]:
 def _at(
     moment: Moment, how: TeamReward, episode: Episode, own: Mapping[str, Sequence[Turn]]
 ) -> dict[str, float]:
-    """Return what every agent that speaks gets of a moment."""
+    """Return the share of a moment of every agent that has turns."""
     if how in _UNSHARED:
         shared = _share(moment.paid, how, episode)
         return {agent: shared[agent] for agent in moment.paid}
@@ -215,7 +215,7 @@ def _at(
 
 
 def _once(moment: Moment, how: TeamReward, episode: Episode) -> float:
-    """Return what a moment is worth to the team, counted once."""
+    """Return the team's payment of a moment, counted once."""
     if how in _UNSHARED:
         shared = _share(moment.paid, how, episode)
         return sum(shared[agent] for agent in moment.paid)
@@ -225,7 +225,7 @@ def _once(moment: Moment, how: TeamReward, episode: Episode) -> float:
 
 
 def agent_returns(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[str, float]:
-    """Return each speaking agent's undiscounted return after sharing and penalties."""
+    """Return the undiscounted return of each agent that has turns, after sharing and penalties."""
     rewards = turn_rewards(episode, how, penalties)
     totals: dict[str, float] = {}
     for turn in episode.turns:

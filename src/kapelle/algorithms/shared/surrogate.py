@@ -45,9 +45,9 @@ class SurrogateConfig(Settings):
     """k1 has no gradient in expectation as a loss and is not offered here."""
     entropy_coefficient: float = Field(0.0, ge=0.0)
     importance_cap: float | None = Field(None, ge=1.0)
-    """C of truncated importance sampling: ρ is against the trainer's own log-probs before the update, and each
+    """C of truncated importance sampling: the denominator of ρ is the trainer's own log-probs before the update, and each
     token (each completion, with `level: turn` or `sequence`) weighs min(C, π_trainer/π_sampler). Costs one more
-    forward pass; null takes ρ against the sampler."""
+    forward pass; null divides by the sampler's."""
     importance_range: tuple[float, float] | None = None
     """Tokens whose π_trainer/π_sampler lies outside [low, high] leave the loss and its weight: sampler and trainer
     disagree on them (IcePop, 2510.18855). For `level: token`. Costs one more forward pass; null masks nothing."""
@@ -84,7 +84,7 @@ class SurrogateConfig(Settings):
 
     @property
     def old(self) -> Column:
-        """Column of the log-probs that ρ is against: the sampler's, or the trainer's own before the update."""
+        """Column of the log-probs in the denominator of ρ: the sampler's, or the trainer's own before the update."""
         return Column.BEHAVIOUR if self.importance_cap is None else Column.PROXIMAL
 
     @property
@@ -115,8 +115,10 @@ class _Surrogate:
         loss_K = surrogate.loss
         tokens = mask_K.sum()
         if s.importance_cap is not None:
-            said = [self._acted(targets[column], targets) for column in (Column.PROXIMAL, Column.BEHAVIOUR)]
-            weight_K = truncated_importance_weight(*said, cap=s.importance_cap)
+            logprobs = [
+                self._acted(targets[column], targets) for column in (Column.PROXIMAL, Column.BEHAVIOUR)
+            ]
+            weight_K = truncated_importance_weight(*logprobs, cap=s.importance_cap)
             loss_K = loss_K * weight_K
             metrics["importance"] = (masking.masked_sum(weight_K, mask_K), tokens)
         drift_K = divergences.kl_k3(targets[Column.BEHAVIOUR], outputs.logp_K.detach())
@@ -143,9 +145,9 @@ class _Surrogate:
         return policy_losses.dual_clipped_surrogate(log_ratio_K, advantage_K, dual_clip=s.dual_clip, **clip)
 
     def _acted(self, logp_K: Tensor, targets: Targets) -> Tensor:
-        """Return at each token the log-prob of what is one action: the token, or the whole completion.
+        """Return at each token the log-prob of its action: the token, or the whole completion.
 
-        The completion for `sequence` too: weighed by a mean over tokens, samples would not be the trainer's in
+        For `sequence` it is the completion too: weights by a mean over tokens would not give the trainer's
         expectation.
         """
         if self._settings.level == "token":
@@ -154,7 +156,7 @@ class _Surrogate:
         return of_S[targets.segment_K]
 
     def _inliers(self, targets: Targets, metrics: dict[str, tuple[Tensor, Tensor]]) -> Targets:
-        """Return the targets with tokens masked on which sampler and trainer disagree, and note their share."""
+        """Return the targets, masking tokens on which sampler and trainer disagree, and record their share."""
         if self._settings.importance_range is None:
             return targets
         low, high = self._settings.importance_range
@@ -199,7 +201,7 @@ class ValueLossConfig(Settings):
 
     coefficient: float = Field(0.5, gt=0.0)
     clip: float | None = Field(None, gt=0.0)
-    """Furthest that a value may move from the sampling critic's before the loss stops following."""
+    """Greatest distance of a value from the sampling critic's before its gradient is cut."""
     huber: float | None = Field(None, gt=0.0)
     """Error beyond which the loss is linear (MAPPO, 2103.01955); null is squared."""
 

@@ -1,22 +1,22 @@
 """Trees: episodes that branch at every turn, so that a comparison set holds one prompt's candidates.
 
-At every moment at which trained agents speak, each samples `group_size` candidates from the very tokens that it reads.
-A *joint action* is one candidate of each agent that speaks at that moment. It is worth what the episode pays when it
-is played on from there, with the words of all agents sampled anew: the mean over `continuations` episodes of the
+At every moment at which trained agents move, each samples `group_size` candidates from the same prompt.
+A *joint action* is one candidate of each agent that moves at that moment. Its worth is what the episode pays when it
+continues from there, with all later turns sampled anew: the mean over `continuations` episodes of the
 return that the algorithm trains on, reward sharing and penalties included. All candidates of a moment are trained on,
 each compared with its siblings; continuations are not.
 
-What a candidate is worth, given what its siblings' partners said, is an algorithm's choice:
+Which joint actions give a candidate its worth is an algorithm's choice:
 
-- `alone`: what it is worth beside the others' first candidates (AT-GRPO);
+- `alone`: the one with the others' first candidates (AT-GRPO);
 - `aligned`: the k-th candidates of all agents are one joint action (MAGRPO);
-- `cross`: every combination is one; a candidate is worth their mean (MAGRPO).
+- `cross`: every combination is one; a candidate's worth is their mean (MAGRPO).
 
-`best` continues with each agent's candidate of most worth (the first of equals), `first` with a plain sample, for
-which episodes are distributed as the team plays.
+The episode continues with each agent's candidate of greatest worth (`best`, the first of equals), or with the first one
+(`first`), a plain sample, so that episodes are distributed as the team plays.
 
 With n agents at a moment, G candidates and c continuations there are at most n·(G − 1) + 1, G or Gⁿ joint actions,
-each played on c times; candidates that say the same are played on once.
+each continued c times; candidates with the same tokens are continued once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from kapelle.types import Episode, Group
 
 
 def alone(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
-    """Return the candidate beside the first one of every other agent."""
+    """Return the candidate with the first one of every other agent."""
     return [tuple(candidate if m == mover else 0 for m in range(len(counts)))]
 
 
 def aligned(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
-    """Return everybody's candidate of the same number; who has one alone says that."""
+    """Return every agent's candidate of the same number; an agent with one candidate uses that."""
     return [tuple(min(candidate, count - 1) for count in counts)]
 
 
@@ -53,12 +53,12 @@ def cross(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAc
 
 
 def best(worths: Sequence[float]) -> int:
-    """Return the number of the candidate of most worth, the first of equals."""
+    """Return the number of the candidate of greatest worth, the first of equals."""
     return max(range(len(worths)), key=lambda k: (worths[k], -k))
 
 
 def first(worths: Sequence[float]) -> int:
-    """Return the first candidate's number: what the agent would have said without a tree."""
+    """Return the first candidate's number: what the agent would have sampled without a tree."""
     return 0
 
 
@@ -69,7 +69,7 @@ class TreeSampling(MonteCarlo):
     """Branch at every turn instead of playing whole episodes side by side: one episode for each task, and
     `group_size` candidates at every turn of a trained agent."""
     continuations: int = Field(1, ge=1)
-    """How often the episode is played on from each joint action, with `tree: true`."""
+    """How often the episode is continued from each joint action, with `tree: true`."""
 
     @model_validator(mode="after")
     def _tree_and_what_it_needs(self) -> TreeSampling:
@@ -77,7 +77,7 @@ class TreeSampling(MonteCarlo):
             raise ValueError("`continuations` goes with `tree: true`; set both or neither")
         if self.tree and (self.umad.confidence or self.umad.relative or self.umad.influence):
             raise ValueError(
-                "`umad` looks at whole episodes, and `tree: true` compares candidates of one prompt; set one of both"
+                "`umad` compares whole episodes, and `tree: true` compares candidates of one prompt; set one of both"
             )
         if self.tree and self.order.build().sequential:
             raise ValueError(

@@ -1,12 +1,12 @@
-"""UMAD's two terms for any algorithm: a gain of confident turns, and a reward for moving others (2603.01221).
+"""UMAD's two terms for any algorithm: a gain for confident turns, and a reward for influence on others (2603.01221).
 
 - *Confidence*: A ← A·exp(−α·z), z the mean NLL of a turn (nats per token, as sampled) standardised over the same
-  agent's turns of the same number in the episodes of its task. What was said with confidence learns faster, from
-  praise and from blame.
+  agent's turns of the same number in the episodes of its task. Confident turns learn faster, from
+  positive and from negative advantages.
 - *Relative*: A ← A·exp(−α·(NLL_i − mean NLL of the others in the round)).
-- *Influence*: +η·sign of the mean change of the others' rewards from a round to the next, on the turn that they had
-  read between. Rewards are those before any shaping, so that no term feeds on another: what the turn's text would
-  have earned where the workflow asked (`score_rounds` of a debate), else a verifier's score, else what the
+- *Influence*: +η·sign of the mean change of the others' rewards from a round to the next, on the turn that they read
+  in between. Rewards are those before any shaping, so that no term depends on another: the score of the
+  turn's text where the workflow has turns scored (`score_rounds` of a debate), else a verifier's score, else what the
   environment paid for it. Without either of the first two a debate that pays at its end has no rewards to compare
   before that.
 
@@ -60,7 +60,7 @@ class UMADConfig(Settings):
         return with_influence
 
     def gained(self, credit: CreditFunction) -> CreditFunction:
-        """Return credit whose advantages another function gave, times the gains."""
+        """Return a credit function whose advantages are another's times the gains."""
         if not (self.confidence or self.relative):
             return credit
         return lambda groups, signals: self.gain(groups, credit(groups, signals))
@@ -89,11 +89,11 @@ class UMADConfig(Settings):
         return settings
 
     def check(self, team: Team) -> None:
-        """Raise ConfigError when there is nobody to be compared with or to influence."""
+        """Raise ConfigError if there is no other agent to compare with or to influence."""
         for key, value in (("relative", self.relative), ("influence", self.influence)):
             if value and len(team.names) < 2:
                 raise ConfigError(
-                    f"`algorithm.umad.{key}` looks at other agents, and '{team.names[0]}' is alone. Remove it, or add "
+                    f"`algorithm.umad.{key}` compares with other agents, and '{team.names[0]}' is alone. Remove it, or add "
                     "agents to `team.agents`."
                 )
 
@@ -101,7 +101,7 @@ class UMADConfig(Settings):
 def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: float) -> dict[int, float]:
     """Return η·sign of the others' mean change of reward at the next round, by the index of the turn before it.
 
-    Others who did not speak in both rounds are left out; where nobody did, nothing is paid.
+    Agents without a turn in both rounds are left out; if none is left, nothing is paid.
     """
     reward = unmodified_rewards(place, episode, signals)
     rounds = episode.rounds()
@@ -112,7 +112,7 @@ def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: f
             [[reward[movers[agent].index] for agent in both] for movers in (now, following)],
             dtype=torch.float64,
         )
-        # Of an agent that spoke for the last time the others are all of `both`: it enters with no change.
+        # For an agent whose last turn this is, the others are all of `both`: it enters with no change.
         outside_TA = torch.cat([change_TA, torch.zeros(2, 1, dtype=torch.float64)], dim=1)
         if len(both) >= 2:
             inside = umad_influence(change_TA, eta=eta)[0].tolist()
@@ -124,7 +124,7 @@ def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: f
 
 
 def unmodified_rewards(place: tuple[int, int], episode: Episode, signals: Signals) -> dict[int, float]:
-    """Return what each turn was worth to its own agent before any shaping, by the turn's index."""
+    """Return the reward of each turn to its own agent before any shaping, by the turn's index."""
     last = {turn.agent: turn.index for turn in episode.turns}
     reward: dict[int, float] = {}
     for turn in episode.turns:

@@ -1,23 +1,23 @@
 """Credit from a learned decomposition of the team's return: what VDN and QMIX share.
 
-The mixer does not act. Utilities Q_i of what each agent saw and said are mixed into Q_tot, which is fitted to the
+The mixer does not act. Utilities Q_i of what each agent read and wrote are mixed into Q_tot, which is fitted to the
 team's return over a replay of episodes. A step is credited by the networks as they were *before* they saw it, and
-then fitted: a fit that has seen an episode explains its return by whatever words were in it. With R the team's return
+then fitted: a fit that has seen an episode explains its return by whatever text was in it. With R the team's return
 from the round on, and every mean over the other episodes of the task:
 
-- `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), B_i = Q_tot(Q_i ← mean Q_i), what the round was worth without
-  the agent's own words. w = clip(R², 0, 1), R² the share of the variance of returns within tasks that Q_tot explained in
-  episodes that it was not fitted on, over the steps before this one. Where Q knows nothing this is the team's return
-  less its mean (Dr.GRPO); where Q knows all it is Q_tot − Q_tot(Q_i ← mean Q_i).
-- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i) whatever Q knows, less its mean. No noise of the return, all errors of Q.
+- `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), B_i = Q_tot(Q_i ← mean Q_i), the value of the round without
+  the agent's own turn. w = clip(R², 0, 1), R² the share of the variance of returns within tasks that Q_tot explained in
+  episodes that it was not fitted on, over the steps before this one. If Q explains nothing this is the team's return
+  less its mean (Dr.GRPO); if Q explains all it is Q_tot − Q_tot(Q_i ← mean Q_i).
+- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i) however much Q explains, less its mean. No noise of the return, all errors of Q.
 - `utility`: Q_i itself, less its mean (MAVERL).
 
 `difference` leaves the expected gradient what it is, (n − 1)/n·∇J for n episodes of a task as that of Dr.GRPO: neither w
-nor B_i nor the means hold anything that the agent's own words had an effect on. An agent that spoke later in the round
-has heard them: it is left out of B_i. The others are no such estimators: their gradient is as good as Q.
+nor B_i nor the means depend on the agent's own turn. An agent that acted later in the round
+has read it and is left out of B_i. The others are no such estimators: their gradient is as good as Q.
 
-To that come the turn's own penalties and influence, which are no matter of the team. Nothing is divided by its
-spread, which would blow the noise of an agent without influence up to size one. A set of one keeps what it is paid.
+The turn's own penalties and influence are added; they are not the team's. Nothing is divided by its
+spread, which would scale the noise of an agent without influence up to size one. A set of one keeps its raw pay.
 
 Until `credit_warmup_steps` are over and a fit exists (`fit.min_fill` episodes remembered), turns are paid the team's
 return from their round on.
@@ -71,7 +71,7 @@ class UtilityConfig(Settings):
     """The network behind Q_i."""
 
     sharing: Literal["own", "shared"] = "own"
-    """One network per agent, or one for all that is told whose turn it judges."""
+    """One network per agent, or one for all, which gets a vector of the agent whose turn it judges."""
     hidden: tuple[int, ...] = (64,)
     """Widths of its hidden layers."""
     identity: int = Field(8, ge=1)
@@ -85,12 +85,12 @@ class UtilityConfig(Settings):
 
 
 class CreditMixer(MonteCarlo):
-    """What VDN and QMIX can be told; each adds its name and its mixer."""
+    """Settings of VDN and QMIX; each adds its name and its mixer."""
 
     gamma_turn: float = Field(1.0, ge=0.0, le=1.0)
     """Discount from one round to the next."""
     credit: Literal["difference", "modelled", "utility"] = "difference"
-    """What a turn's words are worth; see the module's text."""
+    """How a turn is credited; see the module's text."""
     credit_warmup_steps: int = Field(5, ge=0)
     """Steps in which turns are paid the team's return, while the mixer learns already."""
     embedder: str = "base"
@@ -112,7 +112,7 @@ class CreditMixer(MonteCarlo):
 
 
 def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.Module]) -> Algorithm:
-    """Return the row; `mixer` makes, of D and A, what mixes utilities."""
+    """Return the row; `mixer` makes the mixer from D and A."""
 
     def memory(team: Team, seed: int) -> MixedCredit:
         return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
@@ -133,8 +133,8 @@ def check_embedder(team: Team, embedder: str) -> None:
         )
 
 
-class _Step(NamedTuple):
-    """One step's rounds, and whose turn each entry is."""
+class _StepRounds(NamedTuple):
+    """One step's rounds, and the turn of each entry."""
 
     batch: Fitted
     keys: Sequence[Mapping[str, TurnKey]]
@@ -143,16 +143,16 @@ class _Step(NamedTuple):
     """Rounds of one number are compared: the k-th ones of one task."""
     sets: int
     after_BAA: Tensor
-    """1.0 at [b, i, j] where j's turn was asked for when i's was over: it may be an effect of it."""
+    """1.0 at [b, i, j] if j's turn was sampled after i's was over: it may be an effect of it."""
     return_B: Tensor
     """The team's return from the round on, float64."""
 
 
 class _Judged(NamedTuple):
-    """What a step's rounds are worth to networks that have not seen them."""
+    """The value of a step's rounds by networks that have not seen them."""
 
     net: TeamValue
-    step: _Step
+    step: _StepRounds
     """On the device of the networks."""
     estimate: TeamEstimate
     weight: float
@@ -160,7 +160,7 @@ class _Judged(NamedTuple):
 
 
 class _Pay(NamedTuple):
-    """What is compared within a set, and what is taken off the result; both [B, A]."""
+    """What is compared within a set, and what is subtracted from the result; both [B, A]."""
 
     value_BA: Tensor
     less_BA: Tensor
@@ -199,7 +199,7 @@ class MixedCredit:
         self._learn(list(played.values()))
         return s.umad.gain(groups, spread(s, groups, advantage))
 
-    def _step(self, groups: Sequence[Group], played: Mapping[tuple[int, int], Played]) -> _Step:
+    def _step(self, groups: Sequence[Group], played: Mapping[tuple[int, int], Played]) -> _StepRounds:
         keys: list[Mapping[str, TurnKey]] = []
         places: dict[tuple[int, int], int] = {}
         of: list[int] = []
@@ -214,16 +214,16 @@ class MixedCredit:
             keys.append({agent: TurnKey(g, e, turn.index) for agent, turn in movers.items()})
             of.append(places.setdefault((g, k), len(places)))
             for i, j in itertools.permutations(movers, 2):
-                heard = movers[j].seen > movers[i].index
-                after_BAA[b, self._agents.index(i), self._agents.index(j)] = float(heard)
+                has_read = movers[j].seen > movers[i].index
+                after_BAA[b, self._agents.index(i), self._agents.index(j)] = float(has_read)
         batch = joined(list(played.values()))
         to_go_NK = return_to_go(batch.reward_NK.double(), batch.mask_NK, self._settings.gamma_turn)
         return_B = pack(to_go_NK, batch.mask_NK)
-        return _Step(batch, keys, torch.tensor(of), len(places), after_BAA, return_B)
+        return _StepRounds(batch, keys, torch.tensor(of), len(places), after_BAA, return_B)
 
     @torch.no_grad()
-    def _judge(self, step: _Step) -> _Judged | None:
-        """What the networks say of a step before they see it; None while there are none."""
+    def _judge(self, step: _StepRounds) -> _Judged | None:
+        """The networks' estimate of a step before they are fitted on it; None while there are none."""
         if self._fit is None:
             return None
         fit, weight = self._fit, self._foresight.weight
@@ -252,7 +252,7 @@ class MixedCredit:
         return MixerFit(self._settings.fit, self._settings.gamma_turn, net, self._seed)
 
     def _compared(
-        self, pay: _Pay, step: _Step, groups: Sequence[Group], signals: Signals
+        self, pay: _Pay, step: _StepRounds, groups: Sequence[Group], signals: Signals
     ) -> dict[TurnKey, float]:
         """Every turn's pay, its own penalties and influence included, above the mean of its set."""
         own: dict[tuple[int, int], Mapping[int, float]] = {}
@@ -273,7 +273,7 @@ class MixedCredit:
         forms = self._settings.forms
         return {turn.index: forms.of(turn) for turn in episode.turns if turn.trained}
 
-    def _measure(self, advantage: Mapping[TurnKey, float], step: _Step) -> None:
+    def _measure(self, advantage: Mapping[TurnKey, float], step: _StepRounds) -> None:
         size = dict.fromkeys(self._agents, 0.0)
         for movers in step.keys:
             for agent, key in movers.items():
@@ -282,18 +282,18 @@ class MixedCredit:
         self._metrics |= {f"credit_share/{agent}": own / total for agent, own in size.items()}
 
     def metrics(self) -> Mapping[str, float]:
-        """Return what is to be shown of the last call."""
+        """Return the metrics of the last call."""
         return dict(self._metrics)
 
     def state(self) -> dict[str, object]:
-        """Return the replay, all that is learned, and what is known of its worth."""
+        """Return the replay, everything learned, and the measured worth of it."""
         fit = {} if self._fit is None else self._fit.state()
         return {"replay": self._replay.state(), "fit": fit, "foresight": self._foresight.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Restore what `state` returned."""
         self._replay.load_state(state["replay"])
-        if "foresight" in state:  # a checkpoint of before it was kept has proved nothing yet
+        if "foresight" in state:  # an older checkpoint does not have it: start anew
             self._foresight.load_state(state["foresight"])
         self._fit = None
         if state["fit"]:
@@ -301,8 +301,8 @@ class MixedCredit:
             self._fit.load_state(state["fit"])
 
 
-def _team_return(step: _Step) -> _Pay:
-    """The team's return from each round on, for everybody."""
+def _team_return(step: _StepRounds) -> _Pay:
+    """The team's return from each round on, for every agent."""
     value_BA = step.return_B[:, None].expand(step.batch.rounds.acted_BA.shape)
     return _Pay(value_BA, torch.zeros_like(value_BA))
 

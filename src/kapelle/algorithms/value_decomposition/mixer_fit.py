@@ -1,9 +1,9 @@
 """Fitting Q_tot to what teams earned: targets, target networks, the optimiser, and their state.
 
 - `monte_carlo`: Q_tot of a round is fitted to the discounted rewards that followed it. An episode cut by a limit of
-  turns counts as it was paid.
+  turns counts with what it was paid.
 - `td`: to r + γ·Q̄_tot of the next round's own actions (SARSA: nothing is maximised), mixed over more steps by λ. The
-  last round of a cut episode has no next actions: it is no row of the fit, and the one before it looks at Q̄ there.
+  last round of a cut episode has no next actions: it is no row of the fit, and the one before it uses Q̄ there.
 
 Q̄ is the target network: a copy at the start, of utilities and mixer both, that follows softly or by period.
 
@@ -34,10 +34,10 @@ from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Team
 
 GRADIENT_NORM = 10.0
-"""To which the gradient of a fit is clipped, as in QMIX's code."""
+"""Norm to which the gradient of a fit is clipped, as in QMIX's code."""
 
 FADING = 0.8
-"""By which what was seen of a fit's worth fades from step to step: it counts the last five or so."""
+"""Factor by which the measured worth of a fit fades from step to step: about the last five count."""
 
 
 class Soft(Settings):
@@ -72,7 +72,7 @@ class FitConfig(Settings):
     batch: int = Field(64, ge=1)
     """Episodes per update."""
     device: Annotated[str, FROM_HERE_ON] = "cpu"
-    """Where utilities and mixer live."""
+    """Device of utilities and mixer."""
 
 
 def check_device(team: Team, device: str) -> None:
@@ -88,7 +88,7 @@ class Foresight:
     """
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Start with empty sums."""
         self._error = self._spread = 0.0
 
     @property
@@ -97,7 +97,7 @@ class Foresight:
         return max(0.0, 1.0 - self._error / self._spread) if self._spread > 0 else 0.0
 
     def see(self, return_B: Tensor, total_B: Tensor, set_B: Tensor, sets: int) -> float | None:
-        """Take a step's returns and what was foreseen; return its own R², None where no task's returns vary."""
+        """Add a step's returns and predictions; return its own R², None if no task's returns vary."""
         over_B, foreseen_B = (group_above_mean(x_B, set_B, sets) for x_B in (return_B, total_B))
         error, spread = float((over_B - foreseen_B).square().sum()), float(over_B.square().sum())
         self._error, self._spread = FADING * self._error + error, FADING * self._spread + spread
@@ -108,7 +108,7 @@ class Foresight:
         return {"error": self._error, "spread": self._spread}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Take what `state` returned."""
+        """Restore what `state` returned."""
         self._error, self._spread = state["error"], state["spread"]
 
 
@@ -118,7 +118,7 @@ def group_above_mean(x_B: Tensor, set_B: Tensor, sets: int) -> Tensor:
 
 
 class Target(NamedTuple):
-    """What Q_tot is to be, and in which rounds."""
+    """The target of Q_tot, and the rounds that have one."""
 
     value_NK: Tensor
     mask_NK: Tensor
@@ -139,7 +139,7 @@ class MixerFit:
     def learn(self, replay: Replay) -> float:
         """Take one step's updates on what is remembered; return their mean squared error.
 
-        Raises NumericsError, with everything as it was before, when they have broken what is learned.
+        Raises NumericsError, with everything as it was before, if they broke the weights.
         """
         before = deepcopy(self.state())
         if self.updates == 0:
@@ -153,7 +153,7 @@ class MixerFit:
         wrong = poisoned(learned({"fit": self.state()}))
         if wrong is not None:
             self.load_state(before)
-            raise NumericsError(f"The fit of utilities and mixer broke what it learns: {wrong}.")
+            raise NumericsError(f"The fit of utilities and mixer broke its weights: {wrong}.")
         return sum(losses) / len(losses)
 
     def placed(self, batch: Fitted) -> Fitted:
@@ -176,7 +176,7 @@ class MixerFit:
 
     @torch.no_grad()
     def goal(self, batch: Fitted) -> Target:
-        """Return what Q_tot of each round is to be."""
+        """Return the target of Q_tot of each round."""
         return self._targets(self, batch)
 
     def monte_carlo(self, batch: Fitted) -> Target:
@@ -205,7 +205,7 @@ class MixerFit:
             self.target = periodic_update(self.target, online, step=self.updates, period=follow.every)
 
     def state(self) -> dict[str, object]:
-        """Return networks, target, optimiser and the number of updates, which seeds what is drawn next."""
+        """Return networks, target, optimiser and the number of updates, which seeds the next draw."""
         moments = self._optimizer.state_dict()["state"]
         return {
             "network": copied(self.net.state_dict()),
@@ -215,7 +215,7 @@ class MixerFit:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Restore what `state` returned."""
         self.net.load_state_dict(state["network"])
         self.target = {name: x.clone().to(self._settings.device) for name, x in state["target"].items()}
         moments = {int(k): {n: x.clone() for n, x in v.items()} for k, v in state["optimizer"].items()}

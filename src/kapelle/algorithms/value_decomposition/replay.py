@@ -3,8 +3,8 @@
 Round k of an episode is the k-th trained turn of every agent that has one: the joint action of value decomposition.
 Agents are columns in seat order; one that has no k-th turn is masked.
 
-The state of a round is the mean of what agents saw *before* the round: of its prompts, those that were fixed when
-its first turn was. In a chain the Actor's prompt holds the Reasoner's words of the same round; were it part of the
+The state of a round is the mean of what agents read *before* the round: of its prompts, those that were fixed when
+its first turn was. In a chain the Actor's prompt holds the Reasoner's turn of the same round; were it part of the
 state, the mixer could explain the return without the Reasoner, and the Reasoner's credit would vanish.
 
 Shapes: A agents, D width of an embedding, K rounds of one episode, N episodes, B rounds of all of them in a row.
@@ -42,9 +42,9 @@ class Played:
     rounds: Rounds
     """K of them, in order."""
     reward_K: Tensor
-    """What the team was paid for each round, once; the terminal reward stands on the last."""
+    """What the team was paid for each round, once; the terminal reward is on the last."""
     cut: bool
-    """A limit of turns ended the episode: there is a future that was not seen."""
+    """True if a limit of turns ended the episode: its future was not seen."""
 
 
 class Fitted(NamedTuple):
@@ -63,7 +63,7 @@ def round_rewards(
     how: TeamReward,
     penalties: PenaltyConfig = FREE,
 ) -> Tensor:
-    """Return what the team earned in each round → float64 [K]; what is paid at the end stands on the last one."""
+    """Return what the team earned in each round → float64 [K]; the terminal reward is on the last one."""
     placed = rewards.round_rewards(episode, how, penalties)
     paid = [sum(placed[turn.index] for turn in movers.values()) for movers in rounds]
     return torch.tensor(paid, dtype=torch.float64)
@@ -121,7 +121,7 @@ class Replay:
     """The last `capacity` episodes, oldest first."""
 
     def __init__(self, capacity: int) -> None:
-        """Take how many episodes are remembered."""
+        """Remember at most `capacity` episodes."""
         self.capacity = capacity
         self.episodes: list[Played] = []
 
@@ -130,7 +130,7 @@ class Replay:
         self.episodes = [*self.episodes, *episodes][-self.capacity :]
 
     def draw(self, count: int, seed: int) -> Fitted:
-        """Return `count` episodes drawn evenly without repetition, or all where there are fewer."""
+        """Return `count` episodes drawn uniformly without repetition, or all if there are fewer."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.episodes), generator=generator)[:count]
         return joined([self.episodes[k] for k in order.tolist()])
@@ -148,7 +148,7 @@ class Replay:
         }
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Take what `state` returned."""
+        """Restore what `state` returned."""
         self.episodes = []
         if not state:
             return

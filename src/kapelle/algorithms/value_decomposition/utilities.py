@@ -1,7 +1,7 @@
 """The networks of value decomposition: a utility of each agent's turn, and what mixes them.
 
-Q_i is a small MLP over what agent i saw and said, both as vectors; a mixer makes Q_tot of all of them. The last
-layer of a utility starts at 0, so that before anything is learned nobody has credit.
+Q_i is a small MLP over what agent i read and wrote, both as vectors; a mixer combines all of them to Q_tot. The last
+layer of a utility starts at 0, so that before anything is learned no agent has credit.
 
 Embeddings of a language model have a few coordinates far larger than the rest and a common offset. They are
 therefore standardised by the mean and spread of the first data that the network is fitted on, and by the same ones
@@ -23,18 +23,18 @@ from kapelle.algorithms.value_decomposition.replay import Rounds
 from kapelle.functional.mixing import qmix_mix, vdn_mix
 
 SMALLEST_SPREAD = 0.1
-"""Of a coordinate, as a share of the mean spread: less is not blown up to size one."""
+"""Least spread of a coordinate, as a share of the mean spread: less is not scaled up to one."""
 
 
 class TeamEstimate(NamedTuple):
-    """What a round is worth, and what each agent adds."""
+    """The value of a round, and each agent's utility."""
 
     utility_BA: Tensor
     total_B: Tensor
 
 
 class Mixer(Protocol):
-    """Makes Q_tot of utilities; never falls when one of them rises."""
+    """Combines utilities to Q_tot, which never falls when one of them rises."""
 
     def __call__(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
         """Return Q_tot [B]; the utility of an agent that did not act is no part of it."""
@@ -50,10 +50,10 @@ class SumMixer(nn.Module):
 
 
 class MonotonicMixer(nn.Module):
-    """QMIX: a mixing network whose weights hypernetworks make of the state (1803.11485 §4.1).
+    """QMIX: a mixing network whose weights hypernetworks compute from the state (1803.11485 §4.1).
 
-    The hypernetworks start as constants (only the bias of their last layer is drawn): what a state has to do with the
-    mix is learned, and a state never seen before is not mixed by chance.
+    The hypernetworks start as constants (only the bias of their last layer is drawn): the effect of the state on the mix
+    is learned, and does not depend on chance for states never seen before.
     """
 
     def __init__(self, width: int, agents: int, units: int, hidden: int) -> None:
@@ -91,7 +91,7 @@ class OwnUtilities(nn.Module):
 
 
 class SharedUtility(nn.Module):
-    """One MLP for all agents, which is told by a learned vector whose turn it judges."""
+    """One MLP for all agents, with a learned vector for the agent whose turn it judges."""
 
     def __init__(self, width: int, agents: int, hidden: Sequence[int], identity: int) -> None:
         """Take D, A, the widths of hidden layers and of an agent's vector."""
@@ -107,7 +107,7 @@ class SharedUtility(nn.Module):
 
 
 class TeamValue(nn.Module):
-    """Utilities and mixer in one: what a target network is a copy of."""
+    """Utilities and mixer together; a target network is a copy of this."""
 
     saw_mean_D: Tensor
     saw_spread_D: Tensor
@@ -124,7 +124,7 @@ class TeamValue(nn.Module):
 
     @torch.no_grad()
     def standardise_by(self, rounds: Rounds) -> None:
-        """Take mean and spread of embeddings from these rounds."""
+        """Set mean and spread of embeddings from these rounds."""
         acted_BA = rounds.acted_BA.bool()
         for x_BAD, mean_D, spread_D in (
             (rounds.saw_BAD, self.saw_mean_D, self.saw_spread_D),
