@@ -1,8 +1,8 @@
-"""Who may still ask the sampler and is elsewhere: in a world that waits, at a tool, a grader or an endpoint.
+"""Which episodes may still send requests to the sampler but are busy elsewhere: a world, a tool, a grader, an endpoint.
 
-What a row computes depends, in its last bits, on the rows beside it. So a run repeats only if the same rows meet
-every time, however long a world took. Whatever can end in a request is a `Part`, an episode or a step of its world,
-and a sampler goes on only when every part of its event loop waits for an answer.
+The result of a row depends, in its last bits, on the rows in the same batch. So a run repeats only if the same rows
+meet every time, however long a world took. Whatever can send requests is a `Part`: an episode or a step of its world.
+A sampler continues only when every part of its event loop waits for an answer.
 
 A part is *out* when it neither waits for an answer nor for a part within it. That is a tree: an episode holds the step
 that its world takes, a step may hold the question that it asks a judge.
@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import Self
 
 SLICES = 10
-"""Pieces in which patience runs out: a machine that was asleep has lost one of them and not all."""
+"""Number of slices of the patience: a machine that was asleep loses only one of them."""
 
 Order = tuple[int, tuple[int, ...]]
-"""Where a part's requests stand among those that join together: when it was last answered, and its place."""
+"""Order of a part's requests among those that join at the same time: when it was last answered, and its place."""
 
 
 class Room:
@@ -39,11 +39,11 @@ class Room:
 
     @property
     def out(self) -> int:
-        """Parts that are elsewhere and waited for."""
+        """Number of parts that are busy elsewhere and waited for."""
         return len(self._out)
 
     def admit(self, part: Part, place: int | None) -> Order:
-        """Let an outermost part begin and return where its requests stand, by default behind all others."""
+        """Let an outermost part begin and return the order of its requests, by default after all others."""
         self._begun += 1
         return self.answers, (self._begun - 1 if place is None else place,)
 
@@ -51,7 +51,7 @@ class Room:
         """Let an outermost part end."""
 
     def note(self, part: Part, out: bool) -> None:
-        """Take down whether a part is out."""
+        """Record whether a part is out."""
         self.changes += 1
         (self._out.add if out else self._out.discard)(part)
         if not self._out:
@@ -60,7 +60,7 @@ class Room:
                     waiter.set_result(None)
 
     async def gathered(self, patience: float) -> None:
-        """Wait until nobody is out; with a warning give up those who are when nothing has happened for `patience` s."""
+        """Wait until no part is out; when nothing has happened for `patience` s, give up those that are, with a warning."""
         idle = 0
         while self._out and idle < SLICES:
             before = self.changes
@@ -103,19 +103,19 @@ def current() -> Part | None:
 
 
 def over() -> None:
-    """Say that the part that this code belongs to asks no more, so that nobody waits for what it still tidies up."""
+    """Declare that the current part sends no more requests, so that nothing waits while it cleans up."""
     part = current()
     if part is not None and not part.followed:
         part.end()
 
 
 class Part:
-    """Something that may end in requests, within another one or by itself; a context manager that begins and ends it."""
+    """Something that may send requests, within another part or by itself; a context manager begins and ends it."""
 
     def __init__(self, place: int | None = None, *, followed: bool = False) -> None:
-        """Begin at a place among the parts beside it, by default behind those that began before.
+        """Begin at a place among the parts next to it, by default after those that began before.
 
-        `followed` says that another part begins once this one has ended, so that its end is waited for.
+        `followed`: another part begins once this one has ended, so that its end is waited for.
         """
         self.room = room()
         self.followed = followed
@@ -124,7 +124,7 @@ class Part:
         self._asking = 0
         self._within: set[Part] = set()
         self._late = False
-        # What begins behind the back of a part that has ended is waited for as little as that one.
+        # What begins within a part that has ended is not waited for either.
         self._over: bool = isinstance(self._holder, Part) and self._holder.ended
         self._token: Token[Part | None] | None = None
         self.order = self._holder.admit(self, place)
@@ -167,7 +167,7 @@ class Part:
         self._note()
 
     def end(self) -> None:
-        """Ask no more, nor may what is within; a second time does nothing."""
+        """Send no more requests, and end all parts within; a second call does nothing."""
         if self._over:
             return
         self._over = True
@@ -177,7 +177,7 @@ class Part:
         self._note()
 
     def admit(self, part: Part, place: int | None) -> Order:
-        """Let a part begin within this one and return where its requests stand."""
+        """Let a part begin within this one and return the order of its requests."""
         self._begun += 1
         self._within.add(part)
         self._note()
