@@ -239,7 +239,7 @@ POISONS: dict[str, tuple[Callable[[dict[str, Any]], Tensor], float, str]] = {
     "infinite weight": (_weight, math.inf, "1 of the .* are not finite"),
     "great weight": (_weight, -1e38, "reaches 1e.38, whose square is not finite"),
     "nan moment": (_moment, math.nan, "1 of the .* are not finite"),
-    "negative second moment": (_moment, -1e-3, "falls to -0.001, and is a mean of squares"),
+    "negative second moment": (_moment, -1e-3, "falls to -0.001, though it is a mean of squares"),
 }
 
 
