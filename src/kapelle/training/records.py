@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from kapelle.errors import ConfigError
 from kapelle.evaluation.evaluate import Evaluation
@@ -65,12 +64,10 @@ class Records:
         if self.run is not None:
             self.run.report("done", done, "interrupted" if stopped else "finished")
 
-    def leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release the run directory and record the error that ended the run."""
+    def leave(self, kind: type[BaseException] | None) -> None:
+        """Release the run directory and record what kind of error ended the run."""
         if self.run is not None:
-            self.run.__exit__(kind, error, trace)
+            self.run.__exit__(kind, None, None)
             self.run = None
 
     def close(self) -> None:

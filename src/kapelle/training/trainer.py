@@ -193,6 +193,6 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: Any) -> None:  # noqa: PYI036 - passed on as it comes
-        self._records.leave(*raised)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._records.leave(kind)
         self.close()
