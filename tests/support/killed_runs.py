@@ -144,7 +144,7 @@ def _arm(death: Death) -> None:
     # `before` and `after` stand for the two sides of a call.
     owner, name, side = {
         "in a rollout": (LocalEngine, "generate", "before"),
-        "in an update": (Forward, "ask", "before"),
+        "in an update": (Forward, "outputs", "before"),
         "in an evaluation": (evaluation, "summarise", "before"),
         "between updates": (Learner, "step", "before"),
         "after a step, nothing recorded": (Loop, "step", "after"),
