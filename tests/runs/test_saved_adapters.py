@@ -223,7 +223,7 @@ class TestStages:
     ) -> None:
         said = call("train", self.recipe(tmp_path, second), "--run-dir", str(tmp_path / "run"))
         assert said.code == 2
-        assert "Stage 'two' goes on from the weights of 'agent_0' that stage 'one' keeps" in said.err
+        assert "Stage 'two' continues from the weights of 'agent_0' that stage 'one' saves" in said.err
         assert told in said.err
         assert not (tmp_path / "run").exists()
 
