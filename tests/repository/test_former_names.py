@@ -16,6 +16,7 @@ from kapelle.algorithm import Algorithm, CriticSpec, Data, Loss, Order, Targets,
 from kapelle.algorithms.cory import Exchange
 from kapelle.algorithms.shared.orders import one_after_another
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.former_names import MODULES, NAMES, PACKAGES, install, observer_of, release_caches
 from kapelle.rows import Column
 from kapelle.signals.critic_values import CriticValues
@@ -74,6 +75,14 @@ def test_an_engine_written_before_still_rests() -> None:
     engine = Resting()
     with pytest.warns(DeprecationWarning, match="`Resting.rest` is now `release_caches`"):
         release_caches(engine)
+    assert engine.rested == 1
+
+
+def test_an_engine_written_before_rests_beside_others_too() -> None:
+    engine: Any = Resting()
+    engine.policies = ()
+    with pytest.warns(DeprecationWarning, match="`Resting.rest` is now `release_caches`"):
+        ComposedEngine([engine]).release_caches()
     assert engine.rested == 1
 
 

@@ -97,7 +97,12 @@ def read_lora(folder: Path) -> Lora:
         return lora_of(settings, folder)
     except ModelError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except OSError as error:
+        raise ModelError(
+            f"'{folder}' is no PEFT adapter folder: adapter_config.json cannot be read ({error.strerror}). Name a folder "
+            "that a run has saved, such as RUN/checkpoints/STEP/policies/NAME."
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
 
 

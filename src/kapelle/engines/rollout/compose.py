@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine
+from kapelle.former_names import release_caches
 
 
 class ComposedEngine:
@@ -34,7 +35,7 @@ class ComposedEngine:
     def release_caches(self) -> None:
         """Release the caches of every engine."""
         for engine in self._engines:
-            engine.release_caches()
+            release_caches(engine)
 
     def close(self) -> None:
         """Close every engine."""
