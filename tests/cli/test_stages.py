@@ -262,7 +262,7 @@ class TestGate:
         assert said.code == 2
         row = read_evaluations(Path("run/02-judge"))[-1]["verifier"]
         assert isinstance(row, dict)
-        assert f"AUC of {row['auc_within']:.3f}" in said.err or "too few questions" in said.err
+        assert f"AUC of only {row['auc_within']:.3f}" in said.err or "too few questions" in said.err
         assert f"to {row['questions']} held-out questions" in said.err
         assert "`algorithm.least_auc` asks for 0.7" in said.err
         assert not Path("run/03-debate").exists()

@@ -199,7 +199,7 @@ async def test_a_sound_environment_has_no_finding_against_it() -> None:
 @pytest.mark.parametrize(
     ("fault", "check", "says"),
     [
-        ("forgetful", "tasks", "another one when it is asked for again"),
+        ("forgetful", "tasks", "has changed when it is asked for again"),
         ("id", "tasks", "two tasks of the train split have one id"),
         ("data kind", "tasks", "change when written as JSON"),
         ("process", "other process", "makes different tasks"),
