@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -53,3 +55,26 @@ def test_a_thread_that_has_the_number_of_another_is_looked_at(monkeypatch: pytes
         thread.start()
         thread.join()
     assert len(seen) == 2
+
+
+def test_a_look_does_not_keep_the_call_that_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_watch", lambda _watched: None)
+    seen: list[weakref.ref[object]] = []
+
+    def aside() -> None:
+        watched = watched_thread()
+
+        def work() -> None:
+            watched.look(0.0)
+            assert watched.running is not None
+            seen.append(weakref.ref(watched.running))
+
+        call("a call", "environment", 1.0, work)
+        gc.collect()
+        held.append(seen[0]())  # while the thread and what the watchdog knows of it still live
+
+    held: list[object] = []
+    thread = threading.Thread(target=aside)
+    thread.start()
+    thread.join()
+    assert held == [None]

@@ -109,7 +109,8 @@ class WatchedThread:
         """Calls that wait."""
         self.awake = self.free = 0.0
         """Seconds in which no call blocked this thread; and those of them in which its loop was free."""
-        self._seen: tuple[Limit | None, int] = (None, 0)
+        self._seen = (0, 0)
+        """Which call ran at the last look, by number so that its end is not delayed, and how many had ended by then."""
         self.guard = threading.Lock()
         """Held while a call is interrupted and while one ends, so that no call is interrupted after its end."""
         self.loop_answered = True
@@ -117,8 +118,8 @@ class WatchedThread:
     def look(self, passed: float) -> None:
         """Count the time since the last look, and end calls that are late."""
         running, serial = self.running, self.serial
-        blocked = running is not None and (running, serial) == self._seen
-        self._seen = (running, serial)
+        blocked = running is not None and (id(running), serial) == self._seen
+        self._seen = (id(running), serial)
         stop = interrupts.pending_stop() if self.stops else None
         if blocked:
             assert running is not None
@@ -178,7 +179,7 @@ class WatchedThread:
             signal.pthread_kill(ident, BREAKER)
             return
         with self.guard:
-            if (self.running, self.serial) == self._seen:
+            if (id(self.running), self.serial) == self._seen:
                 running.breaking = True
                 raise_in(ident, running.reason() if stop is None else stop.again())
 
