@@ -139,10 +139,9 @@ def last_line(text: str) -> str:
 
 
 def _plain(file: Path, whole: Path) -> bytes:
-    """Return a file's content without the place where the run lies."""
-    return (
-        file.read_bytes().replace(str(whole.resolve()).encode(), b"RUN").replace(str(whole).encode(), b"RUN")
-    )
+    """Return a file's content without the place where the run lies; nothing for a file that is gone."""
+    content = file.read_bytes() if file.is_file() else b""
+    return content.replace(str(whole.resolve()).encode(), b"RUN").replace(str(whole).encode(), b"RUN")
 
 
 def _untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
