@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ByteRenderer
-from kapelle.errors import ConfigError, EngineError, EpisodeError
+from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
 from kapelle.runtime.characters import whole
 from kapelle.runtime.http import LateError, post
 from kapelle.team import Endpoint
@@ -58,7 +58,11 @@ class EndpointEngine:
         """Return what the server answers; EpisodeError after the last failed attempt."""
         import httpx
 
-        endpoint = self._endpoints[request.policy]
+        endpoint = self._endpoints.get(request.policy)
+        if endpoint is None:
+            raise EngineError(
+                f"No endpoint plays the policy '{request.policy}'.{did_you_mean(request.policy, self._endpoints)}"
+            )
         body = {
             "model": endpoint.model,
             "messages": conversation(request.messages),

@@ -139,18 +139,6 @@ class TestWeights:
         assert of_a.ids == of_b.ids
         assert of_a.weights_hash == of_b.weights_hash
 
-    def test_weights_that_do_not_fit_are_refused(self, models: dict[str, LanguageModel]) -> None:
-        engine = LocalEngine(models, POLICIES)
-        weights = dict(models["base"].bank.parameters("a"))
-        dropped, _ = weights.popitem()
-        with pytest.raises(EngineError, match=f"'{dropped}' is on one side only"):
-            engine.load("a", weights, 1)
-
-    async def test_an_unknown_policy_is_told_the_known_one(self, models: dict[str, LanguageModel]) -> None:
-        engine = LocalEngine(models, POLICIES)
-        with pytest.raises(EngineError, match=r"no policy 'othr'\. Did you mean 'other'"):
-            await engine.generate(request("othr"))
-
 
 class TestFaults:
     async def test_everybody_hears_of_a_failure_and_the_engine_goes_on(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import Field, field_validator
@@ -21,10 +21,10 @@ from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import Recorder, nowhere, on_cuda
 from kapelle.engines.rollout.protocol import Completion, Request
-from kapelle.errors import EngineError, did_you_mean
+from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
-from kapelle.models.weights import weights_hash
+from kapelle.models.weights import copy_weights, weights_hash
 from kapelle.runtime.attendance import Part, Room, current, room
 from kapelle.runtime.deadlines import stand_in_line
 from kapelle.settings.base import FROM_HERE_ON, Settings
@@ -217,15 +217,10 @@ class LocalEngine:
                 "unfinished. Load weights when all are answered."
             )
         own = self._own(policy)
-        if set(own) != set(weights):
-            odd = sorted(set(own) ^ set(weights))
-            raise EngineError(f"Weights for policy '{policy}' do not fit: '{odd[0]}' is on one side only.")
-        with torch.no_grad():
-            for name, parameter in own.items():
-                tensor = weights[name]
-                assert isinstance(tensor, Tensor)
-                if tensor.data_ptr() != parameter.data_ptr():
-                    parameter.copy_(tensor)
+        try:
+            copy_weights(own, cast("Mapping[str, Tensor]", weights), f"policy '{policy}'")
+        except ModelError as error:
+            raise EngineError(str(error)) from None
         held.queue.decoder.forget(held.adapter)
         held.version = version
         held.hash = weights_hash(own)

@@ -1,0 +1,307 @@
+"""What a run relies on in a rollout engine, asked of each as far as its protocol declares; `subjects.py` names them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.engines.rollout.subjects import KINDS, NAMES, POLICIES, Subject, own_weights
+from tests.support.tiny import LORA, TASK, frozen_copy, stir, tiny_model
+from torch import Tensor
+
+from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
+from kapelle.errors import EngineError
+from kapelle.models.weights import weights_hash
+from kapelle.types import Message, Sampling
+
+PROMPT = (7, 100, 8, 33, 12)
+"""Ids that no text becomes: whoever tokenises the conversation again samples after another prompt."""
+WAYS = {
+    "as it is": Sampling(max_tokens=6),
+    "tempered": Sampling(max_tokens=6, temperature=0.7),
+    "nucleus": Sampling(max_tokens=6, temperature=1.3, top_p=0.6),
+    "few": Sampling(max_tokens=6, top_k=5),
+    "both": Sampling(max_tokens=6, temperature=0.8, top_p=0.7, top_k=9),
+    "greedy": Sampling(max_tokens=6, temperature=0.0),
+}
+
+
+def subjects(*, weights: bool = False, samples: bool = False) -> list[str]:
+    """Return the names of the engines that declare all of this."""
+    return [
+        name
+        for name, kind in KINDS.items()
+        if (kind.weights or not weights) and (kind.samples or not samples)
+    ]
+
+
+EVERY = subjects()
+SAMPLERS = pytest.mark.parametrize("subject", subjects(samples=True), indirect=True)
+WEIGHED = pytest.mark.parametrize("subject", subjects(weights=True), indirect=True)
+
+
+@pytest.fixture(params=EVERY)
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    made = KINDS[request.param].make()
+    yield made
+    made.engine.close()
+
+
+@pytest.fixture
+def engine(subject: Subject) -> RolloutEngine:
+    return subject.engine
+
+
+def ask_for(policy: str, seed: int = 0, sampling: Sampling | None = None, count: int = 6) -> Request:
+    said = (Message("user", "what now?"),)
+    return Request(policy, policy, said, PROMPT, sampling or Sampling(max_tokens=count), seed, TASK)
+
+
+async def ask(engine: RolloutEngine, requests: Sequence[Request]) -> list[Completion]:
+    return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
+
+
+def mixed(count: int = 9, sampling: Sampling | None = None) -> list[Request]:
+    return [ask_for(NAMES[k % len(NAMES)], k, sampling) for k in range(count)]
+
+
+def words(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
+    return [completion.ids for completion in completions]
+
+
+def truth(policy: str, weights: Mapping[str, Tensor], request: Request, ids: Sequence[int]) -> Tensor:
+    """Return the log-probs `_T` of sampled ids under what a request asks for, by `transformers` and the definitions."""
+    model, adapter = tiny_model(), None
+    if next(p for p in POLICIES if p.name == policy).lora:
+        model.bank.add(policy, LORA, 0)
+        model.bank.fill(policy, weights)
+        adapter = policy
+    tokens = torch.tensor([(*request.prompt_ids, *ids)])
+    with torch.no_grad(), model.computing([(adapter, 0, 1)]):
+        logits_LV = model.model(input_ids=tokens, use_cache=False).logits[0].double()
+    asked = request.sampling
+    found = []
+    for k, token in enumerate(ids):
+        logits_V = logits_LV[len(request.prompt_ids) + k - 1] / (asked.temperature or 1.0)
+        ranked = logits_V.softmax(-1).sort(descending=True)
+        kept = len(logits_V) if not asked.top_k else asked.top_k
+        share_K = ranked.values[:kept] / ranked.values[:kept].sum()
+        if asked.top_p < 1:
+            share_K = share_K[share_K.cumsum(-1) - share_K < asked.top_p]
+            share_K = share_K / share_K.sum()
+        place = ranked.indices.tolist().index(token)
+        assert place < len(share_K), f"token {token} is not among those that may be sampled"
+        if asked.temperature == 0:
+            assert place == 0, "greedy is the most likely token"
+        found.append(share_K[place].log())
+    return torch.stack(found)
+
+
+def assert_true(weights: Mapping[str, Mapping[str, Tensor]], request: Request, answer: Completion) -> None:
+    expected_T = truth(request.policy, weights[request.policy], request, answer.ids)
+    assert (expected_T - torch.tensor(answer.logprobs)).abs().max() <= 1e-4
+
+
+class TestAnswers:
+    def test_it_names_what_it_plays(self, engine: RolloutEngine) -> None:
+        assert sorted(engine.policies) == sorted(NAMES)
+
+    def test_each_request_gets_its_own_answer(self, engine: RolloutEngine) -> None:
+        requests = mixed()
+        together = asyncio.run(ask(engine, requests))
+        alone = [asyncio.run(ask(engine, [request]))[0] for request in requests]
+        assert words(together) == words(alone)
+        assert len(set(words(together))) > len(NAMES)
+        for one, other in zip(together, alone, strict=True):
+            assert (one.text, one.version, one.weights_hash) == (
+                other.text,
+                other.version,
+                other.weights_hash,
+            )
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+    def test_every_token_has_a_log_prob_that_can_be_one(self, engine: RolloutEngine) -> None:
+        for answer in asyncio.run(ask(engine, mixed())):
+            assert len(answer.ids) == len(answer.logprobs) > 0
+            assert all(logp <= 0 for logp in answer.logprobs)
+            assert answer.finish_reason in ("stop", "length")
+
+    def test_what_was_sampled_can_be_spoken_on(self, engine: RolloutEngine) -> None:
+        for request, answer in zip(mixed(3), asyncio.run(ask(engine, mixed(3))), strict=True):
+            renderer = engine.renderer(request.policy)
+            longer = renderer.extend(request.prompt_ids, answer.ids, [Message("user", "and?")])
+            assert longer[: len(PROMPT) + len(answer.ids)] == (*PROMPT, *answer.ids)
+
+    @SAMPLERS
+    def test_seeds_repeat_and_differ(self, engine: RolloutEngine) -> None:
+        def drawn() -> list[tuple[int, ...]]:
+            return words(asyncio.run(ask(engine, [ask_for("a", seed) for seed in (1, 2, 1 << 62)])))
+
+        first = drawn()
+        assert first == drawn()
+        assert len(set(first)) == 3
+
+    @SAMPLERS
+    def test_a_limit_cuts_and_says_so(self, engine: RolloutEngine) -> None:
+        longer = asyncio.run(ask(engine, [ask_for("a", seed, count=30) for seed in range(8)]))
+        cut = asyncio.run(ask(engine, [ask_for("a", seed, count=3) for seed in range(8)]))
+        assert {len(answer.ids) for answer in cut} <= {1, 2, 3}
+        for short, long in zip(cut, longer, strict=True):
+            if len(long.ids) > 3:
+                assert (short.ids, short.finish_reason) == (long.ids[:3], "length")
+        assert any(len(long.ids) > 3 for long in longer)
+
+    @SAMPLERS
+    def test_a_stop_ends_the_text_before_it(self, engine: RolloutEngine) -> None:
+        free = asyncio.run(ask(engine, [ask_for("b", seed, count=30) for seed in range(8)]))
+        letter = next(c for answer in free for c in answer.text[3:-3] if c.isascii() and c.isalpha())
+        sampling = Sampling(max_tokens=30, stop=(letter, "never said"))
+        stopped = asyncio.run(ask(engine, [ask_for("b", seed, sampling) for seed in range(8)]))
+        assert any(letter in answer.text for answer in free)
+        for one, other in zip(stopped, free, strict=True):
+            assert one.text == other.text.partition(letter)[0]
+            assert one.ids == other.ids[: len(one.ids)]
+            if letter in other.text:
+                assert one.finish_reason == "stop"
+
+
+@WEIGHED
+class TestDistributions:
+    @pytest.mark.parametrize("way", WAYS)
+    def test_log_probs_are_those_of_what_was_sampled_from(self, engine: RolloutEngine, way: str) -> None:
+        requests = mixed(6, WAYS[way])
+        for request, answer in zip(requests, asyncio.run(ask(engine, requests)), strict=True):
+            assert_true(own_weights(), request, answer)
+
+    def test_every_row_has_its_own_way_of_sampling(self, engine: RolloutEngine) -> None:
+        requests = [ask_for(NAMES[k % 3], k, sampling) for k, sampling in enumerate(WAYS.values())]
+        for request, answer in zip(requests, asyncio.run(ask(engine, requests)), strict=True):
+            assert_true(own_weights(), request, answer)
+
+    def test_tokens_come_as_often_as_their_log_probs_say(self, engine: RolloutEngine) -> None:
+        requests = [ask_for("a", seed, Sampling(max_tokens=1, top_k=3)) for seed in range(300)]
+        answers = asyncio.run(ask(engine, requests))
+        said = {answer.ids: answer.logprobs[0] for answer in answers}
+        assert sum(torch.tensor(list(said.values())).exp().tolist()) == pytest.approx(1.0, abs=1e-4)
+        for ids, logp in said.items():
+            share = sum(answer.ids == ids for answer in answers) / len(answers)
+            assert share == pytest.approx(float(torch.tensor(logp).exp()), abs=0.12)  # 4 standard deviations
+
+
+@WEIGHED
+class TestWeights:
+    def test_the_first_are_those_of_the_models(self, engine: RolloutEngine) -> None:
+        for answer, name in zip(asyncio.run(ask(engine, mixed(3))), NAMES, strict=True):
+            assert (answer.version, answer.weights_hash) == (0, weights_hash(own_weights()[name]))
+
+    def test_what_is_published_is_used_by_its_agent_alone(self, engine: RolloutEngine) -> None:
+        weights = own_weights()
+        before = asyncio.run(ask(engine, mixed()))
+        for version, seed in ((1, 71), (4, 72)):
+            drawn = frozen_copy(weights["b"])
+            stir(drawn, seed)
+            weights["b"] = drawn
+            engine.load("b", drawn, version)
+            requests = mixed()
+            after = asyncio.run(ask(engine, requests))
+            for request, old, new in zip(requests, before, after, strict=True):
+                assert_true(weights, request, new)
+                if request.policy == "b":
+                    assert (new.version, new.weights_hash) == (version, weights_hash(drawn))
+                else:
+                    assert (new.ids, new.weights_hash, new.version) == (old.ids, old.weights_hash, 0)
+            theirs = [k for k, request in enumerate(requests) if request.policy == "b"]
+            assert [after[k].ids for k in theirs] != [before[k].ids for k in theirs]
+
+    def test_one_prompt_is_read_anew_after_a_publish(self, engine: RolloutEngine) -> None:
+        """What an engine keeps of prompts belongs to the weights that read them."""
+        weights = own_weights()
+        asked = replace(ask_for("a", 3), prompt_ids=tuple(range(10, 80)))
+        for seed in (81, 82):
+            (answer,) = asyncio.run(ask(engine, [asked]))
+            assert_true(weights, asked, answer)
+            weights["a"] = frozen_copy(weights["a"])
+            stir(weights["a"], seed)
+            engine.load("a", weights["a"], seed)
+
+    def test_weights_of_a_base_are_used_by_those_without_an_adapter(self, engine: RolloutEngine) -> None:
+        drawn = {key: tensor * 0.5 for key, tensor in frozen_copy(own_weights()["still"]).items()}
+        before = asyncio.run(ask(engine, [ask_for("still", k) for k in range(4)]))
+        engine.load("still", drawn, 2)
+        after = asyncio.run(ask(engine, [ask_for("still", k) for k in range(4)]))
+        assert words(after) != words(before)
+        assert {(answer.version, answer.weights_hash) for answer in after} == {(2, weights_hash(drawn))}
+
+    def test_what_does_not_fit_is_refused_and_nothing_moves(self, engine: RolloutEngine) -> None:
+        before = asyncio.run(ask(engine, mixed()))
+        weights = dict(own_weights()["a"])
+        first = next(iter(weights))
+        for wrong in ({k: v for k, v in weights.items() if k != first}, {**weights, first: torch.zeros(1)}):
+            with pytest.raises(EngineError, match="fit"):
+                engine.load("a", wrong, 9)
+        assert asyncio.run(ask(engine, mixed())) == before
+
+    def test_released_caches_change_no_answer(self, engine: RolloutEngine) -> None:
+        before = asyncio.run(ask(engine, mixed()))
+        engine.release_caches()
+        assert words(asyncio.run(ask(engine, mixed()))) == words(before)
+
+
+class TestFaults:
+    def test_everybody_hears_of_a_failure_and_the_engine_goes_on(self, subject: Subject) -> None:
+        before = asyncio.run(ask(subject.engine, mixed(6)))
+
+        async def all_of() -> list[Completion | BaseException]:
+            return await asyncio.gather(
+                *(subject.engine.generate(request) for request in mixed(6)), return_exceptions=True
+            )
+
+        with subject.breaking():
+            found = asyncio.run(all_of())
+        assert len(found) == 6
+        assert all(isinstance(each, Exception) for each in found)
+        assert words(asyncio.run(ask(subject.engine, mixed(6)))) == words(before)
+
+    def test_who_is_cancelled_disturbs_nobody(self, engine: RolloutEngine) -> None:
+        expected = words(asyncio.run(ask(engine, mixed())))
+
+        async def some_leave() -> list[Completion]:
+            tasks = [asyncio.create_task(engine.generate(request)) for request in mixed()]
+            await asyncio.sleep(0)
+            for task in tasks[::3]:
+                task.cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            return [each for k, each in enumerate(done) if k % 3 and isinstance(each, Completion)]
+
+        assert words(asyncio.run(some_leave())) == [ids for k, ids in enumerate(expected) if k % 3]
+        assert words(asyncio.run(ask(engine, mixed()))) == expected
+
+    def test_what_a_broken_off_run_asked_is_forgotten(self, engine: RolloutEngine) -> None:
+        expected = words(asyncio.run(ask(engine, mixed())))
+
+        async def broken_off() -> None:
+            async def fault() -> None:
+                raise KeyError("elsewhere")
+
+            await asyncio.gather(fault(), *(engine.generate(request) for request in mixed()))
+
+        with pytest.raises(KeyError):
+            asyncio.run(broken_off())
+        assert words(asyncio.run(ask(engine, mixed()))) == expected
+
+    def test_an_unknown_policy_is_told_the_known_ones(self, engine: RolloutEngine) -> None:
+        with pytest.raises(EngineError, match=r"'stil'.*Did you mean 'still'"):
+            asyncio.run(ask(engine, [ask_for("stil")]))
+
+    @pytest.mark.parametrize("subject", [name for name in EVERY if not KINDS[name].weights], indirect=True)
+    def test_who_has_no_weights_takes_none(self, engine: RolloutEngine) -> None:
+        with pytest.raises(EngineError, match=r"'a'.*frozen"):
+            engine.load("a", {}, 1)
+
+    def test_closing_twice_is_closing_once(self, engine: RolloutEngine) -> None:
+        asyncio.run(ask(engine, mixed(3)))
+        engine.close()
+        engine.close()
