@@ -44,46 +44,39 @@ class _Machine:
     clone3: int
 
 
-_SAME_EVERYWHERE = {
-    "io_uring_setup": 425,
-    "io_uring_enter": 426,
-    "io_uring_register": 427,
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "fspick": 433,
-    "pidfd_getfd": 438,
-    "process_madvise": 440,
-    "mount_setattr": 442,
-    "memfd_secret": 447,
-}
 # fmt: off
-_X86_64 = {
-    "bpf": 321, "keyctl": 250, "add_key": 248, "request_key": 249, "userfaultfd": 323, "ptrace": 101,
-    "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "perf_event_open": 298,
-    "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308,
-    "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300, "quotactl": 179,
-    "memfd_create": 319, "shmget": 29, "semget": 64, "msgget": 68, "personality": 135, "vhangup": 153,
-    "kexec_load": 246, "kexec_file_load": 320, "init_module": 175, "finit_module": 313,
-    "delete_module": 176, "swapon": 167, "swapoff": 168, "reboot": 169, "syslog": 103, "acct": 163,
-    "settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "iopl": 172, "ioperm": 173,
+_REFUSED_OLD: Mapping[str, tuple[int, int | None]] = {
+    "bpf": (321, 280), "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
+    "userfaultfd": (323, 282), "ptrace": (101, 117), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "kcmp": (312, 272), "perf_event_open": (298, 241), "mount": (165, 40),
+    "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "unshare": (272, 97),
+    "setns": (308, 268), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262), "quotactl": (179, 60), "memfd_create": (319, 279), "shmget": (29, 194),
+    "semget": (64, 190), "msgget": (68, 186), "personality": (135, 92), "vhangup": (153, 58),
+    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
+    "finit_module": (313, 273), "delete_module": (176, 106), "swapon": (167, 224), "swapoff": (168, 225),
+    "reboot": (169, 142), "syslog": (103, 116), "acct": (163, 89), "settimeofday": (164, 170),
+    "clock_settime": (227, 112), "adjtimex": (159, 171), "iopl": (172, None), "ioperm": (173, None),
 }
-_AARCH64 = {
-    "bpf": 280, "keyctl": 219, "add_key": 217, "request_key": 218, "userfaultfd": 282, "ptrace": 117,
-    "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "perf_event_open": 241,
-    "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "unshare": 97, "setns": 268,
-    "name_to_handle_at": 264, "open_by_handle_at": 265, "fanotify_init": 262, "quotactl": 60,
-    "memfd_create": 279, "shmget": 194, "semget": 190, "msgget": 186, "personality": 92, "vhangup": 58,
-    "kexec_load": 104, "kexec_file_load": 294, "init_module": 105, "finit_module": 273,
-    "delete_module": 106, "swapon": 224, "swapoff": 225, "reboot": 142, "syslog": 116, "acct": 89,
-    "settimeofday": 170, "clock_settime": 112, "adjtimex": 171,
+"""Number on x86_64 and on aarch64; None where the call does not exist."""
+_REFUSED_NEW: Mapping[str, int] = {
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
+    "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438,
+    "process_madvise": 440, "mount_setattr": 442, "memfd_secret": 447,
 }
+"""Calls since Linux 5.1 have one number on every architecture."""
 # fmt: on
+
+
+def _refused(column: int) -> Mapping[str, int]:
+    """Return the refused calls of the architecture in this column of `_REFUSED_OLD`."""
+    old = ((name, numbers[column]) for name, numbers in _REFUSED_OLD.items())
+    return {name: number for name, number in old if number is not None} | dict(_REFUSED_NEW)
+
+
 _MACHINES = {
-    "x86_64": _Machine(0xC000003E, {**_X86_64, **_SAME_EVERYWHERE}, 41, 16, 56, 435),
-    "aarch64": _Machine(0xC00000B7, {**_AARCH64, **_SAME_EVERYWHERE}, 198, 29, 220, 435),
+    "x86_64": _Machine(0xC000003E, _refused(0), 41, 16, 56, 435),
+    "aarch64": _Machine(0xC00000B7, _refused(1), 198, 29, 220, 435),
 }
 
 
