@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from kapelle.cli.run_arguments import declare_runs
+from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, declare_runs
 from kapelle.errors import ConfigError, did_you_mean
 
 RECIPE_HELP = "a built-in recipe (`kapelle recipes ls`) or a YAML file"
@@ -107,27 +107,23 @@ def _train(parser: argparse.ArgumentParser) -> None:
     _add_words(parser, "RECIPE …", f"{RECIPE_HELP}; YAML files laid over it; then settings, {SETTINGS_HELP}")
     _add_real(parser)
     _add_run_dir(parser)
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the run in --run-dir; `kapelle train --resume RUN` needs no recipe",
+    add_flag(
+        parser, "--resume", "continue the run in --run-dir; `kapelle train --resume RUN` needs no recipe"
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--dry-run",
-        action="store_true",
-        help="show who acts with which weights and every setting with its origin; loads no model, writes nothing",
+        "show who acts with which weights and every setting with its origin; loads no model, writes nothing",
     )
     _add_output(parser)
 
 
 def _eval(parser: argparse.ArgumentParser) -> None:
     _add_player(parser)
-    parser.add_argument(
-        "--no-baselines",
-        action="store_true",
-        help="leave out one agent alone and majority vote with the same number of tokens",
+    add_flag(
+        parser, "--no-baselines", "leave out one agent alone and majority vote with the same number of tokens"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flag(parser, "--json", ONE_OBJECT)
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +150,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where everything is kept (runs/…); runs that are done there are not repeated",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
+    add_flag(parser, "--json", f"{ONE_OBJECT}; progress goes to stderr")
 
 
 def _collect(parser: argparse.ArgumentParser) -> None:
@@ -170,17 +166,17 @@ def _collect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-reward", type=float, metavar="X", help="sft: keep episodes with at least this reward"
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--no-balance",
-        action="store_true",
-        help="verifier: keep all different answers, even where a question has more right than wrong ones or fewer",
+        "verifier: keep all different answers, even where a question has more right than wrong ones or fewer",
     )
     parser.add_argument(
         "--show", metavar="FILE", help="play nothing; show what a file of graded answers holds"
     )
     parser.add_argument("--tasks", type=_count, default=200, metavar="N", help="train tasks to play (200)")
     parser.add_argument("--samples", type=_count, default=4, metavar="K", help="episodes per task (4)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flag(parser, "--json", ONE_OBJECT)
 
 
 def _play(parser: argparse.ArgumentParser) -> None:
@@ -194,10 +190,10 @@ def _play(parser: argparse.ArgumentParser) -> None:
         "a run plays itself)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="deals another game (0)")
-    parser.add_argument(
+    add_flag(
+        parser,
         "--exact",
-        action="store_true",
-        help="play nothing; print exact values of the run's checkpoints: NashConv, expected returns",
+        "play nothing; print exact values of the run's checkpoints: NashConv, expected returns",
     )
 
 
@@ -207,7 +203,7 @@ def _recipes(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="which one to print or copy")
     parser.add_argument("destination", nargs="?", metavar="DEST", help="file or folder (./NAME.yaml)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object (ls)")
+    add_flag(parser, "--json", f"{ONE_OBJECT} (ls)")
 
 
 def _validate(parser: argparse.ArgumentParser) -> None:
@@ -218,15 +214,11 @@ def _validate(parser: argparse.ArgumentParser) -> None:
         help="check an environment alone (built in, or module:Class); settings are environment.key=value",
     )
     _add_real(parser)
-    parser.add_argument(
-        "--graph",
-        action="store_true",
-        help="print the workflow as a Mermaid flowchart; a workflow file alone will do",
-    )
+    add_flag(parser, "--graph", "print the workflow as a Mermaid flowchart; a workflow file alone will do")
 
 
 def _info(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flag(parser, "--json", ONE_OBJECT)
 
 
 def _add_words(parser: argparse.ArgumentParser, metavar: str, what: str) -> None:
@@ -234,10 +226,10 @@ def _add_words(parser: argparse.ArgumentParser, metavar: str, what: str) -> None
 
 
 def _add_real(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add_flag(
+        parser,
         "--real",
-        action="store_true",
-        help="use the recipe's values for a pretrained model (its section `real`: model, rates, lengths, data)",
+        "use the recipe's values for a pretrained model (its section `real`: model, rates, lengths, data)",
     )
 
 
@@ -269,7 +261,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="largest share of rows that may be left out as unusable (0.01)",
     )
-    parser.add_argument("--json", action="store_true", help="print the manifest")
+    add_flag(parser, "--json", "print the manifest")
 
 
 def _share(text: str) -> float:
@@ -284,8 +276,8 @@ def _add_run_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
-    parser.add_argument("--no-rich", action="store_true", help="plain lines, also in a terminal")
+    add_flag(parser, "--json", f"{ONE_OBJECT}; progress goes to stderr")
+    add_flag(parser, "--no-rich", "plain lines, also in a terminal")
 
 
 def _add_player(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,10 @@
-"""The arguments of `kapelle runs`."""
+"""The arguments of `kapelle runs`, and what other commands declare in the same way."""
 
 from __future__ import annotations
 
 import argparse
+
+ONE_OBJECT = "print one JSON object"
 
 
 def declare_runs(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +18,10 @@ def declare_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", type=int, metavar="STEP", help="rollback: the step of the checkpoint to go back to"
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="rollback: show what would be moved, and move nothing"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flag(parser, "--dry-run", "rollback: show what would be moved, and move nothing")
+    add_flag(parser, "--json", ONE_OBJECT)
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, meaning: str) -> None:
+    """Add an argument that is there or not, and takes no value."""
+    parser.add_argument(name, action="store_true", help=meaning)
