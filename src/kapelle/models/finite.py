@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from kapelle.runtime.trees import leaves
+
 if TYPE_CHECKING:
     import torch
 
@@ -51,14 +53,7 @@ def learned(state: Mapping[str, object]) -> dict[str, torch.Tensor]:
 def _tensors(tree: object, place: str) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
 
-    if isinstance(tree, torch.Tensor):
-        yield place, tree
-    elif isinstance(tree, Mapping):
-        for key, inner in tree.items():
-            yield from _tensors(inner, f"{place}.{key}")
-    elif isinstance(tree, list | tuple):
-        for index, inner in enumerate(tree):
-            yield from _tensors(inner, f"{place}.{index}")
+    return ((at, leaf) for at, leaf in leaves(tree, place) if isinstance(leaf, torch.Tensor))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

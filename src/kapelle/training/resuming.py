@@ -12,6 +12,7 @@ from typing import Any
 
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.runs.writer import RunDirectory, is_run, read_config, saved_steps
+from kapelle.runtime.trees import leaves
 from kapelle.settings.base import FREE, MayChange, Settings
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
@@ -67,18 +68,9 @@ def _marked(settings: Settings, at: str) -> Iterator[tuple[str, MayChange]]:
         if mark is not None:
             yield f"{at}{name}", mark
         else:
-            yield from _inner(getattr(settings, name), f"{at}{name}.")
-
-
-def _inner(value: object, at: str) -> Iterator[tuple[str, MayChange]]:
-    if isinstance(value, Settings):
-        yield from _marked(value, at)
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _inner(each, f"{at}{key}.")
-    elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            yield from _inner(each, f"{at}{number}.")
+            for place, value in leaves(getattr(settings, name), f"{at}{name}"):
+                if isinstance(value, Settings):
+                    yield from _marked(value, f"{place}.")
 
 
 def _within(key: str, sections: Sequence[str]) -> bool:

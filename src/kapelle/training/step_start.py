@@ -17,6 +17,7 @@ from torch import Tensor
 from kapelle.algorithm import CreditMemory
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.runtime.randomness import capture_random, restore_random
+from kapelle.runtime.trees import leaves
 
 MOST_HELD = 1 << 30
 """Most bytes of weights and moments that are copied; above it a step that is interrupted late costs the steps since
@@ -64,14 +65,7 @@ class StepStart:
 
 def tensors(tree: object) -> Iterator[Tensor]:
     """Yield the tensors of a tree of mappings, lists and tuples."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for inner in tree.values():
-            yield from tensors(inner)
-    elif isinstance(tree, list | tuple):
-        for inner in tree:
-            yield from tensors(inner)
+    return (leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
 def copied(tree: Any) -> Any:
