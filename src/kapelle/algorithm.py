@@ -169,33 +169,29 @@ class Mover(NamedTuple):
     """Log-probs `_T` of each sample's targets by the current weights."""
 
 
+class UpdateSamples(NamedTuple):
+    """What one update learns from."""
+
+    policies: Mapping[TurnKey, Sample]
+    """Each credited turn's sample."""
+    critics: Sequence[Sample]
+    """What critics learn from."""
+    groups: Sequence[Group]
+    """The episodes that the samples are of."""
+
+
 class Move(Protocol):
     """Takes an update's optimiser steps."""
 
-    def __call__(
-        self,
-        mover: Mover,
-        chosen: Sequence[str],
-        policies: Mapping[TurnKey, Sample],
-        critics: Sequence[Sample],
-        groups: Sequence[Group],
-    ) -> dict[str, float]:
-        """Update the policies in `chosen` and all critics; return metrics.
-
-        `policies` holds each credited turn's sample, `critics` what critics learn from.
-        """
+    def __call__(self, mover: Mover, chosen: Sequence[str], samples: UpdateSamples) -> dict[str, float]:
+        """Update the policies in `chosen` and all critics; return metrics."""
         ...
 
 
-def at_once(
-    mover: Mover,
-    chosen: Sequence[str],
-    policies: Mapping[TurnKey, Sample],
-    critics: Sequence[Sample],
-    groups: Sequence[Group],
-) -> dict[str, float]:
+def at_once(mover: Mover, chosen: Sequence[str], samples: UpdateSamples) -> dict[str, float]:
     """Update the chosen policies and all critics in one pass."""
-    everything = [*(sample for sample in policies.values() if sample.learner in chosen), *critics]
+    own = (sample for sample in samples.policies.values() if sample.learner in chosen)
+    everything = [*own, *samples.critics]
     return mover.update(everything) if everything else {}
 
 

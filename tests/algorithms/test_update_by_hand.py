@@ -15,7 +15,7 @@ import torch
 from tests.support.expected import Game, Tables
 from tests.support.tiny import group, team_of
 
-from kapelle.algorithm import algorithm_class
+from kapelle.algorithm import UpdateSamples, algorithm_class
 from kapelle.algorithms.sft import SFT
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.rows import Signals
@@ -95,7 +95,9 @@ def test_the_update_is_that_of_these_advantages(
     groups = [group(*episodes)]
     samples = policy_samples(groups, team_of("a"), algorithm.credit(groups, signals), signals)
     engine = cast("TrainEngine", tables)
-    update_in_order(engine, Objective(algorithm.policy_loss), algorithm.order, ("a",), samples, [], groups)
+    update_in_order(
+        engine, Objective(algorithm.policy_loss), algorithm.order, ("a",), UpdateSamples(samples, [], groups)
+    )
 
     turns = [turn for one in episodes for turn in one.turns]
     expected = torch.zeros((), dtype=torch.float64)

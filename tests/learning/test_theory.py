@@ -13,7 +13,7 @@ from tests.learning.local_view import LocalMAPPO
 from tests.support.tiny import episode, group, learners_of, same_bits, sections, team_of, turn
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Outputs, Targets
+from kapelle.algorithm import Algorithm, Outputs, Targets, UpdateSamples
 from kapelle.algorithms.happo import HAPPO
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.ppo import IPPO, PPO
@@ -101,7 +101,11 @@ def returns(algorithm: Algorithm, seed: int, steps: int = 5, rate: float = 1.0) 
         chosen = algorithm.update.order.choose(("a", "b"), step, seed)
         objective = Objective(algorithm.policy_loss, epochs=algorithm.update.epochs)
         update_in_order(
-            cast("TrainEngine", engine), objective, algorithm.update.order, chosen, samples, [], groups
+            cast("TrainEngine", engine),
+            objective,
+            algorithm.update.order,
+            chosen,
+            UpdateSamples(samples, [], groups),
         )
         seen.append(exact_return(engine))
     return seen

@@ -18,7 +18,7 @@ import torch
 from tests.support.tiny import group, team_of, turn
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Outputs, Targets
+from kapelle.algorithm import Algorithm, Outputs, Targets, UpdateSamples
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.rows import Sample, Signals, TurnKey, turns_of
 from kapelle.signals.proximal import ProximalLogProbs
@@ -210,7 +210,9 @@ def expected_update(
     samples = policy_samples(groups, team, give(groups, signals), signals)
     objective = Objective(algorithm.policy_loss)
     engine = cast("TrainEngine", tables)
-    update_in_order(engine, objective, algorithm.update.order, game.agents, samples, [], groups)
+    update_in_order(
+        engine, objective, algorithm.update.order, game.agents, UpdateSamples(samples, [], groups)
+    )
     return tables, groups
 
 

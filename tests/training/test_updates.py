@@ -22,7 +22,7 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
-from kapelle.algorithm import everybody
+from kapelle.algorithm import UpdateSamples, everybody
 from kapelle.algorithms.happo import HAPPO
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.shared.orders import (
@@ -109,7 +109,7 @@ def step_of(*speakers: str) -> tuple[list[Group], dict[TurnKey, Sample]]:
 def one_after_another(diary: Diary, chosen: Sequence[str], *speakers: str) -> dict[str, float]:
     groups, samples = step_of(*speakers)
     engine = cast("TrainEngine", diary)
-    return update_in_order(engine, Objective(LOSS), SEQUENTIAL, chosen, samples, [], groups)
+    return update_in_order(engine, Objective(LOSS), SEQUENTIAL, chosen, UpdateSamples(samples, [], groups))
 
 
 class TestFactor:
@@ -170,7 +170,11 @@ class TestManyEpisodes:
 
         diary = ByToken({})
         update_in_order(
-            cast("TrainEngine", diary), Objective(LOSS), SEQUENTIAL, ("a", "b"), samples, [], groups
+            cast("TrainEngine", diary),
+            Objective(LOSS),
+            SEQUENTIAL,
+            ("a", "b"),
+            UpdateSamples(samples, [], groups),
         )
         # In the order of the samples: episodes 2, 0, 1.
         assert diary.given[1]["b"] == pytest.approx([math.exp(0.4), math.exp(0.1), math.exp(0.2)])
@@ -193,9 +197,7 @@ class TestManyEpisodes:
             Objective(LOSS),
             algorithm.update.order,
             ("a", "b"),
-            samples,
-            [],
-            groups,
+            UpdateSamples(samples, [], groups),
         )
         assert diary.given[1]["b"] == pytest.approx([math.exp(expected)])
 
@@ -214,7 +216,9 @@ class TestOnTheEngine:
         before = engine.learners["b"].state()
         held = {key: value.clone() for key, value in before["weights"].items()}
         order = Alternate(name="alternate").build()
-        update_in_order(engine, Objective(LOSS), order, order.choose(("a", "b"), 1, 0), samples, [], groups)
+        update_in_order(
+            engine, Objective(LOSS), order, order.choose(("a", "b"), 1, 0), UpdateSamples(samples, [], groups)
+        )
         assert (engine.learners["a"].steps, engine.learners["b"].steps) == (1, 0)
         assert same_bits(dict(engine.learners["b"].state()["weights"]), held)
 
@@ -225,7 +229,9 @@ class TestOnTheEngine:
             drawn = with_behaviour(engine, draw_samples(["a"], [(4, 3), (5, 2)]))
             samples = {TurnKey(0, e, 0): sample for e, sample in enumerate(drawn)}
             groups = [group(episode(turn("a", 0)), episode(turn("a", 0)))]
-            update_in_order(engine, Objective(LOSS), order, order.choose(("a",), 1, 0), samples, [], groups)
+            update_in_order(
+                engine, Objective(LOSS), order, order.choose(("a",), 1, 0), UpdateSamples(samples, [], groups)
+            )
             rows.append(first_gradient(engine, "a"))
         assert same_bits(rows[0], rows[2])
         assert same_bits(rows[1], rows[2])
@@ -235,7 +241,9 @@ class TestOnTheEngine:
         drawn = with_behaviour(engine, draw_samples(["a", "b"], [(4, 3)]))
         samples = {TurnKey(0, 0, k): sample for k, sample in enumerate(drawn)}
         groups = [group(episode(turn("a", 0, 3), turn("b", 1, 3)))]
-        row = update_in_order(engine, Objective(LOSS), SEQUENTIAL, ("a", "b"), samples, [], groups)
+        row = update_in_order(
+            engine, Objective(LOSS), SEQUENTIAL, ("a", "b"), UpdateSamples(samples, [], groups)
+        )
         # b went last: the factor that it saw is a's ratio, which the engine still gives.
         moved = (engine.score([drawn[0]])[0] - drawn[0].columns["behaviour"]).double().sum()
         assert abs(float(moved)) > 1e-4

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditFunction, CreditMemory
+from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditFunction, CreditMemory, UpdateSamples
 from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import Objective, TrainEngine
@@ -209,9 +209,7 @@ class Loop:
             self._objective,
             algorithm.update.order,
             algorithm.update.order.choose(team.trained, number, self._config.seed),
-            policy_samples(groups, team, credit, signals),
-            critics,
-            groups,
+            UpdateSamples(policy_samples(groups, team, credit, signals), critics, groups),
         )
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:

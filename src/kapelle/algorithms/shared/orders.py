@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kapelle.algorithm import Mover, Order
+from kapelle.algorithm import Mover, Order, UpdateSamples
 from kapelle.errors import ConfigError
 from kapelle.functional.policy_losses import happo_factor
 from kapelle.metrics.statistics import merge_rows
@@ -96,25 +96,19 @@ def check_separate_weights(team: Team, algorithm: str) -> None:
 
 
 def one_after_another(
-    mover: Mover,
-    chosen: Sequence[str],
-    policies: Mapping[TurnKey, Sample],
-    critics: Sequence[Sample],
-    groups: Sequence[Group],
-    *,
-    old: Column,
+    mover: Mover, chosen: Sequence[str], samples: UpdateSamples, *, old: Column
 ) -> dict[str, float]:
     """HAPPO (2109.11251 §4.2): M multiplies the advantages of policies updated later, in the same round.
 
     `old` is the column of the log-probs in the denominator of its ratios.
     """
-    rounds = rounds_of(groups)
+    rounds = rounds_of(samples.groups)
     number = {place: k for k, place in enumerate(dict.fromkeys(rounds.values()))}
     factor_S = torch.ones(len(number), dtype=torch.float64)
     rows: list[dict[str, float]] = []
-    waiting = list(critics)
+    waiting = list(samples.critics)
     for policy in chosen:
-        own = {key: sample for key, sample in policies.items() if sample.learner == policy}
+        own = {key: sample for key, sample in samples.policies.items() if sample.learner == policy}
         weighted = [_times(sample, factor_S[number[rounds[key]]]) for key, sample in own.items()]
         if weighted or waiting:
             rows.append(mover.update([*weighted, *waiting]))
