@@ -120,11 +120,11 @@ class TestPlan:
     def test_every_seed_of_every_contender_has_a_folder(self, tmp_path: Path) -> None:
         found = read_contenders(recipe(tmp_path, "seed=7"), ["grpo", "ippo"])
         runs = plan(found, 2, tmp_path / "all")
-        assert [(r.label, r.seed, r.config.seed) for r in runs] == [
-            ("grpo", 7, 7),
-            ("grpo", 8, 8),
-            ("ippo", 7, 7),
-            ("ippo", 8, 8),
+        assert [(r.label, r.seed) for r in runs] == [
+            ("grpo", 7),
+            ("grpo", 8),
+            ("ippo", 7),
+            ("ippo", 8),
         ]
         assert runs[3].path == tmp_path / "all" / "ippo" / "seed-8"
         assert not any(run.done for run in runs)

@@ -16,7 +16,7 @@ from kapelle.comparison.results import held_out, sampled, seats_of, unscored
 from kapelle.errors import DataError
 from kapelle.runs.reader import read_evaluations, read_metrics
 from kapelle.runs.summary import last_evaluation, telling
-from kapelle.setup.recipe import resolve
+from kapelle.setup.recipe import Recipe, resolve
 
 METRICS = {"step": 3, "return/solver": 0.25, "success": 0.5, "time/step": 1.5, "tokens/solver": 12.0}
 PLAYED = {
@@ -44,7 +44,7 @@ JUDGED = PLAYED | {
 def run(tmp_path: Path) -> Run:
     for name in ("config.yaml", "lock", "metrics.jsonl", "evaluations.jsonl"):
         (tmp_path / name).write_text("")
-    return Run("one", 0, resolve(sections()), {}, tmp_path)
+    return Run("one", Recipe(resolve(sections()), {}), tmp_path)
 
 
 def flipped(row: Mapping[str, Any]) -> Iterator[bytes]:

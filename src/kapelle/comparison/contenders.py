@@ -20,7 +20,7 @@ from kapelle.runs.reader import is_run, read_config, read_status
 from kapelle.settings.overlays import nested, parse_yaml
 from kapelle.settings.schema import NAME, RunConfig
 from kapelle.setup.preparation import prepare
-from kapelle.setup.recipe import Recipe, lay_over, to_yaml
+from kapelle.setup.recipe import Recipe, lay_over
 from kapelle.setup.team_builder import build_algorithm
 from kapelle.training.resuming import changed_settings
 
@@ -54,12 +54,15 @@ class Run:
 
     label: str
     """The contender's label, as typed after `--algorithms`."""
-    seed: int
-    config: RunConfig
-    origin: Mapping[str, str]
-    """Dotted key of a setting → where its value comes from."""
+    recipe: Recipe
+    """The contender's recipe with the seed of this run."""
     path: Path
     """The run directory, inside the comparison's folder."""
+
+    @property
+    def seed(self) -> int:
+        """The seed that its recipe sets."""
+        return self.recipe.config.seed
 
     @property
     def error_file(self) -> Path:
@@ -72,7 +75,7 @@ class Run:
         if not is_run(self.path):
             return False
         status = read_status(self.path)
-        return status.state == "finished" and status.step >= self.config.training.steps
+        return status.state == "finished" and status.step >= self.recipe.config.training.steps
 
 
 def read_contenders(
@@ -118,19 +121,13 @@ def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "compare.json").is_file():
         raise RunDirectoryError(f"{folder} is not empty and holds no comparison. Name another --run-dir.")
     runs = tuple(
-        Run(
-            c.label,
-            seed,
-            c.recipe.config.model_copy(update={"seed": seed}),
-            c.recipe.origin,
-            folder / c.label / f"seed-{seed}",
-        )
+        Run(c.label, c.recipe.with_seed(seed), folder / c.label / f"seed-{seed}")
         for c in contenders
         for seed in range(c.recipe.config.seed, c.recipe.config.seed + seeds)
     )
     for run in runs:
         if is_run(run.path):
-            changed = changed_settings(read_config(run.path), to_yaml(run.config))
+            changed = changed_settings(read_config(run.path), run.recipe.yaml())
             if changed:
                 raise RunDirectoryError(
                     f"{run.path} was trained with other settings: {changed[0]}. Name another --run-dir, or remove it."

@@ -82,7 +82,7 @@ def train_all(comparison: Comparison, processes: int, report: Report) -> None:
         report(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs were done before")
     start = time.monotonic()
     _make_warmups(_missing_warmups(left), processes, report)
-    pieces = [(to_yaml(run.config), dict(run.origin), str(run.path)) for run in left]
+    pieces = [(run.recipe.yaml(), dict(run.recipe.origin), str(run.path)) for run in left]
     for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes), start=1):
         run = left[number]
         _keep(run, failure)
@@ -123,7 +123,7 @@ def _missing_warmups(runs: Sequence[Run]) -> list[RunConfig]:
     """Return one run's settings for each warmed-up model that is needed and not there yet."""
     from kapelle.training.warmup import warmup_is_cached, warmup_key
 
-    with_one = [run.config for run in runs if run.config.warmup is not None]
+    with_one = [run.recipe.config for run in runs if run.recipe.config.warmup is not None]
     return [
         c for c in {warmup_key(config): config for config in with_one}.values() if not warmup_is_cached(c)
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
@@ -63,6 +63,10 @@ class Recipe:
     def yaml(self) -> str:
         """Return the resolved settings; reading them again gives the same run."""
         return to_yaml(self.config)
+
+    def with_seed(self, seed: int) -> Recipe:
+        """Return the same run with another seed."""
+        return replace(self, config=self.config.model_copy(update={"seed": seed}))
 
 
 def to_yaml(config: RunConfig) -> str:

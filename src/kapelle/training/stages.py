@@ -62,9 +62,13 @@ class Start:
 
     config: RunConfig
     run_dir: Path
-    resume: bool
     start_from: Mapping[str, Path]
     """Policy → folder of weights."""
+
+    @property
+    def resume(self) -> bool:
+        """Whether the stage has begun before: its folder holds a run."""
+        return is_run(self.run_dir)
 
 
 def read_stages(
@@ -139,11 +143,10 @@ def is_done(stage: Stage, run_dir: Path) -> bool:
 
 def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
     """Return what a stage starts with; those before it in `stages` must be done."""
-    folder = run_dir / stage.folder
     earlier = [each for each in stages if each.number < stage.number]
     kept = {each.name: _newest_checkpoint(run_dir / each.folder) for each in earlier}
     config = _with_verifier(stage, earlier, kept)
-    return Start(config, folder, is_run(folder), _weights(config, [kept[each.name] for each in earlier]))
+    return Start(config, run_dir / stage.folder, _weights(config, [kept[each.name] for each in earlier]))
 
 
 def _newest_checkpoint(run: Path) -> Path:
