@@ -26,6 +26,7 @@ from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
+from kapelle.algorithms.shared.rewards import need_team_return
 from kapelle.algorithms.value_decomposition.replay import round_rewards
 from kapelle.functional.advantages import gae
 from kapelle.functional.masking import segment_whiten
@@ -41,11 +42,7 @@ class VDNToken(ActorCritic):
 
     @model_validator(mode="after")
     def _one_return_for_all(self) -> VDNToken:
-        if self.team_reward == "individual":
-            raise ValueError(
-                "`team_reward: individual` leaves no team's return to decompose; set `mean`, `sum`, `max`, `min` or "
-                "`last`, or `algorithm.name: ippo`"
-            )
+        need_team_return(self.team_reward)
         if self.gae.unit == "turn" or self.gae.kl_in_reward or self.gae.vtrace:
             raise ValueError(
                 "positions of several agents are tokens of one moment: leave out `gae.unit`, `gae.kl_in_reward` and "

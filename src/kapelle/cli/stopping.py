@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from kapelle.runtime.interrupts import Arrivals, begin_stop, commands, end_stops, handled_by, left_behind
+from kapelle.runtime.interrupts import (
+    Arrivals,
+    begin_stop,
+    commands,
+    end_stops,
+    handled_by,
+    left_behind,
+    listed,
+)
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -61,10 +69,8 @@ def termination() -> Iterator[None]:
         raise error
 
     with handled_by(receive):
-        commands.append(receive)
         try:
-            yield
+            with listed(receive, commands):
+                yield
         finally:
-            with suppress(ValueError):  # a forked child has forgotten it
-                commands.remove(receive)
             end_stops()

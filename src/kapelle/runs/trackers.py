@@ -127,15 +127,17 @@ def open_tracker(
 def check_tracker(name: str) -> None:
     """Raise ConfigError when a tracker is not installed; imports nothing."""
     if importlib.util.find_spec(name) is None:
-        raise ConfigError(
-            f"The tracker '{name}' is not installed. Install it with: pip install 'kapelle[{name}]'"
-        )
+        raise _missing(name)
 
 
 def _require(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
-            f"The tracker '{module}' is not installed. Install it with: pip install 'kapelle[{module}]'"
-        ) from error
+        raise _missing(module) from error
+
+
+def _missing(name: str) -> ConfigError:
+    return ConfigError(
+        f"The tracker '{name}' is not installed. Install it with: pip install 'kapelle[{name}]'"
+    )

@@ -23,7 +23,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -250,12 +252,19 @@ os.register_at_fork(after_in_child=_forget)
 @contextmanager
 def on_stop(notify: Callable[[], None]) -> Iterator[None]:
     """Call `notify`, inside a signal handler, when somebody asks while the block runs."""
-    _to_notify.append(notify)
+    with listed(notify, _to_notify):
+        yield
+
+
+@contextmanager
+def listed(entry: T, entries: list[T]) -> Iterator[None]:
+    """Keep an entry in one of the lists that a forked child forgets, while the block runs."""
+    entries.append(entry)
     try:
         yield
     finally:
-        with suppress(ValueError):  # a forked child has forgotten it
-            _to_notify.remove(notify)
+        with suppress(ValueError):  # this is the child
+            entries.remove(entry)
 
 
 @contextmanager

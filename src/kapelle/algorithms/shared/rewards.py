@@ -49,6 +49,15 @@ _SHARED: Mapping[str, Callable[[Mapping[str, float]], Mapping[str, float]]] = {
 }
 
 
+def need_team_return(shared: TeamReward) -> None:
+    """Raise ValueError when each agent keeps its own reward; for validators of settings that decompose a team's return."""
+    if shared == "individual":
+        raise ValueError(
+            "`team_reward: individual` leaves no team's return to decompose; set `mean`, `sum`, `max`, `min` or "
+            "`last`, or `algorithm.name: ippo`"
+        )
+
+
 class PenaltyConfig(Settings):
     """Penalties for the form of a completion, whatever its content; subtracted from its turn's reward."""
 

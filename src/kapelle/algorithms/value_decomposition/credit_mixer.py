@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from kapelle.algorithm import MIXER_UNDONE, Algorithm, Credit
 from kapelle.algorithms.shared.groups import Member, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.algorithms.shared.rewards import need_team_return
 from kapelle.algorithms.value_decomposition.mixer_fit import FitConfig, Foresight, MixerFit, check_device
 from kapelle.algorithms.value_decomposition.replay import (
     Fitted,
@@ -101,11 +102,7 @@ class CreditMixer(MonteCarlo):
 
     @model_validator(mode="after")
     def _one_return_for_all(self) -> CreditMixer:
-        if self.team_reward == "individual":
-            raise ValueError(
-                "`team_reward: individual` leaves no team's return to decompose; set `mean`, `sum`, `max`, `min` or "
-                "`last`, or `algorithm.name: ippo`"
-            )
+        need_team_return(self.team_reward)
         if self.fit.min_fill > self.fit.capacity:
             raise ValueError("`fit.min_fill` is more than `fit.capacity` can hold; raise the capacity")
         return self

@@ -6,18 +6,15 @@ from collections.abc import Mapping
 from typing import Literal
 
 from kapelle.environments.expression import MAX_CHARACTERS, decimal, parse_expression, work_out
-from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema
+from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema, one_text
 from kapelle.settings.base import Settings
 from kapelle.types import Json
 
-_SCHEMA = ToolSchema(
+_SCHEMA = one_text(
     "calculator",
     "Works out an expression with + - * / // and brackets, exactly.",
-    {
-        "type": "object",
-        "properties": {"expression": {"type": "string", "description": "such as (2+3)*4"}},
-        "required": ["expression"],
-    },
+    "expression",
+    "such as (2+3)*4",
 )
 
 

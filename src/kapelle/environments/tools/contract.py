@@ -27,6 +27,13 @@ class ToolSchema:
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
 
+def one_text(name: str, description: str, argument: str, meaning: str | None = None) -> ToolSchema:
+    """Return the schema of a tool that takes one text, the argument of that name."""
+    told: dict[str, Json] = {} if meaning is None else {"description": meaning}
+    properties: Json = {argument: {"type": "string", **told}}
+    return ToolSchema(name, description, {"type": "object", "properties": properties, "required": [argument]})
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool that can be called."""

@@ -11,16 +11,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from kapelle.environments.tools import python_driver as tool_python_driver
-from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema
+from kapelle.environments.tools.contract import Tool, ToolFault, ToolSchema, one_text
 from kapelle.sandbox.backends import backend, require
 from kapelle.sandbox.contract import Backend, Limits, Session, start
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Json
 
-_SCHEMA = ToolSchema(
+_SCHEMA = one_text(
     "python",
     "Runs a Python program and returns what it prints and the value of its last line. Variables stay.",
-    {"type": "object", "properties": {"program": {"type": "string"}}, "required": ["program"]},
+    "program",
 )
 _BEGIN = "import sys; sys.path.insert(0, ''); from interpreter import serve; serve()"
 EPISODE_S = 24 * 3600.0

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from pydantic import Field, model_validator
 
 from kapelle.environments.data.source import SUFFIXES, read_rows
-from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema
+from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolSchema, one_text
 from kapelle.environments.tools.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
 from kapelle.runtime.file_contents import content_or_fault, folder_content
@@ -28,14 +28,8 @@ MAX_WORDS = 32
 MAX_PASSAGE = 600
 """Characters of one result."""
 
-_SCHEMA = ToolSchema(
-    "search",
-    "Searches documents and returns the passages that fit best.",
-    {
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "a few words"}},
-        "required": ["query"],
-    },
+_SCHEMA = one_text(
+    "search", "Searches documents and returns the passages that fit best.", "query", "a few words"
 )
 
 
