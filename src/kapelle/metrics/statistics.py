@@ -17,17 +17,6 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Quartiles:
-    """Median and quartiles of values, for example over the seeds of one setting."""
-
-    low: float
-    """First quartile."""
-    median: float
-    high: float
-    """Third quartile."""
-
-
-@dataclass(frozen=True, slots=True)
 class Rate:
     """A mean score together with what it is the mean of.
 
@@ -196,6 +185,17 @@ def interquartile_mean(values: Sequence[float]) -> float:
     assert values, "a mean needs a value"
     cut = len(values) // 4
     return fmean(sorted(values)[cut : len(values) - cut])
+
+
+@dataclass(frozen=True, slots=True)
+class Quartiles:
+    """Median and quartiles of values, for example over the seeds of one setting."""
+
+    low: float
+    """First quartile."""
+    median: float
+    high: float
+    """Third quartile."""
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:

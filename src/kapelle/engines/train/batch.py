@@ -25,9 +25,8 @@ from kapelle.rows import Sample
 class Part:
     """The target tokens of one learner in a batch."""
 
-    first: int
-    last: int
-    """K range [first, last) of the batch."""
+    place: slice
+    """Where they stand among the K of the batch."""
     targets: Targets
     samples: tuple[int, ...]
     """Which samples (by index in what was packed) the S segments are."""
@@ -197,7 +196,7 @@ def _parts(
         targets = Targets(
             segment_K, len(chosen), torch.cat(masks).to(device), columns, *_marks(chosen, device)
         )
-        parts[learner] = Part(first, last, targets, tuple(members))
+        parts[learner] = Part(slice(first, last), targets, tuple(members))
         first = last
     return parts
 

@@ -36,7 +36,7 @@ class Forward:
                 hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
             hidden_KD = hidden_ND.index_select(0, batch.source_K).float().cpu()
             for part in batch.parts.values():
-                rows = hidden_KD[part.first : part.last].split(_counts(part))
+                rows = hidden_KD[part.place].split(_counts(part))
                 for k, rows_TD in zip(part.samples, rows, strict=True):
                     answers[chosen[k]] = rows_TD.mean(0)
         return [answers[k] for k in range(len(samples))]
@@ -63,7 +63,7 @@ class Forward:
                 (
                     name,
                     part,
-                    home.model.values(name, hidden_KD[part.first : part.last])
+                    home.model.values(name, hidden_KD[part.place])
                     if self._homes[name].critic
                     else token_statistics(home.model, hidden_KD, batch, part, entropy),
                 )

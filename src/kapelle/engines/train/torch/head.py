@@ -42,7 +42,7 @@ def token_statistics(
         with torch.no_grad():
             return logp_K, torch.special.entr(logits_KV.softmax(-1)).sum(-1)
 
-    here = slice(part.first, part.last)
+    here = part.place
     columns = (hidden_KD[here], batch.token_K[here], batch.temperature_K[here])
     rows = max(1, LOGIT_BUDGET // model.model.get_input_embeddings().weight.shape[0])
     if columns[0].shape[0] <= rows:
