@@ -160,6 +160,11 @@ class Team:
         return tuple(name for name, policy in self.policies.items() if policy.trained)
 
     @property
+    def trained_bases(self) -> frozenset[str]:
+        """Names of the bases whose own weights are trained; the others are frozen, under adapters or alone."""
+        return frozenset(p.base for p in self.policies.values() if p.trained and p.lora is None)
+
+    @property
     def every(self) -> Mapping[str, Policy]:
         """All policies by name, those beside the team too."""
         return {**self.policies, **self.beside}

@@ -39,9 +39,18 @@ def test_references_are_one_more_copy_of_what_trains() -> None:
     assert kept.training_bytes - plain.training_bytes == 2 * 4 * 64
 
 
-def test_half_precision_adds_a_cast_of_the_base() -> None:
+def test_half_precision_halves_a_frozen_base() -> None:
     plain = mapped(TWO, {"a": "a", "b": "b"})
     half = mapped(TWO, {"a": "a", "b": "b"}, options={"half": True})
+    assert plain.weight_bytes - half.weight_bytes == 2 * ALL
+    assert half.training_bytes == plain.training_bytes
+
+
+def test_half_precision_adds_a_cast_of_a_base_that_is_trained() -> None:
+    plain, half = (
+        mapped({"shared": Policy("shared")}, {"a": "shared"}, options={"half": half})
+        for half in (False, True)
+    )
     assert half.weight_bytes - plain.weight_bytes == 2 * ALL
 
 

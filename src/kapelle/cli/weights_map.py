@@ -44,7 +44,7 @@ class WeightsMap:
     learners: tuple[LearnerRow, ...]
     bases: tuple[Base, ...]
     weight_bytes: int
-    """Weights of bases and adapters, as float32."""
+    """Weights of bases and adapters: what trains in float32, frozen bases in the compute type."""
     training_bytes: int
     """Gradients, AdamW's two moments and reference copies; activations and KV caches come on top."""
 
@@ -56,8 +56,10 @@ class WeightsMap:
 def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: bool) -> WeightsMap:
     """Return the map of a team whose bases have these outlines.
 
-    `references`: every trained policy keeps a frozen copy; `half`: forward passes cast the weights to 2 bytes.
+    `references`: every trained policy keeps a frozen copy; `half`: the compute type takes 2 bytes. Frozen bases
+    are held in it; forward passes cast those that are trained.
     """
+    each = {base: (6 if base in team.trained_bases else 2) if half else 4 for base in models}
     sizes = {base: parameters(model) for base, model in models.items()}
     learners = [_policy(name, policy, team, models, sizes) for name, policy in team.policies.items()]
     for name, critic in team.critics.items():
@@ -72,7 +74,7 @@ def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: b
     return WeightsMap(
         tuple(learners),
         tuple(Base(name, path, sizes[name]) for name, path in team.bases.items()),
-        weight_bytes=sum((6 if half else 4) * size for size in sizes.values()) + adapters,
+        weight_bytes=sum(each[base] * size for base, size in sizes.items()) + adapters,
         training_bytes=12 * trained + 4 * copied,
     )
 

@@ -66,7 +66,8 @@ class BankedLinear(nn.Module):
         factors = self.factors_of(adapter) if adapter else None
         if factors is None:
             return self.base.weight
-        return torch.addmm(self.base.weight, factors.b_Or, factors.a_rI, alpha=factors.scale)
+        weight_OI = self.base.weight.to(factors.b_Or.dtype)
+        return torch.addmm(weight_OI, factors.b_Or, factors.a_rI, alpha=factors.scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the base's output plus, row by row, that of the row's own adapter."""

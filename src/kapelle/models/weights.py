@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kapelle.errors import DataError, ModelError
+from kapelle.functional.masking import as_float
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.peft_settings import lora_of
 from kapelle.models.sealed import seal, verify_folder
@@ -21,14 +22,23 @@ ADAPTER = "adapter_model.safetensors"
 """The file in which PEFT keeps an adapter's tensors."""
 
 
-def weights_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Return 16 hex digits that depend on every name, type, shape and byte of the weights."""
+def weights_hash(tensors: Mapping[str, Tensor], *, widened: bool = False) -> str:
+    """Return 16 hex digits that depend on every name, type, shape and byte of the weights.
+
+    `widened` weights are hashed as float32, one after another.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
+        tensor = as_float(tensor) if widened else tensor
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def hash_of_base(base: LanguageModel) -> str:
+    """Return the hash of a base's own weights as float32: the same in whichever type that can hold them they are held."""
+    return weights_hash(base.base_parameters(), widened=True)
 
 
 def copy_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], whose: str) -> None:

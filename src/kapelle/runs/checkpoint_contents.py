@@ -27,7 +27,7 @@ from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_same, check_saved
 from kapelle.models.sealed import base_of, seal, verify_folder
-from kapelle.models.weights import copy_weights, read_adapter, save_adapter, save_model, weights_hash
+from kapelle.models.weights import copy_weights, hash_of_base, read_adapter, save_adapter, save_model
 from kapelle.runs import checkpoint
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.collecting import collected_at_once
@@ -247,7 +247,7 @@ def _write_verifier(
         {key: tensor.detach().cpu().contiguous() for key, tensor in head.items()},
         folder / "value_head.safetensors",
     )
-    made_of = {"base": weights_hash(model.base_parameters()), "held_out": held_out}
+    made_of = {"base": hash_of_base(model), "held_out": held_out}
     (folder / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
     seal(folder)
 
@@ -309,7 +309,7 @@ def load_verifier(
             f"'{folder}' is not a verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint that "
             "`algorithm.name: verifier` wrote."
         ) from error
-    if base != weights_hash(model.base_parameters()):
+    if base != hash_of_base(model):
         raise ModelError(
             f"The verifier '{folder}' was trained on another base model than this team's '{model.name}'. Train it with the "
             "same `model` and `warmup`, or run both as `stages` of one recipe."

@@ -49,7 +49,7 @@ class ModelConfig(Settings):
     """`embedded` (made here), a local folder, or a name on the Hugging Face hub."""
     embedded: EmbeddedConfig = EmbeddedConfig()
     dtype: DType = "float32"
-    """Compute type of forward and backward; weights that train are kept in float32."""
+    """Compute type of forward and backward, in which frozen weights are held; what trains is held in float32."""
 
 
 class LoraConfig(Settings):

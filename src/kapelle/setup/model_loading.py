@@ -52,7 +52,8 @@ def load_models(
     for base, path in team.bases.items():
         model = given.get(path)
         if model is None:
-            model = load_language_model(config.model_copy(update={"path": path}))
+            own = config.model_copy(update={"path": path})
+            model = load_language_model(own, trained=base in team.trained_bases)
         elif id(model) in taken:  # a second base on the same path has weights of its own
             model = _copied(model, path)
         taken.add(id(model))

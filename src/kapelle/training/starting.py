@@ -16,7 +16,7 @@ from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.weights import weights_hash
+from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, make_play
 from kapelle.runs.checkpoint_contents import check_start, check_verifier, load_policies, load_verifier
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
@@ -74,7 +74,7 @@ def load_pieces(
     warmed = prepared.on_bases(warmed_bases(config, team, warmup, say, held), held)
     say("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = warmed.load()
-    hashes = {base: weights_hash(model.base_parameters()) for base, model in models.items()}
+    hashes = {base: hash_of_base(model) for base, model in models.items()}
     engine = build_train_engine(config, algorithm, warmed.team, models)
     with ExitStack() as failing:
         failing.callback(engine.close)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from kapelle.functional.masking import as_float
 from kapelle.models.fast.attention import attention
 from kapelle.models.fast.blocks import Gated, Heads, Mlp, Project
 from kapelle.models.fast.plan import Bucket, Plan
@@ -87,7 +88,7 @@ class FlatModel:
 
     def hidden(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """Return the last hidden states `_ND`; `attend` mixes tokens, everything else is token by token."""
-        x_ND = self._body.embed_tokens(tokens_N)
+        x_ND = as_float(self._body.embed_tokens(tokens_N))
         cos_N1E, sin_N1E = self._rotary(x_ND, positions_N)
         for number, layer in enumerate(self._layers):
             gathered_NHE = attend(number, *self._heads(layer, x_ND, cos_N1E, sin_N1E))
@@ -139,7 +140,7 @@ class FlatModel:
         return gathered_BLHE.flatten(0, 1)
 
     def _norm(self, x: Tensor, norm: Any) -> Tensor:
-        return rms_norm(x, (x.shape[-1],), norm.weight, self.eps)
+        return rms_norm(x, (x.shape[-1],), norm.weight.to(x.dtype), self.eps)
 
     def _rotary(self, x_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         cos_1NE, sin_1NE = self._body.rotary_emb(x_ND, positions_N[None])

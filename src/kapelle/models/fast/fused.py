@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from kapelle.functional.masking import as_float
 from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.lora_bank import BankedLinear, Route, route_at
 
@@ -40,7 +41,7 @@ class _Matrix:
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._bias_O = bias_O
         self._large = weight_OI.numel() >= LARGE or weight_OI.dtype != torch.float32
-        packs = weight_OI.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        packs = weight_OI.device.type == "cpu" and _packs(weight_OI.dtype)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None) if packs else None  # noqa: SLF001
         self._weight_IO = None if packs and self._large else weight_OI.t().contiguous()
 
@@ -186,9 +187,9 @@ class FusedPass:
     def _head_scale(self, layer: Any) -> Tensor:
         """Return the norms' weights of query and key heads, one row per head, with the scale of attention."""
         a = layer.self_attn
-        q_E, k_E = self._pairs(a.q_norm.weight) * self._flat.scale, self._pairs(a.k_norm.weight)
-        heads = [q_E] * self._flat.heads + [k_E] * self._flat.key_heads
-        return torch.stack(heads).float() * math.sqrt(self._flat.head_size)
+        q_E, k_E = (self._pairs(as_float(norm.weight)) for norm in (a.q_norm, a.k_norm))
+        heads = [q_E * self._flat.scale] * self._flat.heads + [k_E] * self._flat.key_heads
+        return torch.stack(heads) * math.sqrt(self._flat.head_size)
 
     def _joined(self, linears: Sequence[tuple[Tensor, Tensor | None]], norm_I: Tensor | None) -> _Matrix:
         weight_OI = torch.cat([weight_OI for weight_OI, _ in linears])
@@ -207,15 +208,24 @@ def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | 
     return FusedPass(flat, dtype) if layers * max(adapters, 1) + head <= LARGEST else None
 
 
+def _packs(dtype: torch.dtype) -> bool:
+    """Return whether this processor has packed products of a type."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype != torch.float16 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())  # noqa: SLF001 — no public name
+
+
 def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
-    if isinstance(layer, BankedLinear):
-        return layer.merged(adapter), layer.base.bias
-    return layer.weight, layer.bias
+    """Return a layer's weight and bias in float32, whatever the base is held in: they are rounded once, at the end."""
+    banked = isinstance(layer, BankedLinear)
+    bias_O = layer.base.bias if banked else layer.bias
+    weight_OI = layer.merged(adapter) if banked else layer.weight
+    return as_float(weight_OI), None if bias_O is None else as_float(bias_O)
 
 
 def _scale(norm: Any) -> Tensor:
     """Return the factor `_D` by which a norm multiplies a token's direction."""
-    scale: Tensor = norm.weight * math.sqrt(len(norm.weight))
+    scale: Tensor = as_float(norm.weight) * math.sqrt(len(norm.weight))
     return scale
 
 

@@ -86,6 +86,13 @@ class Learners:
     def _learn(self, name: str, lr: float) -> None:
         setup, scaled = self._setup, self.homes[name].model.dtype == torch.float16
         parameters = cast("Mapping[str, torch.nn.Parameter]", self._tensors(name))
+        narrow = next((key for key, p in parameters.items() if p.dtype != torch.float32), None)
+        if narrow is not None:
+            raise ModelError(
+                f"'{name}' trains all weights of '{self.homes[name].model.name}', but '{narrow}' is held in "
+                f"{str(parameters[narrow].dtype).removeprefix('torch.')}: small steps would be lost to rounding. Pass the model "
+                "with its weights in float32, or train an adapter (`weights: lora`)."
+            )
         self.by_name[name] = Learner(name, parameters, setup.optimizer, lr, setup.limits.total_steps, scaled)
 
     def _tensors(self, name: str) -> dict[str, Tensor]:
