@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.support.episodes import episode, group, turn
 from tests.support.resumed import resumed
-from tests.support.tiny import episode, frozen_copy, group, same_bits, turn
+from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.algorithm import Credit

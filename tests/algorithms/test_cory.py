@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from tests.support.episodes import episode, group, turn
 from tests.support.resumed import resumed
 from tests.support.tiny import (
     draw_samples,
-    episode,
     frozen_copy,
-    group,
     lora_policies,
     same_bits,
     team_of,
     train_engine,
-    turn,
     with_behaviour,
 )
 

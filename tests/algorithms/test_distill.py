@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from tests.support.episodes import episode, group, turn
 from tests.support.expected import Game, Tables, expected_update
-from tests.support.tiny import SIZE, episode, frozen_copy, group, same_bits, sections, turn
+from tests.support.tiny import SIZE, frozen_copy, same_bits, sections
 from torch import Tensor
 
 from kapelle import Trainer

@@ -12,17 +12,15 @@ from typing import cast
 import pytest
 import torch
 from tests.support.copies import Copies
+from tests.support.episodes import episode, group, turn
 from tests.support.tiny import (
     SIZE,
-    episode,
     first_gradient,
-    group,
     lora_policies,
     model_of,
     sections,
     stir,
     train_engine,
-    turn,
     with_columns,
 )
 from torch import Tensor

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.support.tiny import TASK, episode, group, turn
+from tests.support.episodes import TASK, episode, group, turn
 
 from kapelle.algorithm import Credit
 from kapelle.algorithms.grpo import GRPO

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.tiny import episode, group, turn
+from tests.support.episodes import episode, group, turn
 
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.dr_mas import DrMAS

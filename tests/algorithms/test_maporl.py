@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.tiny import SIZE, episode, frozen_copy, group, learners_of, same_bits, sections, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import SIZE, frozen_copy, learners_of, same_bits, sections
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.support.tiny import episode, group, turn
+from tests.support.episodes import episode, group, turn
 
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.marft import MARFT

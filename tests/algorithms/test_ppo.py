@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tests.support.tiny import episode, group, turn
+from tests.support.episodes import episode, group, turn
 
 from kapelle.algorithm import Algorithm, Credit, algorithm_class
 from kapelle.algorithms.mappo import MAPPO

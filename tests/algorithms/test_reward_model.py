@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.algorithms.test_every_algorithm import learned, run_of
-from tests.support.tiny import episode, group, learners_of, same_bits, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import learners_of, same_bits
 
 from kapelle import Trainer
 from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.tiny import episode, group, sections, team_of, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import sections, team_of
 
 from kapelle.algorithm import Outputs, Targets
 from kapelle.algorithms.sft import SFT, negative_log_likelihood

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.support.episodes import group
 from tests.support.expected import Game, Tables
-from tests.support.tiny import group, team_of
+from tests.support.tiny import team_of
 
 from kapelle.algorithm import UpdateSamples, algorithm_class
 from kapelle.algorithms.sft import SFT

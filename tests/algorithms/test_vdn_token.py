@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.support.tiny import episode, group, sections, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import sections
 
 from kapelle.algorithm import Credit
 from kapelle.algorithms.ppo import IPPO

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.support.tiny import episode, group, turn
+from tests.support.episodes import episode, group, turn
 
 from kapelle.cli.progress import Conversation, Progress, Watch, choose, conversation
 from kapelle.evaluation.evaluate import Evaluation

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.tiny import episode, group, turn
+from tests.support.episodes import episode, group, turn
 
 from kapelle.cli.progress import Conversation, Point, point_of
 from kapelle.cli.report import Report, learned

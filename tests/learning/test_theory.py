@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.learning.local_view import LocalMAPPO
-from tests.support.tiny import episode, group, learners_of, same_bits, sections, team_of, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import learners_of, same_bits, sections, team_of
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Outputs, Targets, UpdateSamples

@@ -14,8 +14,9 @@ from typing import Any, Literal, cast
 import numpy as np
 import pytest
 from tests.rollout.test_play import NAMES, Told, World, stage
+from tests.support.episodes import TASK, episode, turn
 from tests.support.plugins import Digest, DigestWorld
-from tests.support.tiny import TASK, episode, sections, turn
+from tests.support.tiny import sections
 
 from kapelle.environment import Outcome
 from kapelle.errors import EpisodeError

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from tests.support.episodes import TASK, episode, turn
 from tests.support.plugins import Digest, Echo
-from tests.support.tiny import LORA, TASK, episode, turn
+from tests.support.tiny import LORA
 
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine

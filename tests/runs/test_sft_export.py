@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.support.tiny import episode, group, turn
+from tests.support.episodes import episode, group, turn
 
 from kapelle.runs.sft_export import dump_rows, episode_reward, good_episodes, sft_rows
 from kapelle.types import Message

@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Sequence
 
 import pytest
-from tests.support.tiny import LORA, TASK, lora_policies, tiny_model
+from tests.support.episodes import TASK
+from tests.support.tiny import LORA, lora_policies, tiny_model
 
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import LocalEngine

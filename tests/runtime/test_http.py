@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from tests.rollout.test_play import NAMES, stage
-from tests.support.tiny import TASK
+from tests.support.episodes import TASK
 
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.errors import EpisodeError
@@ -34,20 +34,19 @@ async def right(writer: asyncio.StreamWriter) -> None:
     writer.write(OPEN + b"content-length: %d\r\n\r\n" % len(RIGHT) + RIGHT)
 
 
-async def trickles(writer: asyncio.StreamWriter) -> None:
-    writer.write(OPEN + b"content-length: 100000\r\n\r\n")
-    while True:
-        writer.write(b" ")
-        await writer.drain()
-        await asyncio.sleep(0.02)
+def trickling(begins: bytes, byte: bytes) -> Answer:
+    async def trickles(writer: asyncio.StreamWriter) -> None:
+        writer.write(OPEN + begins)
+        while True:
+            writer.write(byte)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    return trickles
 
 
-async def trickles_headers(writer: asyncio.StreamWriter) -> None:
-    writer.write(OPEN + b"x-long: ")
-    while True:
-        writer.write(b"a")
-        await writer.drain()
-        await asyncio.sleep(0.02)
+trickles = trickling(b"content-length: 100000\r\n\r\n", b" ")
+trickles_headers = trickling(b"x-long: ", b"a")
 
 
 async def never(writer: asyncio.StreamWriter) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from tests.support.tiny import group, team_of, turn
+from tests.support.episodes import group, turn
+from tests.support.tiny import team_of
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Outputs, Targets, UpdateSamples

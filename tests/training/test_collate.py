@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.tiny import episode, group, team_of, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import team_of
 
 from kapelle.algorithm import Credit, CriticLoss, CriticSpec
 from kapelle.algorithms.shared.surrogate import ValueLossConfig

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tiny import episode, frozen_copy, group, same_bits, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError, ParityError

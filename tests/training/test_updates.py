@@ -8,16 +8,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.support.episodes import episode, group, turn
 from tests.support.tiny import (
     draw_samples,
-    episode,
     first_gradient,
-    group,
     lora_policies,
     same_bits,
     team_of,
     train_engine,
-    turn,
     with_behaviour,
 )
 from torch import Tensor

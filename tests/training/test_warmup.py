@@ -12,7 +12,8 @@ import pytest
 import torch
 from tests.cli.conftest import TINY
 from tests.support.copies import Copies
-from tests.support.tiny import episode, frozen_copy, group, same_bits, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import frozen_copy, same_bits
 from torch import Tensor
 
 import kapelle.algorithms.sft

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.tiny import turn
+from tests.support.episodes import turn
 
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.algorithms.shared.groups import (

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.support.tiny import episode, group, team_of, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import team_of
 
 from kapelle.algorithm import Algorithm, Credit, Outputs, Targets
 from kapelle.algorithms.dr_mas import DrMAS

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.tiny import episode, turn
+from tests.support.episodes import episode, turn
 
 from kapelle.algorithms.shared.rewards import (
     TeamReward,

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.support.tiny import episode, group, team_of, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import team_of
 
 from kapelle.algorithm import Credit
 from kapelle.algorithms.marft import MARFT

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.support.tiny import episode, group, same_bits, sections, team_of, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import same_bits, sections, team_of
 
 from kapelle.algorithm import Credit, CreditMemory
 from kapelle.algorithms.grpo import GRPO

@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.tiny import (
-    episode,
-    frozen_copy,
-    group,
-    lora_policies,
-    same_bits,
-    team_of,
-    train_engine,
-    turn,
-)
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import frozen_copy, lora_policies, same_bits, team_of, train_engine
 from torch import Tensor
 
 from kapelle.algorithm import Credit

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.tiny import episode, group, same_bits, turn
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import same_bits
 
 from kapelle.algorithms.value_decomposition.replay import (
     Played,

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.engines.rollout.subjects import KINDS, NAMES, POLICIES, Subject, own_weights
-from tests.support.tiny import LORA, TASK, frozen_copy, stir, tiny_model
+from tests.support.episodes import TASK
+from tests.support.tiny import LORA, frozen_copy, stir, tiny_model
 from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.tiny import TASK
+from tests.support.episodes import TASK
 
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.endpoint import EndpointEngine

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from tests.support.tiny import LORA, TASK, lora_policies, stir, tiny_model
+from tests.support.episodes import TASK
+from tests.support.tiny import LORA, lora_policies, stir, tiny_model
 
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import PAUSE, LocalEngine

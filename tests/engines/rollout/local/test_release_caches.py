@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.support.tiny import TASK, lora_policies, with_adapters
+from tests.support.episodes import TASK
+from tests.support.tiny import lora_policies, with_adapters
 from torch import Tensor
 
 from kapelle.engines.rollout.compose import ComposedEngine

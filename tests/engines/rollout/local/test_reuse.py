@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from tests.support.tiny import TASK, lora_policies, stir, with_adapters
+from tests.support.episodes import TASK
+from tests.support.tiny import lora_policies, stir, with_adapters
 
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.engine import LocalEngine
