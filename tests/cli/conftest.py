@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kapelle.cli import main
+from kapelle.environments.data import source as data_source
 
 TINY = (
     "model.embedded.hidden=16",
@@ -73,9 +74,26 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def kapelle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kapelle:
-    """Call the command line from an empty folder."""
+    """Call the command line from an empty folder, as a process that has read no data yet."""
     monkeypatch.chdir(tmp_path)
+    data_source._raw.cache_clear()  # other tests have folders of the same name below their own
     return call
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make loading or warming up a model an error of the test."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a model is loaded")
+
+    for place in (
+        "setup.model_loading.load_language_model",
+        "setup.preparation.load_models",
+        "training.starting.warmed_bases",
+        "training.warmup_stage.load_models",
+    ):
+        monkeypatch.setattr(f"kapelle.{place}", refuse)
 
 
 @pytest.fixture

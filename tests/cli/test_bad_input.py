@@ -67,17 +67,8 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def nothing_expensive(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("work begins before everything is checked")
-
-    monkeypatch.setattr("kapelle.training.starting.warmed_bases", refuse)
-    monkeypatch.setattr("kapelle.setup.preparation.load_models", refuse)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_expensive")
+@pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("command", ["train", "validate"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_one_line_with_exit_code_2_before_anything_expensive(

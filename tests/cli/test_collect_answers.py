@@ -193,14 +193,9 @@ class TestRefusals:
 def test_a_file_is_trained_on_apart_and_its_verifier_pays_debaters(kapelle: Kapelle, run: Path) -> None:
     collected(kapelle, run, "--tasks", "60", "--samples", "6")
     tiny = [f"model.embedded.{key}={value}" for key, value in SIZE.items()]
-    words = (
-        "environment.path=a.jsonl",
-        *tiny,
-        "training.steps=4",
-        "training.tasks_per_step=4",
-        "evaluation.every=2",
-    )
-    said = kapelle("train", "verifier_file", *words, "--run-dir", "judge", "--json")
+    short = ("training.steps=4", "training.tasks_per_step=4", "evaluation.every=2")
+    words = ("verifier_file", "environment.path=a.jsonl", *tiny, *short)
+    said = kapelle("train", *words, "--run-dir", "judge", "--json")
     assert said.code == 0, said.err
     found = said.json["verifier"]
     assert found["questions"] >= found["both"] > 0

@@ -8,49 +8,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import TINY, Kapelle, Said
+from tests.cli.damage import Damage, bytes_in, cut, folder_at, gone, one_line
 
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.reader import read_episodes, read_groups
 
-Damage = Callable[[], None]
-
 RESUME = ("train", "--resume", "run", "training.steps=3")
-MODEL = ("demo", *TINY, "model.path=./model", "warmup=null", "--run-dir", "new")
 GOES_ON = 0
 ENDS = 2
-
-
-def bytes_in(path: str, data: bytes) -> Damage:
-    def damage() -> None:
-        Path(path).write_bytes(data)
-
-    return damage
-
-
-def cut(path: str, share: float = 0.5) -> Damage:
-    def damage() -> None:
-        whole = Path(path).read_bytes()
-        Path(path).write_bytes(whole[: int(len(whole) * share)])
-
-    return damage
-
-
-def folder_at(path: str) -> Damage:
-    def damage() -> None:
-        Path(path).unlink(missing_ok=True)
-        Path(path).mkdir(parents=True)
-
-    return damage
-
-
-def gone(path: str) -> Damage:
-    return lambda: Path(path).unlink()
 
 
 def half_a_row() -> None:
@@ -106,52 +77,13 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
     "stages.yaml, garbage": (garbage_stages, ("train", "--resume", "whole"), ENDS, "stages.yaml is not UTF-8 text"),
     # What is read of a run.
     "config.yaml of an evaluation": (bytes_in("run/config.yaml", b"\xff"), ("eval", "run"), ENDS, "config.yaml"),
-    # Models.
-    "weights, cut": (cut("model/model.safetensors"), MODEL, ENDS, "Model './model' cannot be loaded"),
-    "weights, empty": (bytes_in("model/model.safetensors", b""), MODEL, ENDS, "Model './model' cannot be loaded"),
-    "weights, a folder": (folder_at("model/model.safetensors"), MODEL, ENDS, "Model './model'"),
-    "config.json, garbage": (bytes_in("model/config.json", b"\xff{"), MODEL, ENDS, "Model './model' cannot be"),
-    "config.json, a list": (bytes_in("model/config.json", b"[]"), MODEL, ENDS, "Model './model' cannot be"),
-    "config.json, no sizes": (bytes_in("model/config.json", b'{"model_type": "qwen3", "hidden_size": "many", "num_attention_heads": 0}'), MODEL, ENDS, "Model './model' cannot be"),
-    "tokenizer.json, cut": (cut("model/tokenizer.json"), MODEL, ENDS, "Model './model' cannot be loaded"),
-    "tokenizer.json, garbage": (bytes_in("model/tokenizer.json", b"\xff"), MODEL, ENDS, "Model './model' cannot be loaded"),
-    "tokenizer.json, empty": (bytes_in("model/tokenizer.json", b"{}"), MODEL, ENDS, "Model './model' cannot be loaded"),
-    "tokenizer_config.json, a list": (bytes_in("model/tokenizer_config.json", b"[]"), MODEL, ENDS, "Model './model' cannot be loaded"),
-    # Chat templates are programs.
-    "template, none": (bytes_in("model/chat_template.jinja", b"{% for %}"), MODEL, ENDS, "The chat template of './model'"),
-    "template, raises": (bytes_in("model/chat_template.jinja", b"{{ raise_exception('users only') }}"), MODEL, ENDS, "users only"),
-    "template, divides": (bytes_in("model/chat_template.jinja", b"{{ 1 // 0 }}"), MODEL, ENDS, "ZeroDivisionError"),
-    "template, unknown filter": (bytes_in("model/chat_template.jinja", b"{{ messages | shout }}"), MODEL, ENDS, "The chat template of './model'"),
-    "template, calls itself": (bytes_in("model/chat_template.jinja", b"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), MODEL, ENDS, "The chat template of './model' failed: RecursionError"),
-    "template, loops": (bytes_in("model/chat_template.jinja", b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"), MODEL, ENDS, "did not finish within"),
-    "template, no UTF-8": (bytes_in("model/chat_template.jinja", b"\xff"), MODEL, ENDS, "Model './model' cannot be loaded"),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.support.tiny import SIZE
-
-    from kapelle.models.language_model import load_language_model
-    from kapelle.models.sealed import SEAL
-    from kapelle.models.weights import save_model
-    from kapelle.settings.schema import EmbeddedConfig, ModelConfig
-
-    folder = tmp_path_factory.mktemp("models") / "model"
-    save_model(folder, load_language_model(ModelConfig(embedded=EmbeddedConfig(**SIZE))))
-    (folder / SEAL).unlink()  # as a model of others is, of which nothing says what it was
-    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
-def test_damaged_files_end_in_one_line_or_are_repaired(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, run: Path, whole_model: Path, what: str
-) -> None:
-    monkeypatch.setattr("kapelle.models.templates.LIMIT_S", 1.0)
+def test_damaged_files_end_in_one_line_or_are_repaired(kapelle: Kapelle, run: Path, what: str) -> None:
     damage, words, code, told = CASES[what]
-    if words == MODEL:
-        shutil.copytree(whole_model, "model")
     damage()
     said = kapelle(*words)
     assert said.code == code, said
@@ -175,18 +107,6 @@ def test_a_damaged_episode_is_named(run: Path, row: bytes) -> None:
     file.mkdir()
     with pytest.raises(RunDirectoryError, match=re.escape(f"Cannot read {file}: Is a directory")):
         read_groups(run, 1)
-
-
-def test_a_template_that_raises_to_a_power_is_refused_unrun(kapelle: Kapelle, whole_model: Path) -> None:
-    shutil.copytree(whole_model, "model")
-    Path("model/chat_template.jinja").write_text("{{ 2**3 }}")  # a small one, in case it is run all the same
-    said = kapelle(*MODEL)
-    assert (said.code, one_line(said)) == (ENDS, True)
-    assert "The chat template of './model' raises to a power in line 1" in said.err
-
-
-def one_line(said: Said) -> bool:
-    return said.err.startswith("kapelle: ") and said.err.count("\n") == 1 and "Traceback" not in said.err
 
 
 class Failing(io.FileIO):

@@ -11,24 +11,13 @@ import pytest
 from tests.cli.conftest import Kapelle
 from tests.cli.test_stages import write
 from tests.runs.test_poisoned import spoil
-from tests.runs.test_rollback import content, files, train
+from tests.support.five_steps import content, files, run, train, trained
 from tests.support.tiny import same_bits
 
 from kapelle.runs.lock import RunLock
 from kapelle.runs.rollback import ASIDE
 
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of five steps, each with its checkpoint."""
-    run = tmp_path_factory.mktemp("trained") / "run"
-    train(run)
-    return run
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+__all__ = ["run", "trained"]
 
 
 @pytest.mark.slow

@@ -12,18 +12,6 @@ from kapelle.environments.data import source as data_source
 from kapelle.runs.reader import read_config, read_metrics, read_provenance, read_status
 
 
-@pytest.fixture
-def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make loading or warming up a model an error of the test."""
-
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("a model is loaded")
-
-    monkeypatch.setattr("kapelle.setup.model_loading.load_language_model", refuse)
-    monkeypatch.setattr("kapelle.training.warmup_stage.load_models", refuse)
-    monkeypatch.setattr("kapelle.setup.preparation.load_models", refuse)
-
-
 @pytest.mark.usefixtures("no_model")
 def test_a_dry_run_shows_the_weights_and_where_settings_come_from(kapelle: Kapelle) -> None:
     Path("more.yaml").write_text("optimizer: {lr: 0.5}\n")
