@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -195,32 +196,32 @@ async def test_a_sound_environment_has_no_finding_against_it() -> None:
     assert {f.status for f in await conform(environment)} == {"ok"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "check", "says"),
-    [
-        ("forgetful", "tasks", "has changed when it is asked for again"),
-        ("id", "tasks", "two tasks of the train split have one id"),
-        ("data kind", "tasks", "change when written as JSON"),
-        ("process", "other process", "makes different tasks"),
-        ("shared", "splits", "share the question 'say word"),
-        ("dice", "determinism", "differs"),
-        ("look", "private views", "depends on who looked before"),
-        ("range", "rewards", "two finite numbers"),
-        ("stranger", "rewards", "pays 'nobody'"),
-        ("too much", "rewards", r"pays 2.0, outside \[0.0, 1.0\]"),
-        ("success", "rewards", "success 7.0"),
-        ("endless", "records", "has not ended after 2000 steps"),
-        ("seat", "seats", "exchanging the texts of two seats changes"),
-        ("script", "gold", r"pays .*, not 1.0"),
-        ("empty", "cheating", "pays the full reward for ''"),
-        ("question", "cheating", "pays the full reward for 'say train0'"),
-        ("anything", "cheating", "pays the full reward for"),
-    ],
-)
-async def test_each_fault_is_found_by_its_check(fault: str, check: str, says: str) -> None:
-    import re
+FAULTS = {
+    "forgetful": ("tasks", "has changed when it is asked for again"),
+    "id": ("tasks", "two tasks of the train split have one id"),
+    "data kind": ("tasks", "change when written as JSON"),
+    "process": ("other process", "makes different tasks"),
+    "shared": ("splits", "share the question 'say word"),
+    "dice": ("determinism", "differs"),
+    "look": ("private views", "depends on who looked before"),
+    "range": ("rewards", "two finite numbers"),
+    "stranger": ("rewards", "pays 'nobody'"),
+    "too much": ("rewards", r"pays 2.0, outside \[0.0, 1.0\]"),
+    "success": ("rewards", "success 7.0"),
+    "endless": ("records", "has not ended after 2000 steps"),
+    "seat": ("seats", "exchanging the texts of two seats changes"),
+    "script": ("gold", r"pays .*, not 1.0"),
+    "empty": ("cheating", "pays the full reward for ''"),
+    "question": ("cheating", "pays the full reward for 'say train0'"),
+    "anything": ("cheating", "pays the full reward for"),
+}
+"""Each with the check that finds it and what that says."""
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_each_fault_is_found_by_its_check(fault: str) -> None:
+    check, says = FAULTS[fault]
     findings = {f.name: f for f in await conform(Word(fault=fault))}
     assert findings[check].status == "failed"
     assert re.search(says, findings[check].detail), findings[check].detail

@@ -51,30 +51,27 @@ SIZES: tuple[tuple[Split, int], ...] = (("train", 2), ("test", 3))
 
 
 @pytest.mark.parametrize(
-    ("gold", "text", "score"),
+    ("gold", "paid", "unpaid"),
     [
-        ("1,234", "#### 1234", 1.0),
-        ("1234", r"so \boxed{1,234.00}", 1.0),
-        ("18", "#### $18", 1.0),
-        ("18", "18", 0.0),
-        ("50", "#### 50%", 1.0),
-        ("0.5", "#### 50%", 0.0),
-        (r"\frac{1}{2}", "#### 0.5", 1.0),
-        ("1/3", "#### 0.333", 0.0),
-        ("x + 1", r"\boxed{x+1}", 1.0),
-        ("x + 1", r"\boxed{x+2}", 0.0),
-        (r"x^2-1", r"\boxed{(x+1)(x-1)}", 1.0),
-        (r"\sqrt{8}", r"\boxed{2\sqrt{2}}", 1.0),
-        (r"(1,2]", r"\boxed{(1, 2]}", 1.0),
-        (r"(1,2]", r"\boxed{[1, 2]}", 0.0),
-        (r"\{1,2\}", r"\boxed{\{2,1\}}", 1.0),
-        (r"\text{Tuesday}", r"\boxed{Tuesday}", 1.0),
-        ("5", "#### 5 #### 6", 0.0),
-        ("5", r"#### 6 and \boxed{5}", 0.0),
+        ("1,234", ["#### 1234"], []),
+        ("1234", [r"so \boxed{1,234.00}"], []),
+        ("18", ["#### $18"], ["18"]),
+        ("50", ["#### 50%"], []),
+        ("0.5", [], ["#### 50%"]),
+        (r"\frac{1}{2}", ["#### 0.5"], []),
+        ("1/3", [], ["#### 0.333"]),
+        ("x + 1", [r"\boxed{x+1}"], [r"\boxed{x+2}"]),
+        ("x^2-1", [r"\boxed{(x+1)(x-1)}"], []),
+        (r"\sqrt{8}", [r"\boxed{2\sqrt{2}}"], []),
+        ("(1,2]", [r"\boxed{(1, 2]}"], [r"\boxed{[1, 2]}"]),
+        (r"\{1,2\}", [r"\boxed{\{2,1\}}"], []),
+        (r"\text{Tuesday}", [r"\boxed{Tuesday}"], []),
+        ("5", [], ["#### 5 #### 6", r"#### 6 and \boxed{5}"]),
     ],
 )
-async def test_grading(gold: str, text: str, score: float) -> None:
-    assert (await Math().grade(text, gold)).score == score
+async def test_grading(gold: str, paid: list[str], unpaid: list[str]) -> None:
+    assert [(await Math().grade(text, gold)).score for text in paid] == [1.0] * len(paid)
+    assert [(await Math().grade(text, gold)).score for text in unpaid] == [0.0] * len(unpaid)
 
 
 @pytest.mark.parametrize(

@@ -192,29 +192,19 @@ def test_gae_passes_over_observation_tokens_and_padding() -> None:
     assert result.target_NT.tolist() == [[0.0, 2.1875, 0.0, 0.0, 3.75, 4.0, 0.0]]
 
 
+THREE_STEPS = (tensor(1, 2, 4).view(1, 3), tensor(2, 1, 3).view(1, 3), torch.ones(1, 3))
+"""Rewards, values and mask of one row."""
+
+
 def test_a_truncated_row_bootstraps() -> None:
     # After the last step stands V = 8: δ₂ = 4 + 4 − 3 = 5, A₁ = 2.5 + 1.25 = 3.75, A₀ = −0.5 + 0.9375.
-    result = advantages.gae(
-        tensor(1, 2, 4).view(1, 3),
-        tensor(2, 1, 3).view(1, 3),
-        torch.ones(1, 3),
-        tensor(8),
-        gamma=0.5,
-        lam=0.5,
-    )
+    result = advantages.gae(*THREE_STEPS, tensor(8), gamma=0.5, lam=0.5)
     assert result.advantage_NT.tolist() == [[0.4375, 3.75, 5.0]]
 
 
 def test_gae_with_gamma_and_lambda_one_is_return_minus_value() -> None:
     # Returns 7, 6, 4 minus values 2, 1, 3.
-    result = advantages.gae(
-        tensor(1, 2, 4).view(1, 3),
-        tensor(2, 1, 3).view(1, 3),
-        torch.ones(1, 3),
-        tensor(0),
-        gamma=1.0,
-        lam=1.0,
-    )
+    result = advantages.gae(*THREE_STEPS, tensor(0), gamma=1.0, lam=1.0)
     assert result.advantage_NT.tolist() == [[5.0, 5.0, 1.0]]
     assert result.target_NT.tolist() == [[7.0, 6.0, 4.0]]
 

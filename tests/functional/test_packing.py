@@ -41,21 +41,21 @@ def constant_level(
     return functional.sequence_sum_over_constant(loss, mask, segment, segments, constant=7.0)
 
 
-def turn_level(
-    logp: Tensor, behaviour: Tensor, advantage_S: Tensor, mask: Tensor, segment: Tensor, segments: int
-) -> WeightedSum:
-    log_ratio = functional.turn_log_ratio(logp, behaviour, mask, segment, segments)
-    loss = functional.clipped_surrogate(log_ratio, advantage_S, clip_low=0.2, clip_high=0.3).loss
-    return functional.sequence_total(loss, functional.segment_count(mask, segment, segments))
+def with_one_ratio_by(log_ratio_of: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]) -> Loss:
+    """The loss with one ratio for each sequence, as `turn_log_ratio` or `sequence_log_ratio` computes it."""
+
+    def loss_of(
+        logp: Tensor, behaviour: Tensor, advantage_S: Tensor, mask: Tensor, segment: Tensor, segments: int
+    ) -> WeightedSum:
+        log_ratio = log_ratio_of(logp, behaviour, mask, segment, segments)
+        loss = functional.clipped_surrogate(log_ratio, advantage_S, clip_low=0.2, clip_high=0.3).loss
+        return functional.sequence_total(loss, functional.segment_count(mask, segment, segments))
+
+    return loss_of
 
 
-def sequence_level(
-    logp: Tensor, behaviour: Tensor, advantage_S: Tensor, mask: Tensor, segment: Tensor, segments: int
-) -> WeightedSum:
-    log_ratio = functional.sequence_log_ratio(logp, behaviour, mask, segment, segments)
-    loss = functional.clipped_surrogate(log_ratio, advantage_S, clip_low=0.2, clip_high=0.3).loss
-    return functional.sequence_total(loss, functional.segment_count(mask, segment, segments))
-
+turn_level = with_one_ratio_by(functional.turn_log_ratio)
+sequence_level = with_one_ratio_by(functional.sequence_log_ratio)
 
 LOSSES: list[Loss] = [token_level, sequence_mean_of_tokens, constant_level, turn_level, sequence_level]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.observers import Reported
+from tests.support.resumed import trained
 from tests.support.tiny import same_bits, sections
 from torch import Tensor
 
@@ -46,10 +47,7 @@ def tensors(tree: Any) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("undisturbed") / "run"
-    with Trainer(**settings(), run_dir=run) as trainer:
-        trainer.train()
-    return run
+    return trained(settings(), tmp_path_factory.mktemp("undisturbed") / "run")
 
 
 @pytest.mark.slow

@@ -8,13 +8,14 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.killed_runs import STEPS, spawn, start, trainer
-from tests.support.writers import writer
+from tests.support.writers import Writer, writer
 
 from kapelle.errors import CheckpointError, RunDirectoryError
 from kapelle.runs import checkpoint
@@ -30,12 +31,33 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@contextmanager
+def without_its_lock(run: Path, *how: str) -> Iterator[Writer]:
+    """A trainer whose lock file is removed while it runs."""
+    with writer(run, *how) as first:
+        assert first.said() == "taken"
+        (run / "lock").unlink()
+        yield first
+
+
+def said_without_its_lock(run: Path, what: str, *how: str) -> tuple[str, int]:
+    """What a trainer says that is told to write where a second one, which knows the file alone, has locked it.
+
+    It writes nothing, and the second does. Also returns the second one's process id.
+    """
+    with without_its_lock(run, *how) as first, writer(run, "resume", "no-folder-locks") as second:
+        assert second.said() == "taken"
+        before = contents(run)
+        said = first.told(what, 1)
+        assert contents(run) == before
+        assert second.told(what, 1) == "written"
+        return said, second.pid
+
+
 class TestALockThatIsRemoved:
     def test_nobody_else_comes_in_and_the_trainer_goes_on(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
-        with writer(run) as first:
-            assert first.said() == "taken"
-            (run / "lock").unlink()
+        with without_its_lock(run) as first:
             assert is_run(run)
             with writer(run, "resume") as second:
                 assert "is in use by" in second.said()
@@ -46,9 +68,7 @@ class TestALockThatIsRemoved:
 
     def test_a_file_put_in_its_place_is_taken_over(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
-        with writer(run) as first:
-            assert first.said() == "taken"
-            (run / "lock").unlink()
+        with without_its_lock(run) as first:
             (run / "lock").write_text("of another time")
             assert first.told("status", 1) == "written"
             with writer(run, "resume", "no-folder-locks") as second:
@@ -57,27 +77,16 @@ class TestALockThatIsRemoved:
     @pytest.mark.slow
     @pytest.mark.parametrize("what", ALL)
     def test_one_that_another_process_has_locked_stops_the_trainer(self, tmp_path: Path, what: str) -> None:
-        run = tmp_path / "run"
-        with writer(run) as first:
-            assert first.said() == "taken"
-            (run / "lock").unlink()
-            with writer(run, "resume", "no-folder-locks") as second:  # who knows the file alone
-                assert second.said() == "taken"
-                before = contents(run)
-                said = first.told(what, 1)
-                assert said.startswith("stopped: ")
-                assert f"is in use by process {second.pid} on " in said
-                assert contents(run) == before
-                assert second.told(what, 1) == "written"
+        said, pid = said_without_its_lock(tmp_path / "run", what)
+        assert said.startswith("stopped: ")
+        assert f"is in use by process {pid} on " in said
 
     @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
     def test_what_is_no_plain_file_stops_the_trainer_and_refuses_the_next(
         self, tmp_path: Path, kind: str
     ) -> None:
         run = tmp_path / "run"
-        with writer(run) as first:
-            assert first.said() == "taken"
-            (run / "lock").unlink()
+        with without_its_lock(run) as first:
             if kind == "link":
                 (tmp_path / "elsewhere").touch()
                 (run / "lock").symlink_to(tmp_path / "elsewhere")
@@ -105,21 +114,12 @@ class TestADiskThatLocksNoFolders:
     @pytest.mark.slow
     @pytest.mark.parametrize("what", ALL)
     def test_a_trainer_whose_lock_is_gone_stops_before_it_writes(self, tmp_path: Path, what: str) -> None:
-        run = tmp_path / "run"
-        with writer(run, "no-folder-locks") as first:
-            assert first.said() == "taken"
-            (run / "lock").unlink()
-            with writer(run, "resume", "no-folder-locks") as second:
-                assert second.said() == "taken"
-                before = contents(run)
-                assert "another trainer may own this run now" in first.told(what, 1)
-                assert contents(run) == before
+        said, _ = said_without_its_lock(tmp_path / "run", what, "no-folder-locks")
+        assert "another trainer may own this run now" in said
 
     def test_it_does_not_even_make_the_file_anew(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
-        with writer(run, "no-folder-locks") as first:
-            assert first.said() == "taken"
-            (run / "lock").unlink()
+        with without_its_lock(run, "no-folder-locks") as first:
             assert "another trainer may own this run now" in first.told("row", 1)
             assert not (run / "lock").exists()
 

@@ -60,12 +60,18 @@ def config_of(*settings: str) -> RunConfig:
     return load_recipe("demo", (), (*SMALL, *settings)).config
 
 
-@pytest.mark.parametrize(("setting", "begins"), OF_ANY_TEAM.values(), ids=OF_ANY_TEAM)
-def test_a_fault_is_the_same_error_for_whoever_meets_it(setting: str, begins: str) -> None:
-    config = config_of(setting)
+def fault_of(config: RunConfig, begins: str) -> str:
+    """The error that whoever prepares or trains meets."""
     found = error_of(lambda: prepare(config))
     assert found.startswith(begins)
     assert error_of(lambda: Trainer(config)) == found
+    return found
+
+
+@pytest.mark.parametrize(("setting", "begins"), OF_ANY_TEAM.values(), ids=OF_ANY_TEAM)
+def test_a_fault_is_the_same_error_for_whoever_meets_it(setting: str, begins: str) -> None:
+    config = config_of(setting)
+    found = fault_of(config, begins)
     assert error_of(lambda: open_play(config)) == found
     said = call("validate", "demo", *SMALL, setting)
     assert (said.code, said.err.strip()) == (2, "kapelle: " + found.partition(": ")[2])
@@ -74,9 +80,7 @@ def test_a_fault_is_the_same_error_for_whoever_meets_it(setting: str, begins: st
 @pytest.mark.parametrize(("setting", "begins"), OF_ONE_THAT_LEARNS.values(), ids=OF_ONE_THAT_LEARNS)
 def test_who_only_plays_is_not_asked_whether_it_can_learn(setting: str, begins: str) -> None:
     config = config_of(setting)
-    found = error_of(lambda: prepare(config))
-    assert found.startswith(begins)
-    assert error_of(lambda: Trainer(config)) == found
+    fault_of(config, begins)
     assert prepare(config, training=False).team.names == ("reasoner", "actor")
 
 

@@ -204,52 +204,55 @@ trackers: [{name: tensorboard}]
 
 class TestWrongKeys:
     @pytest.mark.parametrize(
-        ("setting", "path", "meant"),
+        ("path", "value", "meant"),
         [
-            ("traning.steps=3", "traning", "training"),
-            ("training.step=3", "training.step", "steps"),
-            ("algorithm.group_sise=3", "algorithm.group_sise", "group_size"),
-            ("algorithm.loss.clip_lo=0.3", "algorithm.loss.clip_lo", "clip_low"),
-            ("environment.digit=3", "environment.digit", "digits"),
-            ("workflow.nam=solo", "workflow.nam", "name"),
-            ("model.embedded.hiden=3", "model.embedded.hiden", "hidden"),
-            ("team.lora.ranks=3", "team.lora.ranks", "rank"),
-            ("team.agents.1.promt=hm", "team.agents.1.promt", "prompt"),
-            ("team.agents.0.sampling.top_q=1", "team.agents.0.sampling.top_q", "top_p"),
-            ("warmup.step=3", "warmup.step", "steps"),
-            ("team.agents.0.weights.modl=x", "team.agents.0.weights.modl", "model"),
+            ("traning", "{steps: 3}", "training"),
+            ("training.step", 3, "steps"),
+            ("algorithm.group_sise", 3, "group_size"),
+            ("algorithm.loss.clip_lo", 0.3, "clip_low"),
+            ("environment.digit", 3, "digits"),
+            ("workflow.nam", "solo", "name"),
+            ("model.embedded.hiden", 3, "hidden"),
+            ("team.lora.ranks", 3, "rank"),
+            ("team.agents.1.promt", "hm", "prompt"),
+            ("team.agents.0.sampling.top_q", 1, "top_p"),
+            ("warmup.step", 3, "steps"),
+            ("team.agents.0.weights.modl", "x", "model"),
         ],
     )
-    def test_each_is_named_with_its_neighbour(self, base: str, setting: str, path: str, meant: str) -> None:
+    def test_each_is_named_with_its_neighbour(self, base: str, path: str, value: object, meant: str) -> None:
         with pytest.raises(ConfigError) as caught:
-            load(base, setting)
+            load(base, f"{path}={value}")
         message = str(caught.value)
         assert f"'{path}'" in message
         assert f"Did you mean '{meant}'?" in message
         assert "command line" in message
 
     @pytest.mark.parametrize(
-        ("setting", "path", "part"),
+        ("path", "value", "part"),
         [
-            ("training.steps=many", "training.steps", "'many'"),
-            ("training.steps=-1", "training.steps", "greater than or equal to 0"),
-            ("optimizer.lr=0", "optimizer.lr", "greater than 0"),
-            ("team.sharing=both", "team.sharing", "'shared', 'lora' or 'frozen'"),
-            ("team.agents.1.sampling.top_p=2", "team.agents.1.sampling.top_p", "less than or equal to 1"),
-            ("algorithm.group_size=1", "algorithm.group_size", "greater than or equal to 2"),
-            ("team.agents.0.weights=lorra", "team.agents.0.weights", "lorra"),
-            ("team.agents={a: 1}", "team.agents", "integer"),
-            ("team.agents.0.weights.train=lora", "team.agents.0.weights.model", "missing"),
+            ("training.steps", "many", "'many'"),
+            ("training.steps", -1, "greater than or equal to 0"),
+            ("optimizer.lr", 0, "greater than 0"),
+            ("team.sharing", "both", "'shared', 'lora' or 'frozen'"),
+            ("team.agents.1.sampling.top_p", 2, "less than or equal to 1"),
+            ("algorithm.group_size", 1, "greater than or equal to 2"),
+            ("team.agents.0.weights", "lorra", "lorra"),
+            ("team.agents", "{a: 1}", "integer"),
         ],
     )
     def test_a_wrong_value_is_named_with_what_it_may_be(
-        self, base: str, setting: str, path: str, part: str
+        self, base: str, path: str, value: object, part: str
     ) -> None:
         with pytest.raises(ConfigError) as caught:
-            load(base, setting)
+            load(base, f"{path}={value}")
         message = str(caught.value)
         assert f"'{path}'" in message
         assert part in message
+
+    def test_a_key_that_another_one_needs_is_named_with_its_path(self, base: str) -> None:
+        with pytest.raises(ConfigError, match=r"(?s)'team\.agents\.0\.weights\.model'.*missing"):
+            load(base, "team.agents.0.weights.train=lora")
 
     @pytest.mark.parametrize(
         ("setting", "meant"),

@@ -19,15 +19,8 @@ from kapelle.types import Message, Split, Task
 from kapelle.workflow import Scene
 
 
-class Digest(Settings):
-    """Pays each agent for the bytes of its words, so that any noise of a model earns something or other."""
-
-    name: Literal["tests.support.plugins:Digest"] = "tests.support.plugins:Digest"
-    levels: int = 5
-    tasks: int | None = None
-    """Tasks of each split; None for no end."""
-    noisy: bool = False
-    """Whether luck decides too, drawn from the generators that all of a process shares."""
+class Endless(Settings):
+    """Numbered tasks that anybody may play, without end: what environments are whose worlds alone matter."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -41,10 +34,27 @@ class Digest(Settings):
         pass
 
     def size(self, split: Split) -> int | None:
-        return self.tasks
+        return None
 
     def task(self, split: Split, index: int) -> Task:
         return Task(f"{split}-{index}", f"{index % 10_000}?")
+
+    def extract(self, text: str) -> str | None:
+        return text or None
+
+
+class Digest(Endless):
+    """Pays each agent for the bytes of its words, so that any noise of a model earns something or other."""
+
+    name: Literal["tests.support.plugins:Digest"] = "tests.support.plugins:Digest"
+    levels: int = 5
+    tasks: int | None = None
+    """Tasks of each split; None for no end."""
+    noisy: bool = False
+    """Whether luck decides too, drawn from the generators that all of a process shares."""
+
+    def size(self, split: Split) -> int | None:
+        return self.tasks
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> DigestWorld:
         return DigestWorld(task, tuple(agents), self.levels, self._luck() if self.noisy else 0)
@@ -54,9 +64,6 @@ class Digest(Settings):
 
         numbers = random.randrange(self.levels) + int(np.random.randint(self.levels))
         return numbers + int(torch.randint(self.levels, ()))
-
-    def extract(self, text: str) -> str | None:
-        return text or None
 
     def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
         return f"{agent} {task.question}"

@@ -1,4 +1,4 @@
-"""A run that is broken off and goes on."""
+"""Runs that are trained to their end, in one go or broken off between."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.training.trainer import Trainer
+
+
+def trained(settings: dict[str, Any], run: Path) -> Path:
+    """Train to the end; return the run."""
+    with Trainer(**settings, run_dir=run) as trainer:
+        trainer.train()
+    return run
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
+from tests.support.plugins import Endless
 from tests.support.tiny import LORA
 
 from kapelle.algorithm import Algorithm
@@ -15,9 +16,8 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Outcome
 from kapelle.errors import EpisodeError
 from kapelle.rollout.play import Play, rollout
-from kapelle.settings.base import Settings
 from kapelle.team import Agent, Policy, Team
-from kapelle.types import Episode, Group, Split, Task, Turn
+from kapelle.types import Episode, Group, Task, Turn
 from kapelle.workflow import Scene, Workflow
 from kapelle.workflows.chain import Chain
 
@@ -28,7 +28,7 @@ WINS = {"A": 0.2, "B": 0.9, "C": 0.5}
 TASK = Task("t", "?")
 
 
-class Wins(Settings):
+class Wins(Endless):
     """Pays the last word: `win` is 1, `half` 0.5, `boom` fails the episode, anything else 0."""
 
     name: Literal["tests.support.trees:Wins"] = "tests.support.trees:Wins"
@@ -39,24 +39,8 @@ class Wins(Settings):
     def reward_range(self) -> tuple[float, float]:
         return (0.0, 100.0)
 
-    @property
-    def sources(self) -> Mapping[Split, str]:
-        return {"train": "nothing", "test": "nothing"}
-
-    def check(self, agents: Sequence[str]) -> None:
-        pass
-
-    def size(self, split: Split) -> int | None:
-        return None
-
-    def task(self, split: Split, index: int) -> Task:
-        return Task(f"{split}-{index}", "?")
-
     def start(self, task: Task, agents: Sequence[str], seed: int) -> WinsWorld:
         return WinsWorld(self.odd)
-
-    def extract(self, text: str) -> str | None:
-        return text
 
 
 class WinsWorld:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.support.plugins import Digest
 from tests.support.tiny import frozen_copy, same_bits, sections, stir, tiny_model
 from torch import Tensor
 
@@ -300,31 +301,18 @@ class TestTasks:
         return [[t.id for t in training_tasks(environment, config, step + 1)] for step in range(steps)]
 
     def test_a_finite_split_is_used_up_before_it_starts_again_in_another_order(self) -> None:
-        class Finite:
-            def size(self, split: str) -> int:
-                return 10
-
-            def task(self, split: str, index: int) -> Task:
-                return Task(f"{split}-{index}", "")
-
-        steps = self.ids(Finite(), steps=10, count=4)
+        ten = Digest(tasks=10)
+        steps = self.ids(ten, steps=10, count=4)
         flat = [name for step in steps for name in step]
         epochs = [flat[k : k + 10] for k in range(0, 40, 10)]
         assert all(sorted(epoch) == [f"train-{k}" for k in range(10)] for epoch in epochs)
         assert len({tuple(epoch) for epoch in epochs}) == 4
-        assert steps == self.ids(Finite(), steps=10, count=4)
-        assert steps != self.ids(Finite(), steps=10, count=4, seed=1)
+        assert steps == self.ids(ten, steps=10, count=4)
+        assert steps != self.ids(ten, steps=10, count=4, seed=1)
 
     def test_a_step_may_be_larger_than_the_split(self) -> None:
-        class Small:
-            def size(self, split: str) -> int:
-                return 3
-
-            def task(self, split: str, index: int) -> Task:
-                return Task(f"{index}", "")
-
-        (step,) = self.ids(Small(), steps=1, count=8)
-        assert sorted(step[:3]) == sorted(step[3:6]) == ["0", "1", "2"]
+        (step,) = self.ids(Digest(tasks=3), steps=1, count=8)
+        assert sorted(step[:3]) == sorted(step[3:6]) == ["train-0", "train-1", "train-2"]
 
     def test_generated_tasks_depend_on_seed_and_place_alone(self) -> None:
         config = resolve(sections(environment={"name": "arithmetic", "digits": 6}))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.support.observers import Reported
+from tests.support.resumed import trained
 from tests.support.tiny import same_bits, sections
 
 import kapelle
@@ -83,10 +84,7 @@ def rows(run: Path) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("undisturbed") / "run"
-    with Trainer(**settings(), run_dir=run) as trainer:
-        trainer.train()
-    return run
+    return trained(settings(), tmp_path_factory.mktemp("undisturbed") / "run")
 
 
 def fields(mark: MayChange) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
 
 Say = Callable[[Request], str]
+TASK = Task("train-0", "47+85", {"answer": 132})
 
 
 def team_of(*agents: Agent | str) -> Team:

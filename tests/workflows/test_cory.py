@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.workflows.stage import expert, lines, play, transcript
+from tests.workflows.stage import TASK, expert, lines, play, transcript
 
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
-from kapelle.types import Task
 from kapelle.workflow import workflow_class
 from kapelle.workflows.cory import Cory
-
-TASK = Task("train-0", "47+85", {"answer": 132})
 
 
 async def test_the_observer_reads_the_pioneers_answer_and_speaks_for_the_team() -> None:

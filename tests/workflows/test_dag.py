@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.workflows.stage import lines, play, transcript
+from tests.workflows.stage import TASK, lines, play, transcript
 
 from kapelle.environment import Outcome
 from kapelle.environments.arithmetic import Arithmetic
@@ -15,8 +15,6 @@ from kapelle.team import Agent
 from kapelle.types import Task
 from kapelle.workflow import workflow_class
 from kapelle.workflows.dag import Dag, Node
-
-TASK = Task("train-0", "47+85", {"answer": 132})
 
 
 def dag(*nodes: Mapping[str, Any], **settings: Any) -> Dag:

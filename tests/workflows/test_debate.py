@@ -2,19 +2,16 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
-from tests.workflows.stage import lines, play, transcript
+from tests.workflows.stage import TASK, lines, play, transcript
 
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
-from kapelle.types import Task
 from kapelle.workflow import Workflow, workflow_class
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.solo import Solo
-
-TASK = Task("train-0", "47+85", {"answer": 132})
 
 
 async def test_each_agent_sees_the_others_last_answers_and_the_majority_wins() -> None:

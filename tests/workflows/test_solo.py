@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.workflows.stage import expert, lines, play, transcript
+from tests.workflows.stage import TASK, expert, lines, play, transcript
 
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
-from kapelle.types import Task
 from kapelle.workflow import workflow_class
 from kapelle.workflows.solo import Solo
-
-TASK = Task("train-0", "47+85", {"answer": 132})
 
 
 async def test_the_first_agent_answers_and_the_others_are_silent() -> None:

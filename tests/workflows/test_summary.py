@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.workflows.stage import lines, play, transcript
+from tests.workflows.stage import TASK, lines, play, transcript
 
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
-from kapelle.types import Task
 from kapelle.workflow import workflow_class
 from kapelle.workflows.summary import Summary
-
-TASK = Task("train-0", "47+85", {"answer": 132})
 
 
 async def test_the_aggregator_reads_all_drafts_and_answers() -> None:

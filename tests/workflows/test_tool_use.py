@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.workflows.stage import lines, play, transcript
+from tests.workflows.stage import TASK, lines, play, transcript
 
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.tool_questions import Tools
@@ -9,11 +9,10 @@ from kapelle.errors import ConfigError
 from kapelle.models.embedded import build_tokenizer
 from kapelle.models.renderer import ChatRenderer
 from kapelle.team import Agent
-from kapelle.types import Message, Task
+from kapelle.types import Message
 from kapelle.workflow import workflow_class
 from kapelle.workflows.tool_use import ToolUse
 
-TASK = Task("train-0", "47+85", {"answer": 132})
 CALL = '[calculator(expression="47+85")]'
 
 

@@ -59,10 +59,7 @@ def base() -> LanguageModel:
 def own_weights() -> dict[str, Mapping[str, Tensor]]:
     """Return the weights with which the policies of a fresh engine begin."""
     model = base()
-    return {
-        p.name: model.bank.parameters(p.name) if p.lora else model.base_parameters()
-        for p in POLICIES
-    }
+    return {p.name: model.bank.parameters(p.name) if p.lora else model.base_parameters() for p in POLICIES}
 
 
 def local() -> Subject:

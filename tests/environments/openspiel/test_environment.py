@@ -276,26 +276,26 @@ async def test_chance_belongs_to_the_episode_or_to_the_task() -> None:
     assert len(hands(game(chance="task"))) == 1
 
 
-GAMES: list[tuple[str, Mapping[str, Any]]] = [
-    ("kuhn_poker", {}),
-    ("kuhn_poker", {"players": 4}),
-    ("leduc_poker", {}),
-    ("tic_tac_toe", {}),
-    ("connect_four", {}),
-    ("liars_dice", {}),
-    ("negotiation", {}),
-    ("tiny_hanabi", {}),
-    ("hanabi_very_small", {}),
-    ("hanabi_small", {"players": 5}),
-    ("hanabi_full", {}),
-    ("goofspiel", {"num_cards": 4}),
-    ("matrix_rps", {}),
-    ("coin_game", {}),
-    ("trade_comm", {}),
-    ("pig", {"winscore": 15}),
-    ("bargaining", {}),
-    ("oshi_zumo", {"coins": 6}),
-    ("repeated_game(stage_game=matrix_pd(),num_repetitions=3)", {}),
+GAMES = [
+    "kuhn_poker",
+    "kuhn_poker(players=4)",
+    "leduc_poker",
+    "tic_tac_toe",
+    "connect_four",
+    "liars_dice",
+    "negotiation",
+    "tiny_hanabi",
+    "hanabi_very_small",
+    "hanabi_small(players=5)",
+    "hanabi_full",
+    "goofspiel(num_cards=4)",
+    "matrix_rps",
+    "coin_game",
+    "trade_comm",
+    "pig(winscore=15)",
+    "bargaining",
+    "oshi_zumo(coins=6)",
+    "repeated_game(stage_game=matrix_pd(),num_repetitions=3)",
 ]
 
 
@@ -326,10 +326,9 @@ async def wander(environment: OpenSpiel, seed: int, invalid: float) -> tuple[dic
     st.booleans(),
 )
 def test_any_play_ends_within_the_declared_range_and_repeats_by_its_seed(
-    chosen: tuple[str, Mapping[str, Any]], seed: int, wording: str, invalid: str, share: float, steps: bool
+    name: str, seed: int, wording: str, invalid: str, share: float, steps: bool
 ) -> None:
-    name, parameters = chosen
-    environment = game(name, parameters=parameters, wording=wording, invalid=invalid, step_rewards=steps)
+    environment = game(name, wording=wording, invalid=invalid, step_rewards=steps)
     totals, world = asyncio.run(wander(environment, seed, share))
     low, high = environment.reward_range
     assert all(low - 1e-9 <= total <= high + 1e-9 for total in totals.values())

@@ -8,16 +8,13 @@ import sys
 import time
 from typing import Any
 
+TWO_NUMBERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+}
 TOOLS = [
-    {
-        "name": "add",
-        "description": "Adds two numbers.",
-        "inputSchema": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
+    {"name": "add", "description": "Adds two numbers.", "inputSchema": TWO_NUMBERS},
     {"name": "count", "inputSchema": {"type": "object", "properties": {}}},
     {"name": "fail", "inputSchema": {"type": "object"}},
     {"name": "picture", "inputSchema": {"type": "object"}},

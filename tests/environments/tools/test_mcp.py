@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.environments.tools.mcp_server import TWO_NUMBERS
 from tests.workflows.stage import lines, play
 
 from kapelle.environments.arithmetic import Arithmetic
@@ -42,11 +43,7 @@ def test_tools_of_every_page_are_offered() -> None:
     assert schemas["add"].as_json() == {
         "name": "add",
         "description": "Adds two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
+        "parameters": TWO_NUMBERS,
     }
 
 

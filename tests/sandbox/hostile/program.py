@@ -30,6 +30,17 @@ def refused(work, *args):
     except BaseException:
         return
     escaped(getattr(work, "__name__", work), args, got)
+def forked(most, seconds):
+    made = 0
+    while made < most:
+        try:
+            if os.fork() == 0:
+                time.sleep(seconds)
+                os._exit(0)
+            made += 1
+        except OSError:
+            break
+    print("made", made, flush=True)
 def refused_call(name, *args):
     if libc.syscall(*args) >= 0:
         escaped(name)
