@@ -21,6 +21,7 @@ from kapelle.models.allocator import keep_freed_memory
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import LoraBank, Route
+from kapelle.models.output_head import OutputHead
 from kapelle.models.paths import check_model_path, loading
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.sealed import verify_folder
@@ -111,14 +112,15 @@ class LanguageModel:
         hidden: Tensor = output.last_hidden_state
         return hidden
 
+    @property
+    def head(self) -> OutputHead:
+        """The map from hidden states to logits, with the weights as they are now."""
+        layer = self.model.get_output_embeddings()
+        return OutputHead(layer.weight, getattr(layer, "bias", None), softcap=self._softcap)
+
     def logits(self, hidden_KD: Tensor) -> Tensor:
         """Return logits `_KV` in at least float32."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden_KD)
-        if logits.dtype in (torch.bfloat16, torch.float16):
-            logits = logits.float()
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
+        return self.head.finish(self.model.get_output_embeddings()(hidden_KD))
 
     def values(self, critic: str, hidden_KD: Tensor) -> Tensor:
         """Return a critic's values `_K` in float32."""

@@ -1,16 +1,24 @@
-"""Log-probs in chunks: the numbers of one piece, while no more logits are alive than the budget allows."""
+"""Which way the head goes: the numbers are the same, and beyond the budget no logits are kept."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tests.engines.train.torch.test_engine import drawn
-from tests.support.tiny import tiny_model
+from tests.engines.train.torch.test_engine import ROUNDING, apart, drawn, objective, plain_gradient
+from tests.support.tiny import (
+    first_gradient,
+    lora_policies,
+    model_of,
+    tiny_model,
+    train_engine,
+    with_behaviour,
+)
 from torch import Tensor
 
 from kapelle.engines.train.batch import pack
-from kapelle.engines.train.torch import head
+from kapelle.engines.train.torch import head, large_head
 from kapelle.functional.divergences import TokenStatistics
+from kapelle.team import Policy
 
 
 def said(entropy: head.Entropy) -> tuple[TokenStatistics, Tensor]:
@@ -37,23 +45,28 @@ def largest_kept(monkeypatch: pytest.MonkeyPatch, budget: int) -> int:
 
 
 @pytest.mark.parametrize("entropy", list(head.Entropy))
-def test_chunks_give_the_numbers_and_gradients_of_one_piece(
+def test_pieces_give_the_numbers_and_gradients_of_all_at_once(
     entropy: head.Entropy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for budget in (1 << 24, 262 * 7, 1):  # all at once, seven tokens, one token
+    for budget, piece in ((1 << 24, 0), (1, 1 << 20), (1, 3000), (1, 1)):
         monkeypatch.setattr(head, "LOGIT_BUDGET", budget)
+        monkeypatch.setattr(large_head, "PIECE", piece)
         statistics, hidden_KD = said(entropy)
         (statistics.logp_K.exp().sum() + (statistics.entropy_K * 0.1).sum()).backward()
         assert hidden_KD.grad is not None
         found.append((statistics.logp_K.detach(), statistics.entropy_K.detach(), hidden_KD.grad))
-    for chunked in found[1:]:
-        for one, other in zip(chunked, found[0], strict=True):
+    for pieces in found[1:]:
+        for one, other in zip(pieces, found[0], strict=True):
             assert float((one - other).abs().max()) < 4e-6  # four float32 steps at −10
     assert bool(found[0][1].any()) == (entropy is not head.Entropy.LEFT_OUT)
 
 
-def test_a_measured_entropy_is_the_learned_one_without_its_gradient() -> None:
+@pytest.mark.parametrize("budget", [1 << 24, 1])
+def test_a_measured_entropy_is_the_learned_one_without_its_gradient(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "LOGIT_BUDGET", budget)
     learned, _ = said(head.Entropy.LEARNED)
     measured, hidden_KD = said(head.Entropy.MEASURED)
     assert not measured.entropy_K.requires_grad
@@ -71,3 +84,19 @@ def test_logits_are_not_kept_for_the_backward_pass_beyond_the_budget(monkeypatch
     weight = tiny_model().model.get_input_embeddings().weight.numel()
     assert largest_kept(monkeypatch, 1 << 24) > 3 * weight
     assert largest_kept(monkeypatch, 262 * 4) <= weight
+
+
+@pytest.mark.parametrize("policies", [lora_policies("a"), [Policy("a")]], ids=["frozen head", "tied head"])
+def test_an_update_in_pieces_is_that_of_each_sequence_alone(
+    policies: list[Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "LOGIT_BUDGET", 0)
+    monkeypatch.setattr(large_head, "PIECE", 3000)
+    engine = train_engine(policies, max_grad_norm=None)
+    model = model_of(engine, "a")
+    samples = drawn(["a"], temperature=0.6)
+    parameters = model.bank.parameters("a") if policies[0].lora else model.base_parameters()
+    adapter = "a" if policies[0].lora else None
+    expected = plain_gradient(model, samples, adapter, parameters)
+    engine.update(with_behaviour(engine, samples), objective())
+    assert apart(first_gradient(engine, "a"), expected) < ROUNDING

@@ -1,0 +1,325 @@
+"""Log-probs and entropies over a large vocabulary, whose gradient is made in the pass that computes the logits.
+
+The loss is not known while the head runs, but all it can do to a token's gradient is to scale it. With logits l,
+probabilities p, target y, entropy H and w_v = ∂l_v/∂h, the gradients with respect to the hidden state h are
+
+    ∂ log p_y / ∂h = (1 − p_y) w_y − Σ_{v≠y} p_v w_v        ∂H / ∂h = −Σ_v p_v (l_v − Σ_u p_u l_u) w_v
+
+so a head that is frozen computes both rows of size D beside the logits, and the backward pass scales them. This is
+attention of h to the rows of W, and like there (arXiv 2205.14135) the vocabulary is read in pieces under a running
+maximum. The target stays out of the sums: the gradient of a nearly certain token is a small number, which must
+not be the difference of two large ones in half precision.
+
+The gradient of a head that learns adds up over tokens, each scaled by the loss: it has to wait. Then the backward
+pass computes the logits of each piece again, and the forward pass makes no gradient.
+
+Shapes: K target tokens, D hidden size, V vocabulary, C words of one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from kapelle.models.lora_bank import computes_in
+from kapelle.models.output_head import OutputHead
+
+ROWS = 512
+"""Most tokens of a piece."""
+
+PIECE = 1 << 20
+"""Most logits of a piece on a CPU: they stay in its cache."""
+
+DEVICE_PIECE = 1 << 24
+"""Most logits of a piece on a GPU: enough for a kernel to be worth its start."""
+
+FORBIDDEN = -1e4
+"""Stands for log-probs below it in products with their probability, which is 0 in every type: 0 · (−∞) is NaN."""
+
+
+class Wanted(NamedTuple):
+    """What a pass computes beside log-probs."""
+
+    entropy: bool
+    gradient: bool
+    """Of log-probs with respect to hidden states."""
+    entropy_gradient: bool
+
+
+def statistics_in_pieces(
+    head: OutputHead,
+    hidden_KD: Tensor,
+    token_K: Tensor,
+    temperature_K: Tensor,
+    *,
+    entropy: bool,
+    learned: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return log-probs [K] and entropies [K] (else zeros) of softmax(logits / temperature), in nats and ≥ float32.
+
+    No more than a piece of the logits is ever in memory. Entropies have a gradient if `learned`.
+    """
+    answer: tuple[Tensor, Tensor] = _Pieces.apply(  # type: ignore[no-untyped-call]
+        hidden_KD,
+        head.weight_VD,
+        head.bias_V,
+        head,
+        (token_K, temperature_K),
+        (entropy, learned, torch.is_grad_enabled()),
+    )
+    return answer
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Logits of some tokens and words."""
+
+    rows: slice
+    words: slice
+    weight_CD: Tensor
+    """The words' weights in the compute type."""
+    logits_KC: Tensor
+    """Over the temperature."""
+    slope_KC: Tensor | None
+    """Derivative of the soft cap; None is 1."""
+    target_K1: Tensor
+    """Place of each token's target among the words, if it is one of them."""
+    here_K1: Tensor
+    """Whether it is."""
+
+
+@dataclass(slots=True)
+class _Problem:
+    """A head and what it is asked, in the compute type."""
+
+    head: OutputHead
+    hidden_KD: Tensor
+    token_K: Tensor
+    temperature_K: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of sums: at least float32."""
+        return torch.promote_types(self.hidden_KD.dtype, torch.float32)
+
+    def pieces(self) -> Iterator[_Piece]:
+        """Yield all pieces, words by words, so that each weight is read and converted once."""
+        tokens, words = len(self.token_K), len(self.head.weight_VD)
+        rows = max(1, min(ROWS, tokens))
+        budget = PIECE if self.hidden_KD.device.type == "cpu" else DEVICE_PIECE
+        width = max(1, budget // rows)
+        for first in range(0, words, width):
+            chosen = slice(first, min(first + width, words))
+            weight_CD = self.head.weight_VD[chosen].to(self.hidden_KD.dtype)
+            bias_C = None if self.head.bias_V is None else self.head.bias_V[chosen].to(self.hidden_KD.dtype)
+            for start in range(0, tokens, rows):
+                yield self._piece(slice(start, start + rows), chosen, weight_CD, bias_C)
+
+    def _piece(self, rows: slice, words: slice, weight_CD: Tensor, bias_C: Tensor | None) -> _Piece:
+        logits_KC = self.head.finish(linear(self.hidden_KD[rows], weight_CD, bias_C))
+        slope_KC = self.head.slope(logits_KC)
+        logits_KC.div_(self.temperature_K[rows, None])
+        place_K1 = self.token_K[rows, None] - words.start
+        here_K1 = (place_K1 >= 0) & (place_K1 < len(weight_CD))
+        target_K1 = place_K1.clamp_(0, len(weight_CD) - 1)
+        return _Piece(rows, words, weight_CD, logits_KC, slope_KC, target_K1, here_K1)
+
+
+class _Sums:
+    """Sums over the words read so far; all but the target's own, and relative to the largest logit so far."""
+
+    def __init__(self, problem: _Problem, wanted: Wanted) -> None:
+        count, size = problem.hidden_KD.shape
+        new = problem.hidden_KD.new_zeros
+        self._wanted, dtype = wanted, problem.dtype
+        self.peak_K = new(count, dtype=dtype).fill_(torch.finfo(dtype).min / 4)  # finite: ∞ − ∞ is NaN
+        self.target_K = new(count, dtype=dtype)
+        self.others_K = new(count, dtype=dtype)
+        """Σ exp(l_v − peak)."""
+        self.moment_K = new(count if wanted.entropy else 0, dtype=dtype)
+        """Σ exp(l_v − peak) (l_v − peak)."""
+        self.pull_KD = new(count if wanted.gradient else 0, size, dtype=dtype)
+        """Σ exp(l_v − peak) w_v, in units of scale / temperature."""
+        self.turn_KD = new(count if wanted.entropy_gradient else 0, size, dtype=dtype)
+        """Σ exp(l_v − peak) (l_v − peak) w_v, in the same units."""
+        self.own_slope_K = new(count, dtype=dtype).fill_(1.0)
+        """Derivative of the soft cap at the target."""
+
+    def add(self, piece: _Piece) -> None:
+        """Take in a piece; its logits are used up."""
+        rows, wanted = piece.rows, self._wanted
+        self._raise_peak(rows, piece.logits_KC.amax(dim=-1))
+        self._pick(self.target_K, piece, piece.logits_KC)
+        if piece.slope_KC is not None:
+            self._pick(self.own_slope_K, piece, piece.slope_KC)
+        below_KC = piece.logits_KC.sub_(self.peak_K[rows, None])
+        share_KC = below_KC.exp() if wanted.entropy else below_KC.exp_()
+        own_K1 = share_KC.gather(1, piece.target_K1).masked_fill_(piece.here_K1, 0.0)
+        share_KC.scatter_(1, piece.target_K1, own_K1)
+        self.others_K[rows] += share_KC.sum(dim=-1)
+        if wanted.gradient:
+            self.pull_KD[rows] += _towards(share_KC, piece)
+        if wanted.entropy:
+            below_KC.clamp_(min=FORBIDDEN).mul_(share_KC)
+            self.moment_K[rows] += below_KC.sum(dim=-1)
+        if wanted.entropy_gradient:
+            self.turn_KD[rows] += _towards(below_KC, piece)
+
+    def _raise_peak(self, rows: slice, largest_K: Tensor) -> None:
+        before_K = self.peak_K[rows].clone()
+        peak_K = torch.maximum(before_K, largest_K)
+        fall_K = before_K - peak_K
+        shrink_K = fall_K.exp()
+        self.peak_K[rows] = peak_K
+        if self._wanted.entropy:
+            self.moment_K[rows] = (self.moment_K[rows] + fall_K * self.others_K[rows]) * shrink_K
+        if self._wanted.entropy_gradient:
+            self.turn_KD[rows].addcmul_(self.pull_KD[rows], fall_K[:, None]).mul_(shrink_K[:, None])
+        self.others_K[rows] *= shrink_K
+        if self._wanted.gradient:
+            self.pull_KD[rows] *= shrink_K[:, None]
+
+    @staticmethod
+    def _pick(column_K: Tensor, piece: _Piece, values_KC: Tensor) -> None:
+        """Note the targets' own values where the piece has them."""
+        found_K = values_KC.gather(1, piece.target_K1)[:, 0]
+        column_K[piece.rows] = torch.where(piece.here_K1[:, 0], found_K, column_K[piece.rows])
+
+
+def _towards(share_KC: Tensor, piece: _Piece) -> Tensor:
+    """Return Σ share_v w_v over the piece's words."""
+    if piece.slope_KC is not None:
+        share_KC = share_KC * piece.slope_KC
+    return share_KC.to(piece.weight_CD.dtype) @ piece.weight_CD
+
+
+class _Results(NamedTuple):
+    logp_K: Tensor
+    entropy_K: Tensor
+    logp_slope_KD: Tensor | None
+    """∂ log-prob / ∂ hidden state."""
+    entropy_slope_KD: Tensor | None
+    """∂ entropy / ∂ hidden state."""
+
+
+def _results(problem: _Problem, sums: _Sums, wanted: Wanted) -> _Results:
+    """Return statistics and their gradients from the sums over all words."""
+    below_K = sums.target_K - sums.peak_K
+    own_K = below_K.exp()
+    total_K = sums.others_K + own_K
+    log_total_K = torch.where(below_K == 0, sums.others_K.log1p(), total_K.log())
+    logp_K = below_K - log_total_K
+    if not wanted.entropy:
+        entropy_K, own_moment_K = torch.zeros_like(logp_K), own_K
+    else:
+        own_moment_K = below_K.clamp(min=FORBIDDEN) * own_K
+        entropy_K = log_total_K - (sums.moment_K + own_moment_K) / total_K
+    if not wanted.gradient:
+        return _Results(logp_K, entropy_K, None, None)
+    head = problem.head
+    own_KD = head.weight_VD.index_select(0, problem.token_K).to(problem.hidden_KD.dtype).to(own_K.dtype)
+    own_KD *= sums.own_slope_K[:, None]
+    unit_K1 = (head.scale / (problem.temperature_K * total_K))[:, None]
+    entropy_slope_KD = None
+    if wanted.entropy_gradient:
+        mean_K1 = ((sums.moment_K + own_moment_K) / total_K)[:, None]
+        pulled_KD = torch.addcmul(sums.pull_KD, own_KD, own_K[:, None]).mul_(mean_K1)
+        turned_KD = sums.turn_KD.addcmul_(own_KD, own_moment_K[:, None])
+        entropy_slope_KD = pulled_KD.sub_(turned_KD).mul_(unit_K1)
+    logp_slope_KD = own_KD.mul_(sums.others_K[:, None]).sub_(sums.pull_KD).mul_(unit_K1)
+    return _Results(logp_K, entropy_K, logp_slope_KD, entropy_slope_KD)
+
+
+class _Pieces(torch.autograd.Function):
+    """The statistics; see the top of the file."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_KD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        head: OutputHead,
+        asked: tuple[Tensor, Tensor],
+        flags: tuple[bool, bool, bool],
+    ) -> tuple[Tensor, Tensor]:
+        entropy, learned, grad = flags
+        ctx.head_learns = grad and any(ctx.needs_input_grad[1:3])
+        made = grad and ctx.needs_input_grad[0] and not ctx.head_learns
+        wanted = Wanted(entropy, made, made and entropy and learned)
+        ctx.compute, ctx.learned, ctx.hidden_dtype = (
+            computes_in(hidden_KD),
+            entropy and learned,
+            hidden_KD.dtype,
+        )
+        ctx.scale, ctx.softcap = head.scale, head.softcap
+        with torch.autocast(hidden_KD.device.type, enabled=False):
+            problem = _Problem(head, hidden_KD.to(ctx.compute), *asked)
+            sums = _Sums(problem, wanted)
+            for piece in problem.pieces():
+                sums.add(piece)
+            results = _results(problem, sums, wanted)
+        if ctx.head_learns:
+            ctx.save_for_backward(
+                hidden_KD, weight_VD, bias_V, *asked, results.logp_K - sums.target_K, results.entropy_K
+            )
+        else:
+            ctx.save_for_backward(results.logp_slope_KD, results.entropy_slope_KD)
+        if not ctx.learned:
+            ctx.mark_non_differentiable(results.entropy_K)
+        return results.logp_K, results.entropy_K
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        logp_grad_K, entropy_grad_K = given
+        if ctx.head_learns:
+            with torch.autocast(logp_grad_K.device.type, enabled=False):
+                return (*_gradients(ctx, logp_grad_K, entropy_grad_K), None, None, None)
+        logp_slope_KD, entropy_slope_KD = ctx.saved_tensors
+        grad_KD = logp_slope_KD * logp_grad_K[:, None]
+        if entropy_slope_KD is not None:
+            grad_KD.addcmul_(entropy_slope_KD, entropy_grad_K[:, None])
+        return grad_KD.to(ctx.hidden_dtype), None, None, None, None, None
+
+
+def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of hidden states, weight and bias, from logits that are computed again."""
+    hidden_KD, weight_VD, bias_V, token_K, temperature_K, minus_total_K, entropy_K = ctx.saved_tensors
+    head = OutputHead(weight_VD, bias_V, ctx.scale, ctx.softcap)
+    problem = _Problem(head, hidden_KD.to(ctx.compute), token_K, temperature_K)
+    of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
+    hidden_grad_KD = torch.zeros_like(hidden_KD, dtype=problem.dtype) if of_hidden else None
+    weight_grad_VD = torch.zeros_like(weight_VD) if of_weight else None
+    bias_grad_V = torch.zeros_like(bias_V) if of_bias else None
+    unit_K1 = (head.scale / temperature_K)[:, None]
+    for piece in problem.pieces():
+        rows = piece.rows
+        grad_K1 = logp_grad_K[rows, None]
+        log_share_KC = piece.logits_KC.add_(minus_total_K[rows, None])
+        grad_KC = log_share_KC.exp()
+        if ctx.learned:
+            log_share_KC.clamp_(min=FORBIDDEN).add_(entropy_K[rows, None])
+            grad_KC.mul_(log_share_KC.mul_(-entropy_grad_K[rows, None]).sub_(grad_K1))
+        else:
+            grad_KC.mul_(-grad_K1)
+        grad_KC.scatter_add_(1, piece.target_K1, grad_K1.masked_fill(~piece.here_K1, 0.0))
+        grad_KC.mul_(unit_K1[rows])
+        if piece.slope_KC is not None:
+            grad_KC.mul_(piece.slope_KC)
+        half_KC = grad_KC.to(ctx.compute)
+        if hidden_grad_KD is not None:
+            hidden_grad_KD[rows] += half_KC @ piece.weight_CD
+        if weight_grad_VD is not None:
+            weight_grad_VD[piece.words] += half_KC.T @ problem.hidden_KD[rows]
+        if bias_grad_V is not None:
+            bias_grad_V[piece.words] += grad_KC.sum(dim=0)
+    if hidden_grad_KD is not None:
+        hidden_grad_KD = hidden_grad_KD.to(hidden_KD.dtype)
+    return hidden_grad_KD, weight_grad_VD, bias_grad_V
