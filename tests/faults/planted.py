@@ -143,7 +143,7 @@ def _disk_is_not_explained() -> None:
     from kapelle import cli
     from kapelle.runs import writer
 
-    _put(writer, "_writing", lambda path: nullcontext())
+    _put(writer, "writing", lambda path: nullcontext())
     _put(cli, "refusal", lambda error: None)  # the net below it, at the command line
 
 

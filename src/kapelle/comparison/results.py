@@ -20,10 +20,9 @@ from typing import Any
 
 from kapelle.comparison.contenders import Contender, Run
 from kapelle.environment import Opposed
-from kapelle.errors import RunDirectoryError
 from kapelle.metrics.statistics import Quartiles, quartiles
 from kapelle.runs.reader import is_run, read_evaluations, read_metrics
-from kapelle.runtime.atomic_files import explain, replace_file
+from kapelle.runtime.atomic_files import replace_file, writing
 from kapelle.types import Json
 
 UNFINISHED = "not finished"
@@ -207,12 +206,10 @@ def write_results(
         "contenders": [asdict(standing) for standing in standings(contenders, measured)],
         "runs": [asdict(m) | {"mean_return": m.mean_return} for m in measured],
     }
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "compare.csv", _csv(measured).encode())
         replace_file(folder / "compare.json", (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
-    except OSError as error:
-        raise RunDirectoryError(f"Cannot write {error.filename or folder}: {explain(error)}") from error
     return result
 
 

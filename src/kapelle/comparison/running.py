@@ -24,9 +24,8 @@ from kapelle.comparison.results import (
     unscored,
     write_results,
 )
-from kapelle.errors import RunDirectoryError
 from kapelle.runs.reader import is_run
-from kapelle.runtime.atomic_files import explain
+from kapelle.runtime.atomic_files import writing
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve, to_yaml
 from kapelle.types import Json
@@ -137,16 +136,12 @@ def _make_warmups(configs: Sequence[RunConfig], processes: int, report: Report) 
 
 
 def _keep(run: Run, failure: Failure | None) -> None:
-    try:
+    with writing(run.error_file):
         if failure is None:
             run.error_file.unlink(missing_ok=True)
         else:
             run.error_file.parent.mkdir(parents=True, exist_ok=True)
             run.error_file.write_text(f"{failure.reason}\n{failure.details}\n", "utf-8")
-    except OSError as error:
-        raise RunDirectoryError(
-            f"Cannot write {error.filename or run.error_file}: {explain(error)}"
-        ) from error
 
 
 def _in_words(measured: Measured) -> str:

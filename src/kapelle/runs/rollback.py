@@ -32,7 +32,7 @@ from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
 from kapelle.runs.reader import episode_file
 from kapelle.runs.writer import RunDirectory, episode_steps, is_run
-from kapelle.runtime.atomic_files import explain, flush, replace_file
+from kapelle.runtime.atomic_files import flush, replace_file, writing
 from kapelle.runtime.manifest import step_of
 from kapelle.types import Split
 
@@ -157,7 +157,7 @@ def roll_back(run: Path, step: int) -> Plan:
             held.callback(RunLock(stage / "lock").release)
         if plan.nothing:
             return plan
-        try:
+        with writing(run):
             _copy_aside(plan)
             for folder in reversed(plan.stages):
                 _move(folder, plan.aside / "stages" / folder.name)
@@ -169,8 +169,6 @@ def roll_back(run: Path, step: int) -> Plan:
             at.report("rolled back", plan.step, "interrupted")
             done = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **plan.row()}
             replace_file(plan.aside / DONE, (json.dumps(done, indent=1) + "\n").encode())
-        except OSError as error:
-            raise RunDirectoryError(f"Cannot write {error.filename or run}: {explain(error)}") from error
     return plan
 
 

@@ -58,7 +58,7 @@ from kapelle.runs.reader import (
     saved_steps,
 )
 from kapelle.runs.tables import cut_table, end_of_step, plain_lines, pretty, row_line
-from kapelle.runtime.atomic_files import PARTIAL, explain, flush, own_file, replace_file, write_all
+from kapelle.runtime.atomic_files import PARTIAL, flush, own_file, replace_file, write_all, writing
 from kapelle.types import Group, Json, Split
 
 __all__ = [
@@ -153,7 +153,7 @@ class RunDirectory:
         Raises RunDirectoryError for a directory that is in use, foreign, of another config, already
         a run without `resume`, or no run with it.
         """
-        with _writing(path):
+        with writing(path):
             if resume and not (path.is_dir() and any(path.iterdir())):
                 raise RunDirectoryError(
                     f"There is no run at {path} to resume. Leave out --resume to start it."
@@ -180,7 +180,7 @@ class RunDirectory:
     def _write(self, path: Path) -> Iterator[None]:
         """Make sure that only this process has the run, and turn errors of the disk inside the block into words."""
         self._lock.recheck()
-        with _writing(path):
+        with writing(path):
             try:
                 yield
             except OSError:
@@ -271,7 +271,7 @@ class RunDirectory:
 
     def positions(self) -> dict[str, int]:
         """Flush all rows to the disk and return where they end; a checkpoint stores this."""
-        with _writing(self.path):
+        with writing(self.path):
             for path in sorted(self._unflushed):
                 flush(path)
             self._unflushed.clear()
@@ -384,11 +384,3 @@ def _refuse_other_run(
             f"The run at {path} has another config: {changed[0]}{more}. "
             f"Resume it with {path / 'config.yaml'}, or choose another --run-dir."
         )
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunDirectoryError(f"Cannot write {error.filename or path}: {explain(error)}") from error

@@ -1,14 +1,18 @@
 """Writes that survive a crash: to a temporary file, flushed to the disk, then renamed.
 
-A reader sees the old file or the new one, never half of either. No function catches OSError: the caller
-knows what was being saved and turns it into an error of its own with `explain`.
+A reader sees the old file or the new one, never half of either. No function that writes catches OSError: the caller
+knows what was being saved and turns it into an error of ours with `writing`, or with `explain` into another.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from kapelle.errors import RunDirectoryError
 
 PARTIAL = ".partial"
 """Suffix of files being written; any that remain are leftovers of a crash and may be deleted."""
@@ -31,6 +35,15 @@ def explain(error: OSError) -> str:
     """Return the reason of a failed write in words, with what to do about it."""
     known = _REASONS.get(error.errno or 0)
     return known or f"{error.strerror or error}. Check the disk and the path."
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses inside the block into a RunDirectoryError; `path` where the fault names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"Cannot write {error.filename or path}: {explain(error)}") from error
 
 
 def write_all(descriptor: int, data: bytes) -> None:

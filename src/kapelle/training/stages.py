@@ -28,7 +28,7 @@ from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.lock import LEFT_BEHIND, RunLock
 from kapelle.runs.reader import is_run, read_latest, read_status
-from kapelle.runtime.atomic_files import PARTIAL, explain, replace_file
+from kapelle.runtime.atomic_files import PARTIAL, replace_file, writing
 from kapelle.runtime.manifest import step_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import Recipe, load_stages
@@ -93,15 +93,13 @@ def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunL
     left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed while it was made
     if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
         raise RunDirectoryError(f"{run_dir} is not empty and holds no stages. Name another --run-dir.")
-    try:
+    with writing(file):
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = RunLock(run_dir / "lock")
         if file.is_file() and not resume:
             raise RunDirectoryError(f"{run_dir} was taken by other stages just now. Name another --run-dir.")
         if not file.is_file():
             replace_file(file, stages_yaml(stages).encode())
-    except OSError as error:
-        raise RunDirectoryError(f"Cannot write {error.filename or file}: {explain(error)}") from error
     return lock
 
 

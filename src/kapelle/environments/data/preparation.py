@@ -38,7 +38,7 @@ from kapelle.environments.data.usable import Skipped, usable
 from kapelle.environments.math import Math
 from kapelle.environments.nli import NLI
 from kapelle.errors import DataError, RunDirectoryError, did_you_mean
-from kapelle.runtime.atomic_files import explain
+from kapelle.runtime.atomic_files import writing
 from kapelle.types import Json, Split
 
 Form = Literal["jsonl", "parquet"]
@@ -341,7 +341,7 @@ def _write(
         },
         "train_rows_that_are_tested": shared,
     }
-    try:
+    with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         # All or nothing: the folder gets its name when it is whole.
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
@@ -356,8 +356,6 @@ def _write(
             prepared = Prepared(out, manifest)
             (folder / "README.md").write_text(_readme(prepared), "utf-8")
             shutil.move(folder, out)
-    except OSError as error:
-        raise RunDirectoryError(f"Cannot write {error.filename or out}: {explain(error)}") from error
     return prepared
 
 
