@@ -81,9 +81,9 @@ class OutputError(KapelleError):
     """An output file or stream of a command that cannot be written."""
 
 
-def need_known(setting: str, kind: str, name: str, known: Collection[str]) -> None:
-    """Raise ConfigError when a setting names something (an agent, a node) that does not exist."""
-    if name not in known:
+def need_known(setting: str, kind: str, name: str | None, known: Collection[str]) -> None:
+    """Raise ConfigError when a setting names something (an agent, a node) that does not exist; None names nothing."""
+    if name is not None and name not in known:
         raise ConfigError(f"{setting} names the unknown {kind} '{name}'.{did_you_mean(name, known)}")
 
 

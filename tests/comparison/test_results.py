@@ -15,7 +15,6 @@ from tests.support.tiny import sections
 from kapelle.comparison.contenders import Contender, Run, plan, read_contenders
 from kapelle.comparison.plot import draw
 from kapelle.comparison.results import (
-    UNFINISHED,
     Measured,
     curves,
     held_out,
@@ -122,8 +121,8 @@ def test_a_run_is_measured_by_its_last_evaluation(contenders: tuple[Contender, .
         36,
         1.5,
     )
-    assert measure(stopped, tmp_path / "all").error == UNFINISHED
-    assert measure(never, tmp_path / "all").error == UNFINISHED
+    assert measure(stopped, tmp_path / "all").error == "not finished"
+    assert measure(never, tmp_path / "all").error == "not finished"
     assert held_out(unsolvable) == {0: 0.5, 3: 2.0}, "nothing is solved there, so returns count"
     assert sampled(unsolvable) == {1: 1.5, 2: 1.5, 3: 1.5}
     shown = curves([done, unsolvable, stopped, never], held_out)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from kapelle.cli.collect_answers import collect, show
-from kapelle.cli.output import say
+from kapelle.cli.output import say, writing
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
 from kapelle.errors import ConfigError, DataError, OutputError
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     out = Path(arguments.out)
     if arguments.purpose == "verifier":
-        with _file(out) as file, _writing(out):
+        with _file(out) as file, writing(out, "--out"):
             return collect(arguments, file, TASKS_AT_ONCE)
     counts = Counts()
     stopped = 0
@@ -115,7 +115,7 @@ def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> Non
         counts.best = max([*rewards, *([] if counts.best is None else [counts.best])], default=None)
         for number, episode in good_episodes(groups, arguments.min_reward):
             rows = sft_rows(number, episode)
-            with _writing(Path(arguments.out)):
+            with writing(Path(arguments.out), "--out"):
                 write_all(file.fileno(), dump_rows(rows))
             counts.kept, counts.turns = counts.kept + 1, counts.turns + len(rows)
         say(f"{first + len(chosen)}/{len(tasks)} tasks played, {counts.kept} episodes kept", sys.stderr)
@@ -130,22 +130,14 @@ def _file(out: Path) -> Iterator[IO[bytes]]:
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     if out.exists():
         raise OutputError(f"{out} exists already. Name another --out, or remove it first.")
-    with _writing(out):
+    with writing(out, "--out"):
         file = beside.open("wb", buffering=0)  # so that closing never writes
     try:
         with file:
             yield file
-            with _writing(out):
+            with writing(out, "--out"):
                 os.fsync(file.fileno())
                 beside.rename(out)
     finally:
         with suppress(OSError):
             beside.unlink()
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{out} cannot be written: {error.strerror}. Name another --out.") from error

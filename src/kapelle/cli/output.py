@@ -7,7 +7,8 @@ import shlex
 import shutil
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -28,6 +29,17 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
         return
     except OSError as error:
         raise OutputError(f"The output cannot be written: {error.strerror}. Send it elsewhere.") from error
+
+
+@contextmanager
+def writing(path: Path, other: str) -> Iterator[None]:
+    """Turn what the disk refuses inside the block into an OutputError; `other` is what to name differently."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise OutputError(f"{path} exists already. Name another {other}.") from error
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}. Name another {other}.") from error
 
 
 def program() -> str:

@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from kapelle.cli.output import command, say
-from kapelle.errors import ConfigError, OutputError, did_you_mean
+from kapelle.cli.output import command, say, writing
+from kapelle.errors import ConfigError, did_you_mean
 
 ACTIONS = ("ls", "show", "cp")
 
@@ -66,12 +66,7 @@ def _copy(name: str | None, destination: str | None) -> int:
     path = Path(destination or f"{name}.yaml")
     if path.is_dir():
         path /= f"{name}.yaml"
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise OutputError(f"{path} exists already. Name another destination.") from error
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}. Name another destination.") from error
+    with writing(path, "destination"), path.open("x", encoding="utf-8") as file:
+        file.write(text)
     say(f"{path} is yours to change. Train it with: {command('train', str(path))}")
     return 0

@@ -25,8 +25,6 @@ from kapelle.runs.reader import is_run, read_evaluations, read_metrics
 from kapelle.runtime.atomic_files import replace_file, writing
 from kapelle.types import Json
 
-UNFINISHED = "not finished"
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -64,7 +62,7 @@ def measure(run: Run, folder: Path) -> Measured:
     place = run.path.relative_to(folder).as_posix()
     if not run.done:
         failed = run.error_file.is_file()
-        error = run.error_file.read_text("utf-8").partition("\n")[0] if failed else UNFINISHED
+        error = run.error_file.read_text("utf-8").partition("\n")[0] if failed else "not finished"
         return Measured(run.label, run.seed, place, error)
     rows, evaluations = read_metrics(run.path), read_evaluations(run.path)
     if not evaluations:

@@ -43,20 +43,6 @@ class CalculatorStep:
     """What it comes to, as a decimal: `24`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Census:
-    """What became of a split's annotations."""
-
-    annotated: int
-    """All of them; the other numbers add up to this one."""
-    unreadable: int
-    wrong: int
-    """Annotations whose two sides are not equal, rounded results included."""
-    no_operation: int
-    too_long: int
-    posed: int
-
-
 class GSM8KSteps(Questions):
     """Calculator steps of GSM8K: `48/2` is asked, `24` is right."""
 
@@ -161,6 +147,20 @@ def annotated_steps(solution: str) -> list[str]:
 def _annotated(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         yield from annotated_steps(row.text("answer", "path"))
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What became of a split's annotations."""
+
+    annotated: int
+    """All of them; the other numbers add up to this one."""
+    unreadable: int
+    wrong: int
+    """Annotations whose two sides are not equal, rounded results included."""
+    no_operation: int
+    too_long: int
+    posed: int
 
 
 @lru_cache(maxsize=8)

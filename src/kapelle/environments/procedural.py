@@ -22,16 +22,6 @@ TRIES = 2_000
 """Most draws for one task; if none of them fits the split, the settings are refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What one draw made."""
-
-    question: str
-    data: Mapping[str, Json]
-    key: str
-    """What makes it this problem: equal keys are one problem in other words, and lie in one split."""
-
-
 def _ordered(span: tuple[int, int]) -> tuple[int, int]:
     if span[0] > span[1] or span[0] < 1:
         raise ValueError(f"`difficulty: {list(span)}` is no range. Write [easiest, hardest], both from 1")
@@ -51,6 +41,16 @@ def up_to(hardest: int) -> AfterValidator:
         return span
 
     return AfterValidator(check)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What one draw made."""
+
+    question: str
+    data: Mapping[str, Json]
+    key: str
+    """What makes it this problem: equal keys are one problem in other words, and lie in one split."""
 
 
 def split_of(key: str) -> Split:

@@ -97,15 +97,6 @@ def balance(rows: Sequence[Mapping[str, Any]], seed: int, *, equal: bool = True)
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerCount:
-    """Answers of one kind: their number, and the share that is right."""
-
-    answers: int
-    right: float
-    """In [0, 1]."""
-
-
-@dataclass(frozen=True, slots=True)
 class Survey:
     """The content of a file of graded answers, in numbers."""
 
@@ -169,6 +160,15 @@ def _answer(place: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         f"{place} is not a graded answer: it needs text in `question` and `solution`, and true, false or a number from 0 "
         "to 1 in `is_correct`. Fix or drop the row."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCount:
+    """Answers of one kind: their number, and the share that is right."""
+
+    answers: int
+    right: float
+    """In [0, 1]."""
 
 
 def _counts(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, AnswerCount]:

@@ -37,12 +37,12 @@ class Prepared:
     """A run that passed all checks, and what it is made of; no weights."""
 
     config: RunConfig
+    given: Mapping[str, LanguageModel]
+    """Models in memory, by their path in the settings."""
     algorithm: Algorithm
     team: Team
     outlines: Mapping[str, PreTrainedModel]
     """Base name → the model without its weights."""
-    given: Mapping[str, LanguageModel]
-    """Models in memory, by their path in the settings."""
 
     def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> Prepared:
         """Return the same run on other bases (name → path); `held` are those in memory, by path."""
@@ -80,7 +80,7 @@ def prepare(
     models = outlines(team, config.model, given)
     check_adapters(team, models)
     report("models", ", ".join(dict.fromkeys(team.bases.values())) + ": settings read, adapters fit")
-    return Prepared(config, algorithm, team, models, given)
+    return Prepared(config, given, algorithm, team, models)
 
 
 def _ignore(_name: str, _found: str) -> None:

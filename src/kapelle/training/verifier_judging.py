@@ -36,15 +36,6 @@ BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One answer: its question, its predicted probability of being right, and whether it is."""
-
-    question: str
-    probability: float
-    right: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
     """How well a verifier tells right answers from wrong ones."""
 
@@ -151,6 +142,15 @@ def judge_held_out(
         groups=tuple(groups),
         verifier=judgement_of(judged).row(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One answer: its question, its predicted probability of being right, and whether it is."""
+
+    question: str
+    probability: float
+    right: bool
 
 
 def _judged(groups: Sequence[Group], engine: TrainEngine) -> list[Judged]:

@@ -124,8 +124,7 @@ class Dag(Settings):
                 f"Nobody waits for the nodes {', '.join(ends)}, so the answer may be any of them. "
                 "Set `workflow.answer` to the one that counts."
             )
-        if self.answer is not None:
-            need_known("workflow.answer", "node", self.answer, ids)
+        need_known("workflow.answer", "node", self.answer, ids)
         for node in self.nodes:
             known = ["prompt", "question", *(f"{name}.output" for name in ancestors(self.graph, node.id))]
             for field in _FIELD.findall(node.prompt):

@@ -36,10 +36,8 @@ class Router(Settings):
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, one agent alone, an unknown agent or field."""
         need_answers("router", "ends in one answer", environment)
-        names = [agent.name for agent in agents]
         need_two("`workflow.name: router` hands over", agents)
-        if self.first is not None:
-            need_known("workflow.first", "agent", self.first, names)
+        need_known("workflow.first", "agent", self.first, [agent.name for agent in agents])
         check_names(agents, ["question", "agents", "message"])
         for agent in agents:
             check_template(agent, ["question", "agents", "message"], "the workflow `router`")

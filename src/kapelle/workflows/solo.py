@@ -24,8 +24,7 @@ class Solo(Settings):
         """Raise ConfigError for a game, an unknown agent, or a prompt with an unknown field."""
         need_answers("solo", "asks for one answer", environment)
         names = [agent.name for agent in agents]
-        if self.agent is not None:
-            need_known("workflow.agent", "agent", self.agent, names)
+        need_known("workflow.agent", "agent", self.agent, names)
         speaker = next(agent for agent in agents if agent.name == (self.agent or names[0]))
         check_template(speaker, ["question"], "the workflow `solo`")
 

@@ -42,8 +42,7 @@ class Summary(Settings):
         need_answers("summary", "ends in one answer", environment)
         names = [agent.name for agent in agents]
         need_two("A summary takes a drafter and an aggregator", agents)
-        if self.aggregator is not None:
-            need_known("workflow.aggregator", "agent", self.aggregator, names)
+        need_known("workflow.aggregator", "agent", self.aggregator, names)
         check_names(agents, ["question", "drafts"])
         last = self._aggregator(names)
         self._check_layers(names, last)

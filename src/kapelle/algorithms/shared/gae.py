@@ -53,8 +53,7 @@ class GAEConfig(Settings):
 class _Row:
     """One path, step by step."""
 
-    keys: tuple[TurnKey, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[tuple[TurnKey, Turn], ...]
     steps: tuple[int, ...]
     """How many steps each turn has."""
     reward_T: Tensor
@@ -86,7 +85,7 @@ class GAECredit:
         for row, advantage_T, target_T in zip(rows, advantage_NT, estimate.target_NT, strict=True):
             total = sum(row.steps)
             pieces = zip(advantage_T[:total].split(row.steps), target_T[:total].split(row.steps), strict=True)
-            for key, turn, (a_T, r_T) in zip(row.keys, row.turns, pieces, strict=True):
+            for (key, turn), (a_T, r_T) in zip(row.turns, pieces, strict=True):
                 everywhere = a_T if self._settings.unit == "token" else a_T.expand(len(turn.completion_ids))
                 credit[key] = Credit(everywhere, r_T)
         return credit
@@ -123,8 +122,7 @@ class GAECredit:
         last = pairs[-1][0]
         cut = self._settings.truncated == "bootstrap" and last in signals.bootstrap
         return _Row(
-            keys=tuple(key for key, _ in pairs),
-            turns=tuple(turn for _, turn in pairs),
+            turns=tuple(pairs),
             steps=tuple(len(reward_T) for reward_T, _, _ in pieces),
             reward_T=torch.cat([reward_T for reward_T, _, _ in pieces]),
             value_T=torch.cat([signals.values[key] for key, _ in pairs]),
@@ -160,7 +158,7 @@ class GAECredit:
         segment_NT = torch.zeros(mask_NT.shape, dtype=torch.int64)
         for n, row in enumerate(rows):
             start = 0
-            for turn, steps in zip(row.turns, row.steps, strict=True):
+            for (_, turn), steps in zip(row.turns, row.steps, strict=True):
                 whose = {"policy": turn.policy, "agent": turn.agent, "batch": ""}[how]
                 segment_NT[n, start : start + steps] = numbers.setdefault(whose, len(numbers))
                 start += steps

@@ -36,12 +36,6 @@ class ArgumentScore:
 
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 _WORD = re.compile(r"[a-z][a-z'-]+")
-_PLAIN_WORDS = (
-    "the and are but for from has have that this with will would should could their them they there what when "
-    "which who whom whose why how not can may more most much many than then its into our your you was were been "
-    "being also because while does did about over under such very only one two"
-)
-_PLAIN = frozenset(_PLAIN_WORDS.split())
 _SHORTEST = 6
 """Words that a sentence has at least to count as evidence."""
 
@@ -134,6 +128,14 @@ def _consistency(
         "keeps its side": not any(_CONCEDES.search(s) or (others and turned.search(s)) for s in distinct),
         "answers the other side": not heard or len(heard & content_words(" ".join(distinct))) >= 2,
     }
+
+
+_PLAIN_WORDS = (
+    "the and are but for from has have that this with will would should could their them they there what when "
+    "which who whom whose why how not can may more most much many than then its into our your you was were been "
+    "being also because while does did about over under such very only one two"
+)
+_PLAIN = frozenset(_PLAIN_WORDS.split())
 
 
 def content_words(text: str) -> frozenset[str]:
