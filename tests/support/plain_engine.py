@@ -114,7 +114,19 @@ class PlainEngine:
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
         return [self._hidden(sample, self._homes[sample.learner][0], None).mean(0) for sample in samples]
 
-    def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def check_parity(
+        self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None
+    ) -> dict[str, float]:
+        kept = {name: {k: t.clone() for k, t in self.weights(name).items()} for name in weights or {}}
+        for name, others in (weights or {}).items():
+            self.load_weights(name, others)
+        try:
+            return self._compared(samples)
+        finally:
+            for name, before in kept.items():
+                self.load_weights(name, before)
+
+    def _compared(self, samples: Sequence[Sample]) -> dict[str, float]:
         own = [sample for sample in samples if "behaviour" in sample.columns]
         gaps = [s - sample.columns["behaviour"] for s, sample in zip(self.score(own), own, strict=True)]
         worst = float(torch.cat(gaps).abs().max())

@@ -34,11 +34,31 @@ def restore_random(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
+def random_as_lists(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `capture_random` returned as values that JSON can hold."""
+    plain = {**state, "torch": state["torch"].tolist(), "cuda": [each.tolist() for each in state["cuda"]]}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+
+
+def random_from_lists(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states that `random_as_lists` was given."""
+    import torch
+
+    version, numbers, gauss = plain["python"]
+    return {
+        "python": (version, tuple(numbers), gauss),
+        "numpy": tuple(plain["numpy"]),
+        "torch": torch.tensor(plain["torch"], dtype=torch.uint8),
+        "cuda": [torch.tensor(each, dtype=torch.uint8) for each in plain["cuda"]],
+    }
+
+
 def keep_imports_from_drawing() -> None:
     """Let every import from now on leave the global generators as it found them; a second call does nothing.
 
     Imports in threads other than the main one are left alone, because the main thread may draw at the same time.
     """
+    _host_states()  # imports what it needs, before imports are guarded
     if not any(isinstance(finder, _Guard) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Guard())
 

@@ -198,6 +198,9 @@ class TrainingConfig(Settings):
     max_staleness: int = Field(0, ge=0)
     """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0, every step but the first ones
     learns from samples of older weights: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
+    overlap: Annotated[bool, FREE] = False
+    """Whether a second process samples while this one learns. It takes a second copy of the base models, and needs
+    `max_staleness` of 1 or more to save time; the results are the same, to the bit."""
     microbatch_tokens: Annotated[int, FROM_HERE_ON] = Field(4096, ge=1)
     """Maximum tokens in one forward and backward pass; the result does not depend on it."""
     max_failed_share: Annotated[float, FREE] = Field(0.2, ge=0.0, le=1.0)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditFunction, CreditMemory, UpdateSamples
 from kapelle.algorithms.shared.rewards import with_scores
@@ -16,7 +18,7 @@ from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
 from kapelle.former_names import release_caches
-from kapelle.metrics.definitions import demonstrated, is_dead, own_returns, rollout_metrics
+from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
@@ -28,10 +30,10 @@ from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import scores
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
-from kapelle.training.queue import RolloutQueue
+from kapelle.training.queue import RolloutQueue, UnderWay
 from kapelle.training.step_metrics import credit_metrics, critic_metrics, time_metrics
+from kapelle.training.step_play import play_step
 from kapelle.training.step_start import StepStart
-from kapelle.training.tasks import training_tasks
 from kapelle.training.updates import update_in_order
 from kapelle.types import Group
 
@@ -40,6 +42,23 @@ COMPARED = 16
 
 Source = Callable[[int], list[Group]]
 """Number of a step (from 1) → what it learns from; called once for each step, in order."""
+
+
+class Sampler(Protocol):
+    """Plays the steps of training somewhere else, while this process learns."""
+
+    def begin(self, number: int) -> UnderWay:
+        """Begin to play step `number` with the weights that were published last; return what waits for its episodes."""
+        ...
+
+    def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
+        """Take new weights of a policy; nothing is being played."""
+        ...
+
+    @property
+    def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The weights that it plays with, by policy and name: those of the last `load`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +82,14 @@ class Loop:
         engine: TrainEngine,
         source: Source | None = None,
         player: RolloutEngine | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         """Take what plays (`play`) and what learns (`engine`); for demonstrations a teacher plays.
 
         A `source` gives what each step learns from, and nothing is played. `player` is the rollout engine that gets new
-        weights; None for none.
+        weights; None for none. A `sampler` plays the steps in `play`'s place, and gets new weights too.
         """
+        self._sampler = sampler
         self._source = source
         self._config = config
         self._algorithm = algorithm
@@ -118,6 +139,10 @@ class Loop:
         release_caches(self._play.engine)
         metrics |= self._update(self._paid(groups, signals), signals, number)
         clock.leave()
+        clock.enter("generate")
+        self._settle()
+        metrics |= self._parity
+        clock.leave()
         clock.enter("publish")
         self._after_update(number)
         clock.leave()
@@ -136,33 +161,27 @@ class Loop:
             return self._source(number)
         if not self._algorithm.plays:
             return self._played(play, number)
-        return self._queue.take(number, self._engine.versions, lambda k: self._compared(play, k))
+        begin = None if self._sampler is None else self._sampler.begin
+        return self._queue.take(number, self._engine.versions, lambda k: self._compared(play, k), begin)
 
     def _compared(self, play: Play, number: int) -> list[Group]:
         """Play a step; if the update comes too late to compare trainer and sampler, compare some turns now."""
-        groups = self._played(play, number)
+        groups = self._played(play, number) if self._sampler is None else self._sampler.begin(number)()
         if self._config.training.max_staleness:
             found = self._engine.check_parity(fresh_samples(groups, play.team, COMPARED))
             self._parity = merge_rows([self._parity, found])
         return groups
 
+    def _settle(self) -> None:
+        """Wait for the episodes that were played while this step learned; compare them with the weights that played."""
+        groups = self._queue.settle()
+        if groups is not None:
+            assert self._sampler is not None, "only a sampler plays meanwhile"
+            fresh = fresh_samples(groups, self._play.team, COMPARED)
+            self._parity = merge_rows([self._parity, self._engine.check_parity(fresh, self._sampler.weights)])
+
     def _played(self, play: Play, number: int) -> list[Group]:
-        """Play the step's tasks; with `redraw`, replace groups without variance by further tasks."""
-        data = self._algorithm.data
-        seed = derive_seed(self._config.seed, "rollout", number)
-        tasks = training_tasks(play.environment, self._config, number)
-        groups = run_async(lambda: rollout(play, tasks, data.group_size, seed))
-        returns = self._algorithm.returns or own_returns
-        for attempt in range(1, data.redraw + 1):
-            dead = [k for k, group in enumerate(groups) if is_dead(group, returns)]
-            if not dead:
-                break
-            others = training_tasks(play.environment, self._config, number, attempt)
-            again, other_seed = [others[k] for k in dead], derive_seed(seed, "redraw", attempt)
-            fresh = run_async(lambda again=again, s=other_seed: rollout(play, again, data.group_size, s))  # type: ignore[misc]
-            for k, group in zip(dead, fresh, strict=True):
-                groups[k] = group
-        return groups
+        return play_step(play, self._config, self._algorithm, number)
 
     def _update(self, groups: Sequence[Group], signals: Signals, number: int) -> dict[str, float]:
         algorithm = self._algorithm
@@ -241,6 +260,9 @@ class Loop:
 
     def publish(self) -> None:
         """Load weights that changed since the last call into the rollout engine."""
-        if self._player is not None:
-            for policy, published in self._engine.publish().items():
-                self._player.load(policy, published.weights, published.version)
+        if self._player is None:
+            return
+        for policy, published in self._engine.publish().items():
+            self._player.load(policy, published.weights, published.version)
+            if self._sampler is not None:
+                self._sampler.load(policy, published.weights, published.version)

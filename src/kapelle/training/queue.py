@@ -2,6 +2,8 @@
 
 With `max_staleness` k a step learns from episodes that the weights of k steps before sampled. The queue is part of the
 checkpoint, because episodes of old weights cannot be sampled again.
+
+Where another process samples (`sampling_process.py`), the last of them is played while the step learns from the first.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from kapelle.rows import turns_of
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.types import Group
 
+UnderWay = Callable[[], list[Group]]
+"""Waits for the episodes of a step that another process plays."""
+
 
 class RolloutQueue:
     """The queue, and which versions of each policy may be in it."""
@@ -25,21 +30,44 @@ class RolloutQueue:
         self._most = most
         self._queue: deque[list[Group]] = deque()
         self._versions: deque[dict[str, int]] = deque(maxlen=most + 1)
+        self._under_way: UnderWay | None = None
 
     def take(
-        self, number: int, versions: Mapping[str, int], play: Callable[[int], list[Group]]
+        self,
+        number: int,
+        versions: Mapping[str, int],
+        play: Callable[[int], list[Group]],
+        begin: Callable[[int], UnderWay] | None = None,
     ) -> list[Group]:
         """Return the groups of step `number`, playing steps until the queue is full.
 
-        `versions` are those of the current weights. Raises ParityError if other weights sampled.
+        `versions` are those of the current weights. The last step that the queue has room for is only begun with `begin`,
+        if it is not the one that is returned: `settle` waits for it. Raises ParityError if other weights sampled.
         """
+        assert self._under_way is None, "what a step began is settled before the next one"
         self._versions.append(dict(versions))
         while len(self._queue) <= self._most:
+            if begin is not None and self._queue and len(self._queue) == self._most:
+                self._under_way = begin(number + len(self._queue))
+                break
             groups = play(number + len(self._queue))
             self._refuse_other_weights(groups, [dict(versions)])
             self._queue.append(groups)
         groups = self._queue.popleft()
         self._refuse_other_weights(groups, self._versions)
+        return groups
+
+    def settle(self) -> list[Group] | None:
+        """Wait for the step that was begun and put it into the queue; None if none was.
+
+        Raises ParityError if other weights sampled than those that were current when it began.
+        """
+        if self._under_way is None:
+            return None
+        groups = self._under_way()
+        self._refuse_other_weights(groups, [self._versions[-1]])
+        self._queue.append(groups)
+        self._under_way = None
         return groups
 
     def _refuse_other_weights(
@@ -61,16 +89,17 @@ class RolloutQueue:
         return sum(ages) / len(ages) if ages else 0.0
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that restores the queue and its versions as they are now."""
+        """Return a function that restores the queue and its versions as they are now, with nothing under way."""
         queue, versions = self._queue.copy(), self._versions.copy()
 
         def restore() -> None:
-            self._queue, self._versions = queue, versions
+            self._queue, self._versions, self._under_way = queue, versions, None
 
         return restore
 
     def state(self) -> dict[str, object]:
         """Return the queue and its versions as plain values."""
+        assert self._under_way is None, "a checkpoint is written between steps"
         return {
             "queue": [dump_groups(0, groups).decode("ascii") for groups in self._queue],
             "versions": [dict(versions) for versions in self._versions],

@@ -15,6 +15,7 @@ from pathlib import Path
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import TrainEngine
+from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, make_play
@@ -25,6 +26,7 @@ from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Team
 from kapelle.training.loop import Loop
+from kapelle.training.sampling_process import SamplingProcess
 from kapelle.training.warmup import warmed_bases
 from kapelle.training.warmup_stage import ReportStep
 
@@ -89,10 +91,30 @@ def load_pieces(
         play = acting = make_play(config, team, player)
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))
-        loop = Loop(config, algorithm, acting, engine, player=play.engine)
+        sampler = None
+        if config.training.overlap and algorithm.plays:
+            _check_apart(warmed, rollout_engine)
+            sampler = SamplingProcess(config, team, warmed.team.bases, hashes, engine)
+            failing.callback(sampler.close)
+        loop = Loop(config, algorithm, acting, engine, player=play.engine, sampler=sampler)
         loop.publish()
         closing = failing.pop_all()
     return Pieces(team, models, hashes, engine, play, acting, loop, closing)
+
+
+def _check_apart(prepared: Prepared, rollout_engine: RolloutEngine | None) -> None:
+    """Refuse `training.overlap` for what another process cannot build for itself."""
+    held = [path for path in prepared.team.bases.values() if path in prepared.given]
+    if rollout_engine is None and not held:
+        return
+    what = f"the model '{held[0]}' is in this one's memory" if held else "a rollout engine was passed to it"
+    raise ConfigError(
+        f"`training.overlap` samples in another process, which reads models from the disk, but {what}. Save it and name "
+        "its folder as `model.path`, or set `training.overlap: false`."
+        if held
+        else f"`training.overlap` samples in another process, but {what}. Name the engine in the recipe (`engine`), or "
+        "set `training.overlap: false`."
+    )
 
 
 def begin_with(folders: Mapping[str, Path], pieces: Pieces, algorithm: Algorithm) -> None:

@@ -246,6 +246,19 @@ class TestUpdates:
         assert changed(before, learned(engine)) == set()
         assert engine.update(true, replace(NLL, parity=True))["parity/max"] <= 1e-4
 
+    def test_what_older_weights_sampled_is_compared_with_those(self, engine: TrainEngine) -> None:
+        older = {name: frozen_copy(engine.weights(name)) for name in ("a", "b")}
+        sampled = with_behaviour(engine, words("a", "b"))
+        for _ in range(10):
+            engine.update(sampled, NLL)
+        now = learned(engine)
+        with pytest.raises(ParityError):
+            engine.check_parity(sampled)
+        assert engine.check_parity(sampled, older)["parity/max"] <= 1e-4
+        with pytest.raises(ParityError):
+            engine.check_parity(with_behaviour(engine, words("a", "b")), older)
+        assert changed(now, learned(engine)) == set()
+
     def test_a_loss_that_is_no_number_stops_and_leaves_nothing_behind(self, make: Make) -> None:
         one = make()
         before = learned(one)

@@ -213,8 +213,10 @@ class DataParallel:
         found: dict[str, float] = self._together("update", samples, objective)
         return found
 
-    def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
-        return self._own.check_parity(samples)
+    def check_parity(
+        self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None
+    ) -> dict[str, float]:
+        return self._own.check_parity(samples, weights)
 
     def publish(self) -> Mapping[str, Published]:
         return self._own.publish()

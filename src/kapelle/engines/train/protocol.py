@@ -144,10 +144,13 @@ class TrainEngine(Protocol):
         """
         ...
 
-    def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def check_parity(
+        self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None
+    ) -> dict[str, float]:
         """Compare the samples' `behaviour` with the log-probs of the current weights; return the gaps as metrics.
 
-        Raises ParityError when the samples come from other weights or another distribution.
+        `weights`, by policy and name, take the place of the current ones for this comparison: those that sampled, where
+        the policies have learned since. They are the current ones again afterwards, to the bit. Raises ParityError when the samples come from other weights or another distribution.
         """
         ...
 

@@ -81,9 +81,12 @@ class TorchTrainEngine:
         """Return |trainer − sampler| log-prob of every target of every policy sample."""
         return self._updater.parity(samples)
 
-    def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Compare the samples' `behaviour` with the log-probs of the current weights; see the protocol."""
-        return self._updater.check_parity(samples)
+    def check_parity(
+        self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None
+    ) -> dict[str, float]:
+        """Compare the samples' `behaviour` with the log-probs of the current or of other weights; see the protocol."""
+        with self._held.standing_in(weights or {}):
+            return self._updater.check_parity(samples)
 
     def publish(self) -> Mapping[str, Published]:
         """Return the weights of the policies that changed since the last call, with their version."""

@@ -113,6 +113,22 @@ class Learners:
         if name in self.by_name:
             self.by_name[name].changed = True
 
+    @contextmanager
+    def standing_in(self, weights: Mapping[str, Mapping[str, Tensor]]) -> Iterator[None]:
+        """Put other weights, by policy and name, in the place of the current ones inside the block."""
+        kept: list[tuple[Tensor, Tensor]] = []
+        try:
+            with torch.no_grad():
+                for name, others in weights.items():
+                    own = self.weights(name)
+                    kept += [(tensor, tensor.detach().clone()) for tensor in own.values()]
+                    copy_weights(own, others, f"'{name}'")
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in kept:
+                    tensor.copy_(before)
+
     def _add_embedders(self) -> None:
         """Keep each policy's base as it is now: the base under its adapter, or a copy of a base that is trained."""
         copies: dict[int, LanguageModel] = {}

@@ -1,0 +1,217 @@
+"""A second process that plays the steps of training while this one learns (`training.overlap`).
+
+It builds the same team from the same settings, on bases that it reads from the disk; adapters and trained weights lie in
+memory that both share. What it plays depends on the settings, the number of the step and the weights alone, so that a run
+is the same, to the bit, with it and without it. If it dies it is started anew and plays the step again, once.
+
+`sampling_server.py` is the other side.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch import Tensor, get_num_threads
+
+from kapelle import errors
+from kapelle.engines.train.protocol import TrainEngine
+from kapelle.errors import EngineError
+from kapelle.models.weights import copy_weights
+from kapelle.runs.episode_json import load_groups
+from kapelle.runtime.interrupts import stop_if_asked
+from kapelle.runtime.randomness import (
+    capture_random,
+    random_as_lists,
+    random_from_lists,
+    restore_random,
+)
+from kapelle.runtime.shared_tensors import SharedTensors, layout_of
+from kapelle.settings.schema import RunConfig
+from kapelle.team import Team
+from kapelle.types import Group
+
+SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.training.sampling_server import main; main({descriptor})"
+"""What the other process runs."""
+STDERR = 2
+"""The descriptor of the standard error stream."""
+LOOK = 0.2
+"""Seconds between two looks at whether this process should stop, while it waits."""
+CLOSING = 2.0
+"""Seconds that the process has to end by itself."""
+
+
+class SamplingProcess:
+    """Plays steps in a process of its own, one at a time."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        team: Team,
+        bases: Mapping[str, str],
+        hashes: Mapping[str, str],
+        engine: TrainEngine,
+    ) -> None:
+        """Start the process, which loads its models meanwhile.
+
+        `bases` are the paths of the team's bases, by name, `hashes` their weights', `engine` holds all policies.
+        """
+        own = {name: engine.weights(name) for name, policy in team.policies.items() if _moves(policy)}
+        layout = layout_of(own)
+        self._shared = SharedTensors(layout)
+        self._versions: dict[str, int] = {}
+        for name, tensors in own.items():
+            self.load(name, tensors, 0)
+        self._bases, self._hashes = dict(bases), dict(hashes)
+        self._start_with: dict[str, Any] = {
+            "config": config.model_dump(mode="json"),
+            "bases": self._bases,
+            "layout": layout,
+            "descriptor": self._shared.descriptor,
+            "threads": get_num_threads(),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._busy = False
+        self.seconds = 0.0
+        """Seconds that the last step took to play."""
+        self._start()
+
+    @property
+    def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The weights that it plays with, by policy and name."""
+        return {name: self._shared[name] for name in self._versions}
+
+    def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
+        """Take new weights of a policy, for the steps that are begun from now on."""
+        copy_weights(self._shared[policy], weights, f"'{policy}'")
+        self._versions[policy] = version
+
+    def begin(self, number: int) -> Played:
+        """Begin to play step `number`; the result waits for its episodes."""
+        if self._busy:  # somebody has given up what was begun
+            self._end()
+        return Played(self, number)
+
+    def ask(self, question: tuple[object, ...]) -> None:
+        """Send a question; a process that has died meanwhile is noticed at its answer."""
+        if self._process is None:
+            self._start()
+        assert self._pipe is not None
+        self._busy = True
+        with suppress(OSError):
+            self._pipe.send_bytes(json.dumps(question).encode())
+
+    def answer(self) -> dict[str, Any] | None:
+        """Wait for the answer; None if the process has died. Raises what it raised, and StopRequested."""
+        assert self._pipe is not None
+        try:
+            while not self._pipe.poll(LOOK):
+                stop_if_asked()
+            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            return None
+        self._busy = False
+        if "error" in answer:
+            raise _again(answer)
+        return answer
+
+    def died(self) -> str:
+        """Return how the process ended, and make room for another one."""
+        process = self._process
+        self._end()
+        code = None if process is None else process.returncode
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Version of every policy's weights in the shared memory."""
+        return dict(self._versions)
+
+    def check(self, hashes: Mapping[str, str]) -> None:
+        """Raise EngineError if the process has read other bases than this one."""
+        for base, found in hashes.items():
+            if found != self._hashes[base]:
+                raise EngineError(
+                    f"The sampling process has read other weights for '{self._bases[base]}' ({found}) than this one "
+                    f"({self._hashes[base]}): the folder has changed since. Resume the run, or set `training.overlap: false`."
+                )
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-c", SERVE.format(path=sys.path, descriptor=theirs.fileno())],
+                pass_fds=(theirs.fileno(), self._shared.descriptor),
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,  # what environments print there must not mix with this command's output
+            )
+        self._pipe = Connection(ours.detach())
+        self._busy = False
+        with suppress(OSError):
+            self._pipe.send_bytes(json.dumps(self._start_with).encode())
+
+    def _end(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()  # it reads the end and leaves
+        if self._process is not None:
+            if self._busy:
+                self._process.kill()
+            try:
+                self._process.wait(CLOSING)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process, self._pipe, self._busy = None, None, False
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._end()
+        self._shared.close()
+
+
+class Played:
+    """The episodes of a step that the other process plays; call it to wait for them."""
+
+    def __init__(self, process: SamplingProcess, number: int) -> None:
+        """Begin to play a step."""
+        self._process = process
+        self._question = (number, process.versions, random_as_lists(capture_random()))
+        process.ask(self._question)
+
+    def __call__(self) -> list[Group]:
+        """Return the episodes, and leave the global random generators as if they had been played here."""
+        answer = self._process.answer()
+        if answer is None:
+            how = self._process.died()
+            self._process.ask(self._question)
+            answer = self._process.answer()
+            if answer is None:
+                raise EngineError(
+                    f"The sampling process died twice at step {self._question[0]} ({how}, then {self._process.died()}). "
+                    "Look above for what it wrote, check the machine's memory, or set `training.overlap: false`."
+                )
+        self._process.check(answer["hashes"])
+        self._process.seconds = answer["seconds"]
+        restore_random(random_from_lists(answer["random"]))
+        return load_groups(json.loads(line) for line in answer["groups"].splitlines())
+
+
+def _moves(policy: Any) -> bool:
+    """Return whether a policy has weights that are not simply those of its base on the disk."""
+    return policy.endpoint is None and bool(policy.lora or policy.trained or policy.past)
+
+
+def _again(answer: Mapping[str, Any]) -> Exception:
+    """Return the other process's error as one of this process."""
+    kind, message = answer["error"]
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, errors.KapelleError):
+        return known(message)
+    return EngineError(f"The sampling process failed: {kind}: {message}\n{answer['trace']}")

@@ -1,0 +1,208 @@
+"""Sampling in a second process: the same run, to the bit, and no end of that process that is not met."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.tiny import frozen_copy, same_bits, tiny_model
+from tests.training.test_queue import PPO, SMALL
+
+from kapelle import Trainer
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.errors import ConfigError, EngineError, ParityError
+from kapelle.runtime.interrupts import StopRequested
+from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
+from kapelle.runtime.shared_tensors import SharedTensors, layout_of
+from kapelle.training import sampling_process, sampling_server
+from kapelle.training.sampling_process import SERVE, SamplingProcess
+
+
+def settings(overlap: bool, max_staleness: int = 1) -> dict[str, Any]:
+    training = {"steps": 4, "tasks_per_step": 2, "max_staleness": max_staleness, "overlap": overlap}
+    return {**SMALL, "algorithm": PPO, "training": training}
+
+
+def end_of(trainer: Trainer) -> dict[str, Any]:
+    return {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The run without a second process: its folder, and the weights at its end."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    with Trainer(**settings(overlap=False), run_dir=folder) as trainer:
+        trainer.train()
+        return folder, end_of(trainer)
+
+
+def assert_same(run: Path, trainer: Trainer, alone: tuple[Path, dict[str, Any]]) -> None:
+    folder, weights = alone
+    assert all(same_bits(end_of(trainer)[name], weights[name]) for name in weights)
+    assert rows(run) == rows(folder)
+    episodes = [sorted((path / "episodes").rglob("*.jsonl")) for path in (run, folder)]
+    for one, other in zip(*episodes, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def sampler_of(trainer: Trainer) -> SamplingProcess:
+    sampler = trainer._loop._sampler
+    assert isinstance(sampler, SamplingProcess)
+    return sampler
+
+
+class Moment:
+    """Sends the process a signal when it has been asked to play a step, once or more often."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int, number: int, times: int = 1) -> None:
+        self._step, self._number, self._left = step, number, times
+        ask = SamplingProcess.ask
+
+        def asking(process: SamplingProcess, question: tuple[Any, ...]) -> None:
+            ask(process, question)
+            if question[0] == self._step and self._left:
+                self._left -= 1
+                assert process._process is not None
+                os.kill(process._process.pid, self._number)
+
+        monkeypatch.setattr(SamplingProcess, "ask", asking)
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_where_the_process_is_killed_and_the_run_stopped(
+    alone: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Moment(monkeypatch, 2, signal.SIGKILL)
+    Moment(monkeypatch, 4, signal.SIGSTOP)  # so that it is still playing when the run is stopped
+    run = tmp_path / "run"
+    with Trainer(**settings(overlap=True), run_dir=run) as trainer:
+        steps = trainer.steps()
+        next(steps)
+        next(steps)
+        asked = iter([True])
+        monkeypatch.setattr(sampling_process, "stop_if_asked", lambda: _stop_once(asked))
+        with pytest.raises(StopRequested):
+            next(
+                steps
+            )  # while it waits for the play that step 3 began: the step is undone, the process given up
+        assert trainer.done == 2
+        trainer.train()  # step 3 again, with another process
+        assert_same(run, trainer, alone)
+
+
+def _stop_once(asked: Iterator[bool]) -> None:
+    if next(asked, False):
+        raise StopRequested
+
+
+@pytest.mark.slow
+def test_on_policy_it_is_the_same_too(tmp_path: Path) -> None:
+    ends = []
+    for overlap in (False, True):
+        run = tmp_path / str(overlap)
+        with Trainer(**settings(overlap, max_staleness=0), run_dir=run) as trainer:
+            trainer.train(2)
+            ends.append((end_of(trainer), rows(run)))
+    assert ends[0][1] == ends[1][1]
+    assert all(same_bits(ends[0][0][name], ends[1][0][name]) for name in ends[0][0])
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Trainer(**settings(overlap=True)) as trainer:
+        steps = trainer.steps()
+        next(steps)
+        sampler = sampler_of(trainer)
+        begin = sampler.begin
+
+        def begin_and_disturb(number: int) -> Any:
+            played = begin(number)
+            assert sampler._pipe is not None
+            assert sampler._pipe.poll(60)  # it has sampled with the weights as they were
+            for name in sampler.weights:
+                for tensor in sampler.weights[name].values():
+                    tensor.add_(0.5)
+            return played
+
+        monkeypatch.setattr(sampler, "begin", begin_and_disturb)
+        with pytest.raises(ParityError, match="differ by"):
+            next(steps)
+    Moment(monkeypatch, 2, signal.SIGKILL, times=2)
+    with (
+        Trainer(**settings(overlap=True)) as trainer,
+        pytest.raises(EngineError, match=r"died twice at step 2 \(signal 9, then signal 9\)"),
+    ):
+        next(trainer.steps())
+
+
+@pytest.mark.slow
+def test_what_another_process_cannot_build_is_refused() -> None:
+    given = {**settings(overlap=True), "model": tiny_model()}
+    with pytest.raises(ConfigError, match=r"'in-memory' is in this one's memory.*`training.overlap: false`"):
+        Trainer(**given)
+    with pytest.raises(ConfigError, match=r"engine was passed.*`training.overlap: false`"):
+        Trainer(**settings(overlap=True), engine=ScriptedEngine({}, {}))
+
+
+def test_the_other_process_leaves_when_nobody_is_left() -> None:
+    assert sampling_server.__name__ in SERVE
+    ours, theirs = socket.socketpair()
+    with theirs:
+        words = [sys.executable, "-c", SERVE.format(path=sys.path, descriptor=theirs.fileno())]
+        process = subprocess.Popen(words, pass_fds=(theirs.fileno(),))
+    ours.close()
+    assert process.wait(60) == 0
+
+
+def test_what_runs_there_comes_back_as_it_was() -> None:
+    before = capture_random()
+    try:
+        random.seed(3)
+        np.random.seed(4)
+        torch.manual_seed(5)
+        state = capture_random()
+        expected = random.random(), float(np.random.rand()), float(torch.rand(1))
+        restore_random(random_from_lists(json.loads(json.dumps(random_as_lists(state)))))
+        assert (random.random(), float(np.random.rand()), float(torch.rand(1))) == expected
+    finally:
+        restore_random(before)
+    error = sampling_process._again({"error": ["ParityError", "other weights"], "trace": ""})
+    assert isinstance(error, ParityError)
+    unknown = sampling_process._again({"error": ["KeyError", "'x'"], "trace": "in line 7"})
+    assert isinstance(unknown, EngineError)
+    assert "in line 7" in str(unknown)
+
+
+def test_memory_is_shared_by_its_descriptor() -> None:
+    tensors = {
+        "a": {"x": torch.randn(3, 5), "y": torch.randn(7).bfloat16()},
+        "b": {"z": torch.empty(0, 2), "w": torch.arange(4, dtype=torch.int8)},
+    }
+    one = SharedTensors(layout_of(tensors))
+    other = SharedTensors(layout_of(tensors), os.dup(one.descriptor))
+    for policy, own in tensors.items():
+        for key, tensor in own.items():
+            one[policy][key].copy_(tensor)
+            assert torch.equal(other[policy][key], tensor)
+            assert other[policy][key].dtype == tensor.dtype
+    assert "a" in one
+    assert "c" not in one
+    one.close()
+    one.close()
+    other.close()
