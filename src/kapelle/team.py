@@ -43,14 +43,19 @@ class Agent:
     sampling: Sampling = Sampling()
 
 
+ALL_LINEAR = "all-linear"
+"""Stands for every linear layer of a decoder's blocks that is fit for an adapter."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Size and place of a low-rank adapter (2106.09685): W + (alpha / rank) · B·A."""
 
     rank: int = 16
     alpha: float = 32.0
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Names of the linear layers that it adapts, like PEFT's `target_modules`."""
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    """Names of the linear layers that it adapts, like PEFT's `target_modules`; or `all-linear`, by a rule for each
+    architecture (`models/targets.py`)."""
     dropout: float = 0.0
 
 

@@ -1,7 +1,7 @@
 """A causal language model as the engines use it: backbone, head, tokeniser, adapters, value heads.
 
 Any `transformers` causal LM works whose logits are a linear map of the last hidden state (with an
-optional soft cap); this is checked once at loading.
+optional factor and soft cap); this is checked once at loading. docs/models.md says what each family can do.
 
 Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary.
 """
@@ -9,7 +9,7 @@ Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from kapelle.models.allocator import keep_freed_memory
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import LoraBank, Route
-from kapelle.models.output_head import OutputHead
+from kapelle.models.output_head import OutputHead, scale_and_cap
 from kapelle.models.paths import check_model_path, loading
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.sealed import verify_folder
@@ -30,10 +30,16 @@ from kapelle.settings.schema import ModelConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+CHECKED = 12
+"""Tokens of a sequence with which a model is checked when it is loaded."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+BOUND = 1e-4
+"""Greatest difference of two passes in float32 over the same weights, as a share of the logits' norm."""
+
 HALF_BOUND = 0.1
-"""Greatest difference of two passes in half precision over the same weights, as a share of the logits' norm."""
+"""The same in half precision."""
 
 
 class LanguageModel:
@@ -52,14 +58,15 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.name = name
         self.dtype = DTYPES[dtype]
+        self.body = _body_of(model)
+        """Its decoder, which returns the last hidden states."""
         self.bank = LoraBank(model)
         self.flat = flat_of(model)
         """The flat forward pass; None where only `transformers` knows the architecture."""
         self.value_heads: dict[str, nn.Linear] = {}
         self.renderer = ChatRenderer(tokenizer, _context(model.config, tokenizer))
-        self._softcap: float | None = _setting(model.config, "final_logit_softcapping")
         self.model.requires_grad_(False)
-        self._check_head()
+        self._scale, self._softcap = self._checked_head()
 
     @property
     def device(self) -> torch.device:
@@ -106,7 +113,7 @@ class LanguageModel:
 
     def _padded(self, tokens_N: Tensor, positions_N: Tensor, place_BL: Tensor) -> Tensor:
         with self.bank.rows_at(place_BL[:, 0].tolist()):
-            output = self.model.base_model(
+            output = self.body(
                 input_ids=tokens_N[place_BL], position_ids=positions_N[place_BL], use_cache=False
             )
         hidden: Tensor = output.last_hidden_state
@@ -116,7 +123,7 @@ class LanguageModel:
     def head(self) -> OutputHead:
         """The map from hidden states to logits, with the weights as they are now."""
         layer = self.model.get_output_embeddings()
-        return OutputHead(layer.weight, getattr(layer, "bias", None), softcap=self._softcap)
+        return OutputHead(layer.weight, getattr(layer, "bias", None), self._scale, self._softcap)
 
     def logits(self, hidden_KD: Tensor) -> Tensor:
         """Return logits `_KV` in at least float32."""
@@ -136,6 +143,10 @@ class LanguageModel:
         nn.init.zeros_(head.bias)
         self.value_heads[critic] = head
 
+    @property
+    def _vocabulary(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
     def base_parameters(self) -> dict[str, nn.Parameter]:
         """Return the base's own parameters under their `transformers` names, without adapters."""
         return {
@@ -145,18 +156,32 @@ class LanguageModel:
         }
 
     @torch.no_grad()
-    def _check_head(self) -> None:
-        tokens_N = torch.arange(1, 5, device=self.device)
-        with self.computing(()) if self.held_in_half else nullcontext():
-            own = self.logits(self.hidden(tokens_N, tokens_N - 1, plan_sequences([4], self.device)))
-            expected = self.model(input_ids=tokens_N[None], use_cache=False).logits[0].float()
+    def _checked_head(self) -> tuple[float, float | None]:
+        """Return the factor and the soft cap that make logits of the head's linear map, seen at the model's own logits of a few tokens.
+
+        Raises ModelError if it is something else, or if our forward pass differs from the model's own.
+        """
+        tokens_N = torch.arange(1, 2 * CHECKED, device=self.device) % self._vocabulary
+        lengths = (CHECKED, CHECKED - 1)  # of one bucket, so that a padded pass has padding
+        positions_N = torch.cat([torch.arange(length, device=self.device) for length in lengths])
+        route = [(None, 0, len(tokens_N))]
+        with self.computing(route) if self.held_in_half else self.bank.routed(route):
+            hidden_ND = self.hidden(tokens_N, positions_N, plan_sequences(lengths, self.device))
+            linear_NV = self.model.get_output_embeddings()(hidden_ND)
+            each = [
+                self.model(input_ids=x_L[None], use_cache=False).logits[0] for x_L in tokens_N.split(lengths)
+            ]
+        settings = self.model.config.get_text_config().to_dict()
         # Half precision rounds in every layer: there a head that does more shows in the size of the difference.
-        off = (own - expected).norm() > HALF_BOUND * expected.norm()
-        if off if self.held_in_half else not torch.allclose(own, expected, atol=1e-2, rtol=1e-2):
+        bound = HALF_BOUND if self.held_in_half else BOUND
+        found = scale_and_cap(settings, linear_NV, torch.cat(each), bound)
+        if found is None:
             raise ModelError(
-                f"The output head of {type(self.model).__name__} does more than a linear map and a soft cap; "
-                "kapelle would compute other log-probs than the model. Please report the model's name."
+                f"{type(self.model).__name__} makes other logits of these weights than kapelle would: its output head does "
+                "more than a linear map, a factor and a soft cap, or its layers read more than tokens and positions. "
+                "Choose another model, and please report this one's name."
             )
+        return found
 
 
 def _refuse_peft(model: nn.Module, name: str) -> None:
@@ -179,6 +204,16 @@ def _refuse_narrow(model: nn.Module, dtype: str, name: str) -> None:
         )
 
 
+def _body_of(model: PreTrainedModel) -> nn.Module:
+    """Return what computes the hidden states; some models do not say that it is their base."""
+    body = model.base_model if model.base_model is not model else dict(model.named_children()).get("model")
+    if body is None:
+        raise ModelError(
+            f"{type(model).__name__} has no decoder apart from its output head. Choose a causal LM."
+        )
+    return body
+
+
 def load_language_model(config: ModelConfig, *, trained: bool = True) -> LanguageModel:
     """Make the embedded model, or load a folder or hub name; ModelError names what is wrong with it.
 
@@ -199,7 +234,8 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
     with loading(config.path):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(config.path)
         model = AutoModelForCausalLM.from_pretrained(
-            config.path, dtype=torch.float32 if trained else DTYPES[config.dtype], attn_implementation="sdpa"
+            config.path,  # attention is fused where the architecture has it, else plain
+            dtype=torch.float32 if trained else DTYPES[config.dtype],
         )
         if torch.cuda.is_available():
             torch.nn.Module.to(model, "cuda")

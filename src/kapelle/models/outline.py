@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from kapelle.errors import ModelError
-from kapelle.models.lora_bank import BankedLinear, adapted_layers
+from kapelle.models.banked_linear import features_of
 from kapelle.models.paths import check_model_path, loading
+from kapelle.models.targets import adapted_layers, linear_layers, named
 from kapelle.models.weights import ADAPTER, read_lora, shapes_of
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
@@ -56,9 +57,8 @@ def parameters(model: nn.Module) -> int:
 
 def adapter_parameters(model: nn.Module, lora: Lora) -> int:
     """Return the number of an adapter's parameters; ModelError when a target names no linear layer."""
-    layers = [model.get_submodule(path) for path in adapted_layers(model, lora.targets)]
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    return sum(lora.rank * (layer.in_features + layer.out_features) for layer in linear)
+    layers = linear_layers(model)
+    return sum(lora.rank * sum(features_of(layers[path])) for path in adapted_layers(model, lora.targets))
 
 
 def check_adapters(team: Team, models: Mapping[str, PreTrainedModel]) -> None:
@@ -78,7 +78,7 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: PreTrainedMode
     `who` names the agent in errors. An adapter must also compute the same as before: same rank, alpha and layers.
     """
     if lora is not None:
-        check_same(who, folder, read_lora(folder), lora)
+        check_same(who, folder, named(model, read_lora(folder)), named(model, lora))
         expected, spare = _adapter_shapes(model, lora), set()
         found = shapes_of(folder, ADAPTER)
     else:
@@ -122,10 +122,9 @@ def check_same(who: str, folder: Path, saved: Lora, wanted: Lora) -> None:
 
 def _adapter_shapes(model: nn.Module, lora: Lora) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
+    layers = linear_layers(model)
     for path in adapted_layers(model, lora.targets):
-        layer = model.get_submodule(path)
-        layer = layer.base if isinstance(layer, BankedLinear) else layer
-        assert isinstance(layer, nn.Linear)
-        shapes[f"base_model.model.{path}.lora_A.weight"] = (lora.rank, layer.in_features)
-        shapes[f"base_model.model.{path}.lora_B.weight"] = (layer.out_features, lora.rank)
+        features_in, features_out = features_of(layers[path])
+        shapes[f"base_model.model.{path}.lora_A.weight"] = (lora.rank, features_in)
+        shapes[f"base_model.model.{path}.lora_B.weight"] = (features_out, lora.rank)
     return shapes

@@ -25,6 +25,7 @@ HARMLESS = {
     "revision": "a name, as the one before",
     "peft_version": "the version that wrote the folder",
     "inference_mode": "whether PEFT lets the tensors learn",
+    "fan_in_fan_out": "which way round a base's weight lies; PEFT, as kapelle, goes by the kind of the layer",
 }
 """Fields that never change the computation, and why."""
 
@@ -52,7 +53,6 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
             "ensure_weight_tying",
             "eva_config",
             "exclude_modules",
-            "fan_in_fan_out",
             "kasa_config",
             "layer_replication",
             "layers_pattern",

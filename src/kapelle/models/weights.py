@@ -16,7 +16,7 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.peft_settings import lora_of
 from kapelle.models.sealed import seal, verify_folder
 from kapelle.runtime.tensor_files import load_tensors
-from kapelle.team import Lora
+from kapelle.team import ALL_LINEAR, Lora
 
 ADAPTER = "adapter_model.safetensors"
 """The file in which PEFT keeps an adapter's tensors."""
@@ -70,6 +70,7 @@ def save_adapter(
     """
     from safetensors.torch import save_file
 
+    assert ALL_LINEAR not in lora.targets, "a folder names its layers: see `targets.named`"
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {name: t.detach().cpu().contiguous() for name, t in tensors.items()},

@@ -27,6 +27,7 @@ from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.outline import check_same, check_saved
 from kapelle.models.sealed import base_of, seal, verify_folder
+from kapelle.models.targets import named
 from kapelle.models.weights import copy_weights, hash_of_base, read_adapter, save_adapter, save_model
 from kapelle.runs import checkpoint
 from kapelle.runs.writer import RunDirectory
@@ -34,7 +35,7 @@ from kapelle.runtime.collecting import collected_at_once
 from kapelle.runtime.manifest import step_of
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.runtime.tensor_files import load_tensors
-from kapelle.team import VERIFIER, Critic, Team
+from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Lora, Team
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,7 +61,7 @@ def write_checkpoint(
         "loop": {
             "step": step,
             "bases": dict(bases),
-            "adapters": _adapters(team),
+            "adapters": _adapters(team, engine),
             "positions": run.positions(),
             "random": capture_random(),
         },
@@ -77,14 +78,21 @@ def write_checkpoint(
     return folder
 
 
-def _adapters(team: Team) -> dict[str, dict[str, object]]:
+def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
     """Return, by learner, the settings of its adapter that affect the result but are not in its tensors."""
     adapters = {name: policy.lora for name, policy in team.policies.items() if policy.lora is not None}
     adapters |= {name: critic.lora for name, critic in team.critics.items()}
     return {
-        name: {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(lora.targets)}
+        name: {"rank": lora.rank, "alpha": lora.alpha, "targets": _targets(lora, engine.weights(name))}
         for name, lora in adapters.items()
     }
+
+
+def _targets(lora: Lora, weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the layers of an adapter by name, those too that `all-linear` stands for."""
+    if ALL_LINEAR not in lora.targets:
+        return sorted(lora.targets)
+    return sorted({name.split(".")[-3] for name in weights if name.endswith(".lora_A.weight")})
 
 
 def read_checkpoint(
@@ -119,7 +127,7 @@ def read_checkpoint(
             "model that it was trained with. A warm-up that was repeated with another number of threads, version of torch "
             "or processor is another model too."
         )
-    saved, now = loop.get("adapters", {}), _adapters(team)
+    saved, now = loop.get("adapters", {}), _adapters(team, engine)
     for name in sorted(saved.keys() & now.keys()):
         if saved[name] != now[name]:
             raise CheckpointError(
@@ -165,7 +173,11 @@ def write_policies(
         place = policy_folder(folder, name)
         if policy.lora is not None:
             save_adapter(
-                place, engine.weights(name), policy.lora, models[policy.base].name, bases[policy.base]
+                place,
+                engine.weights(name),
+                named(models[policy.base].model, policy.lora),
+                models[policy.base].name,
+                bases[policy.base],
             )
         else:
             model = models[policy.base]
@@ -242,7 +254,7 @@ def _write_verifier(
     model, weights = models[critic.base], engine.weights(critic.name)
     adapter = {key: tensor for key, tensor in weights.items() if not key.startswith(HEAD)}
     head = {key.removeprefix(HEAD): tensor for key, tensor in weights.items() if key not in adapter}
-    save_adapter(folder, adapter, critic.lora, model.name)
+    save_adapter(folder, adapter, named(model.model, critic.lora), model.name)
     save_file(
         {key: tensor.detach().cpu().contiguous() for key, tensor in head.items()},
         folder / "value_head.safetensors",
@@ -300,7 +312,7 @@ def load_verifier(
     """
     model = models[critic.base]
     tensors, lora = read_adapter(folder)
-    check_same("The verifier", folder, lora, critic.lora)
+    check_same("The verifier", folder, named(model.model, lora), named(model.model, critic.lora))
     try:
         head = load_tensors(folder / "value_head.safetensors")
         base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]

@@ -22,6 +22,7 @@ from kapelle.settings.sections import (
     Section,
     WorkflowSettings,
 )
+from kapelle.team import ALL_LINEAR
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Allowed names of agents and adapters: prompts put them in braces, files and metrics contain them."""
@@ -57,8 +58,14 @@ class LoraConfig(Settings):
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    """Names of layers, or `all-linear`; docs/models.md says which those are."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
 
 
 class OwnModel(Settings):

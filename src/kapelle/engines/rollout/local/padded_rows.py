@@ -60,7 +60,7 @@ class PaddedRows:
         length = self._mask_RP.shape[1]
         place_P = torch.arange(length - tokens_RP.shape[1], length, device=tokens_RP.device)
         with self._model.computing(route_of(self._adapters)):
-            output = self._model.model.base_model(
+            output = self._model.body(
                 input_ids=tokens_RP,
                 position_ids=(place_P[None] - self._pad_R[:, None]).clamp(min=0),
                 attention_mask=self._mask_RP,

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from kapelle.models.lora_bank import computes_in
+from kapelle.models.banked_linear import computes_in
 from kapelle.models.output_head import OutputHead
 
 ROWS = 512

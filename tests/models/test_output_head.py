@@ -1,0 +1,74 @@
+"""What stands between the head's linear map and the logits is read from the settings and seen at the logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.families import build, family_model, tokenizer
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kapelle.errors import ModelError
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.output_head import OutputHead, scale_and_cap
+
+LINEAR = torch.tensor([[1.0, -2.0, 4.0]])
+
+
+def test_a_factor_multiplies_and_a_cap_comes_last() -> None:
+    assert OutputHead(LINEAR, scale=0.5).finish(LINEAR).tolist() == [[0.5, -1.0, 2.0]]
+    expected = [[2 * 0.24491866, 2 * -0.46211716, 2 * 0.76159416]]  # 2 · tanh(x / 4)
+    assert OutputHead(LINEAR, scale=0.5, softcap=2.0).finish(LINEAR).tolist() == [
+        pytest.approx(expected[0], rel=1e-6)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "logits", "found"),
+    [
+        ({}, LINEAR, (1.0, None)),
+        ({"logits_scaling": 4.0}, LINEAR / 4, (0.25, None)),  # as Granite
+        ({"logits_scaling": 4.0}, LINEAR * 4, (4.0, None)),  # as HyperCLOVA X
+        ({"logit_scale": 0.25}, LINEAR / 4, (0.25, None)),  # as Cohere
+        ({"logit_scale": None, "attn_logit_softcapping": 50.0}, LINEAR, (1.0, None)),
+        ({"final_logit_softcapping": 3.0}, 3 * torch.tanh(LINEAR / 3), (1.0, 3.0)),
+        ({"logits_scaling": 4.0}, LINEAR * 3, None),
+        ({}, LINEAR + 0.01, None),
+    ],
+)
+def test_settings_are_read_as_the_models_logits_say(
+    settings: dict[str, float], logits: Tensor, found: tuple[float, float | None] | None
+) -> None:
+    assert scale_and_cap(settings, LINEAR, logits, bound=1e-4) == found
+
+
+@pytest.mark.parametrize(
+    ("family", "found"),
+    [
+        ("granite", (0.25, None)),
+        ("cohere", (0.25, None)),
+        ("falcon_h1", (0.5, None)),
+        ("gemma2", (1.0, 30.0)),
+        ("llama", (1.0, None)),
+    ],
+)
+def test_architectures(family: str, found: tuple[float, float | None]) -> None:
+    head = family_model(family).head
+    assert (head.scale, head.softcap) == found
+
+
+def test_a_model_that_makes_its_logits_otherwise_is_refused_when_it_is_loaded() -> None:
+    model = build("llama")
+    add_one_per_cent(model)
+    with pytest.raises(ModelError, match="LlamaForCausalLM makes other logits of these weights"):
+        LanguageModel(model, tokenizer())
+
+
+def add_one_per_cent(model: PreTrainedModel) -> None:
+    """Make the whole model's logits, but not its head's, one per cent larger."""
+
+    def larger(_module: object, _inputs: object, output: object) -> object:
+        output.logits = output.logits * 1.01  # type: ignore[attr-defined]
+        return output
+
+    model.register_forward_hook(larger)
