@@ -112,11 +112,12 @@ def _stop_once(asked: Iterator[bool]) -> None:
 
 
 @pytest.mark.slow
-def test_on_policy_it_is_the_same_too(tmp_path: Path) -> None:
+def test_on_policy_and_in_half_precision_it_is_the_same_too(tmp_path: Path) -> None:
     ends = []
     for overlap in (False, True):
         run = tmp_path / str(overlap)
-        with Trainer(**settings(overlap, max_staleness=0), run_dir=run) as trainer:
+        half = {**settings(overlap, max_staleness=0), "model": {**SMALL["model"], "dtype": "bfloat16"}}
+        with Trainer(**half, run_dir=run) as trainer:
             trainer.train(2)
             ends.append((end_of(trainer), rows(run)))
     assert ends[0][1] == ends[1][1]

@@ -57,7 +57,7 @@ class _Player:
         """Build the team and its engine from settings; see `SamplingProcess`."""
         import torch
 
-        from kapelle.models.weights import weights_hash
+        from kapelle.models.weights import hash_of_base
         from kapelle.rollout.play import make_play
         from kapelle.runtime import interrupts
         from kapelle.runtime.randomness import keep_imports_from_drawing
@@ -74,7 +74,7 @@ class _Player:
         team = build_team(self._config, self._algorithm)
         team = replace(team, bases=start_with["bases"])
         models = load_models(team, self._config.model, {}, reward_device(self._config))
-        self._hashes = {base: weights_hash(model.base_parameters()) for base, model in models.items()}
+        self._hashes = {base: hash_of_base(model) for base, model in models.items()}
         self._shared = SharedTensors(start_with["layout"], start_with["descriptor"])
         for policy in team.policies.values():
             if policy.lora is not None and policy.endpoint is None:
