@@ -70,6 +70,15 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a base is held, and in which type it computes."""
+
+    dtype: str = "float32"
+    device: str | None = None
+    """None is `cuda` where there is one, else `cpu`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """One set of weights: a base model with or without an adapter, or a remote endpoint."""
 
@@ -111,6 +120,8 @@ class Team:
     """Agent name → the policy of each of its turns in an episode, for agents whose weights differ by turn."""
     beside: Mapping[str, Policy] = field(default_factory=dict)
     """Frozen policies that act for no agent and only read turns: a teacher, a model that computes embeddings."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """Base name → where it is held; other bases are where the run's `model` is."""
 
     def __post_init__(self) -> None:
         names = [agent.name for agent in self.agents]

@@ -7,7 +7,7 @@ from tests.support.tiny import SIZE
 from kapelle.cli.weights_map import WeightsMap, amount, describe, size, weights_map
 from kapelle.models.outline import outline, parameters
 from kapelle.settings.schema import EmbeddedConfig
-from kapelle.team import Agent, Critic, Endpoint, Lora, Policy, Team
+from kapelle.team import Agent, Critic, Endpoint, Lora, Place, Policy, Team
 
 MODEL = outline("embedded", EmbeddedConfig(**SIZE))
 LORA = Lora(rank=1, targets=("q_proj",))  # two layers of 16 + 16: 64 parameters
@@ -52,6 +52,16 @@ def test_half_precision_adds_a_cast_of_a_base_that_is_trained() -> None:
         for half in (False, True)
     )
     assert half.weight_bytes - plain.weight_bytes == 2 * ALL
+
+
+def test_a_frozen_model_of_one_type_and_device_counts_once() -> None:
+    policies = {"a": Policy("a", lora=LORA), "b": Policy("b", "more", trained=False)}
+    bases = {"base": "m", "more": "m"}
+    one = mapped(policies, {"a": "a", "b": "b"}, bases=bases)
+    elsewhere = mapped(policies, {"a": "a", "b": "b"}, bases=bases, places={"more": Place("bfloat16", "cpu")})
+    assert one.weight_bytes == mapped(TWO, {"a": "a"}).weight_bytes - 4 * 64
+    assert elsewhere.weight_bytes - one.weight_bytes == 2 * ALL
+    assert [base.place for base in elsewhere.bases] == ["", "bfloat16 on cpu"]
 
 
 def test_shared_weights_train_whole_and_name_all_their_agents() -> None:

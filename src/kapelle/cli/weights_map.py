@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kapelle.models.outline import adapter_parameters, parameters
-from kapelle.team import Policy, Team
+from kapelle.team import Place, Policy, Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Base:
     """`embedded`, a model's folder, or its name on the hub."""
     parameters: int
     """Its own, without adapters and heads."""
+    place: str = ""
+    """In words, such as `bfloat16 on cuda:1`; empty where it is float32 on the device of choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,16 @@ def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: b
     `references`: every trained policy keeps a frozen copy; `half`: the compute type takes 2 bytes. Frozen bases
     are held in it; forward passes cast those that are trained.
     """
-    each = {base: (6 if base in team.trained_bases else 2) if half else 4 for base in models}
+    default = Place("bfloat16" if half else "float32")
+    places = {base: team.places.get(base, default) for base in models}
+    frozen = {
+        (path, places[base]): base for base, path in team.bases.items() if base not in team.trained_bases
+    }
+    copies = {
+        *frozen.values(),
+        *team.trained_bases,
+    } & models.keys()  # frozen ones of one path and place are one
+    each = {base: _bytes(places[base], trained=base in team.trained_bases) for base in copies}
     sizes = {base: parameters(model) for base, model in models.items()}
     learners = [_policy(name, policy, team, models, sizes) for name, policy in team.policies.items()]
     for name, critic in team.critics.items():
@@ -73,10 +84,24 @@ def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: b
     copied = sum(x.own_parameters for x in learners if x.trained and x.kind == "policy") if references else 0
     return WeightsMap(
         tuple(learners),
-        tuple(Base(name, path, sizes[name]) for name, path in team.bases.items()),
-        weight_bytes=sum(each[base] * size for base, size in sizes.items()) + adapters,
+        tuple(
+            Base(name, path, sizes[name], _place(team.places.get(name, Place())))
+            for name, path in team.bases.items()
+        ),
+        weight_bytes=sum(each[base] * sizes[base] for base in copies) + adapters,
         training_bytes=12 * trained + 4 * copied,
     )
+
+
+def _bytes(place: Place, *, trained: bool) -> int:
+    """Return the bytes of one weight of a base: forward passes cast those that train to a compute type of 2."""
+    half = place.dtype != "float32"
+    return 4 + 2 * half if trained else 4 - 2 * half
+
+
+def _place(place: Place) -> str:
+    kind = "" if place.dtype == "float32" else place.dtype
+    return " ".join(word for word in (kind, place.device and f"on {place.device}") if word)
 
 
 def _policy(
@@ -114,7 +139,9 @@ def describe(found: WeightsMap) -> list[str]:
         )
         for learner in found.learners
     ]
-    rows += [(base.name, base.path, amount(base.parameters), "in memory", "") for base in found.bases]
+    rows += [
+        (base.name, base.path, amount(base.parameters), base.place or "in memory", "") for base in found.bases
+    ]
     widths = [max(len(row[k]) for row in rows) for k in range(5)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     weights, training = size(found.weight_bytes), size(found.training_bytes)

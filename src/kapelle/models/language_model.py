@@ -22,7 +22,7 @@ from kapelle.models.fast.flat import flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import LoraBank, Route
 from kapelle.models.output_head import OutputHead, scale_and_cap
-from kapelle.models.paths import check_model_path, loading
+from kapelle.models.paths import check_loaded, check_model_path, loading
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.sealed import verify_folder
 from kapelle.settings.schema import ModelConfig
@@ -73,6 +73,14 @@ class LanguageModel:
         """The device of its weights."""
         device: torch.device = self.model.device
         return device
+
+    def to(self, device: str | None) -> LanguageModel:
+        """Move its weights to a device, one after another, and return it; None leaves them where they are."""
+        if device is not None:
+            nn.Module.to(self.model, device)
+            for head in self.value_heads.values():
+                head.to(device)
+        return self
 
     @property
     def held_in_half(self) -> bool:
@@ -226,19 +234,24 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
         tiny = build_model(config.embedded, len(own), int(own.eos_token_id or 0), int(own.pad_token_id or 0))
         if not trained:
             hold_in(tiny, DTYPES[config.dtype])
-        return LanguageModel(tiny, own, config.dtype, "embedded")
+        return LanguageModel(tiny, own, config.dtype, "embedded").to(config.device)
     check_model_path(config.path)
     verify_folder(Path(config.path).expanduser())
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with loading(config.path):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(config.path)
-        model = AutoModelForCausalLM.from_pretrained(
+        # On the meta device first, then tensor by tensor from safetensors that are mapped into memory: what needs no
+        # other type is never copied. Moved likewise, so that neither side holds much more than the weights.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,  # attention is fused where the architecture has it, else plain
             dtype=torch.float32 if trained else DTYPES[config.dtype],
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
         )
-        if torch.cuda.is_available():
-            torch.nn.Module.to(model, "cuda")
+        model, found = loaded
+        check_loaded(config.path, type(model).__name__, found)
+        nn.Module.to(model, config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         return LanguageModel(model, tokenizer, config.dtype, config.path)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.models.sealed import verify_folder
@@ -24,6 +25,34 @@ def loading(path: str, done: str = "loaded") -> Iterator[None]:
         raise ModelError(
             f"Model '{path}' cannot be {done}: {reason} Is a file of it damaged or cut off? Fetch or save it again."
         ) from error
+
+
+def check_loaded(path: str, architecture: str, found: Mapping[str, Collection[Any]]) -> None:
+    """Raise ModelError unless a model's files held exactly its weights, tied ones once or twice.
+
+    `found` is the loading info of `transformers`, which draws missing weights at random and leaves out unknown ones.
+    """
+    missing, unexpected = found["missing_keys"], found["unexpected_keys"]
+    for key, there, here in sorted(found["mismatched_keys"]):
+        raise ModelError(
+            f"Model '{path}' has weights '{key}' of shape {tuple(there)}, where {architecture} needs {tuple(here)}. Does its "
+            "config.json belong to these files? Fetch or save it again."
+        )
+    if missing:
+        raise ModelError(
+            f"Model '{path}' has no weights for '{min(missing)}'{_more(missing)} of {architecture}, which would be drawn at "
+            "random. Does its config.json belong to these files, and are all shards there? Fetch or save it again."
+        )
+    if unexpected:
+        raise ModelError(
+            f"Model '{path}' has weights '{min(unexpected)}'{_more(unexpected)} that {architecture} does not use: it would "
+            "compute something else than what was saved. Does its config.json belong to these files? Weights that are no part "
+            "of the model, such as a value head, are left out by loading it with transformers and `save_pretrained`."
+        )
+
+
+def _more(keys: Collection[str]) -> str:
+    return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
 
 
 def check_model_path(path: str) -> None:

@@ -51,6 +51,8 @@ class ModelConfig(Settings):
     embedded: EmbeddedConfig = EmbeddedConfig()
     dtype: DType = "float32"
     """Compute type of forward and backward, in which frozen weights are held; what trains is held in float32."""
+    device: Annotated[str | None, FROM_HERE_ON] = None
+    """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
 
 
 class LoraConfig(Settings):
@@ -73,6 +75,9 @@ class OwnModel(Settings):
 
     model: str
     train: Literal["full", "lora", "none"] = "full"
+    dtype: DType | None = None
+    """None is that of the section `model`, here and below."""
+    device: Annotated[str | None, FROM_HERE_ON] = None
 
 
 class NamedAdapter(Settings):
@@ -154,6 +159,9 @@ class TeamConfig(Settings):
     critic_lora: LoraConfig = LoraConfig()
     critic_sharing: Literal["own", "shared"] | None = None
     """None uses the algorithm's choice: own critics where they are local, a shared one where it is central."""
+    critic_dtype: DType | None = None
+    """With this or `critic_device`, critics and a verifier that pays stand on a copy of their base of that kind."""
+    critic_device: Annotated[str | None, FROM_HERE_ON] = None
 
 
 class OptimizerConfig(Settings):
@@ -181,6 +189,8 @@ class RewardModelConfig(Settings):
     """λ, in units of reward; scores lie between 0 and 1."""
     device: Annotated[str | None, FROM_HERE_ON] = None
     """The device on which it runs with its own copy of the base; null shares the team's base."""
+    dtype: DType | None = None
+    """The compute type of a copy of its own; null is that of the section `model`."""
 
 
 class WarmupConfig(Settings):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
-
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.endpoint import EndpointEngine
@@ -20,7 +18,7 @@ from kapelle.runtime.deadlines import call
 from kapelle.settings.schema import ModelConfig, RunConfig
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
-from kapelle.team import Team
+from kapelle.team import Place, Team
 
 ENDPOINT_SECONDS = 120.0
 """Maximum seconds of one attempt to get an endpoint's answer; `engine.timeout` bounds all attempts together."""
@@ -38,28 +36,29 @@ def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> 
 
 
 def load_models(
-    team: Team,
-    config: ModelConfig,
-    given: Mapping[str, LanguageModel],
-    devices: Mapping[str, str] | None = None,
+    team: Team, config: ModelConfig, given: Mapping[str, LanguageModel]
 ) -> dict[str, LanguageModel]:
-    """Return every base of a team; those in `given` are used as they are, the others are made or loaded.
+    """Return every base of a team, where the team has its place; those in `given` are used as they are, others loaded.
 
-    `devices` maps names of bases to devices, for those that do not belong on the default one.
+    Frozen bases of one path and place are one model in memory.
     """
     models: dict[str, LanguageModel] = {}
+    frozen: dict[tuple[str, Place], LanguageModel] = {}
     taken: set[int] = set()
     for base, path in team.bases.items():
+        place, trained = team.places.get(base, Place(config.dtype, config.device)), base in team.trained_bases
         model = given.get(path)
-        if model is None:
-            own = config.model_copy(update={"path": path})
-            model = load_language_model(own, trained=base in team.trained_bases)
-        elif id(model) in taken:  # a second base on the same path has weights of its own
+        if not trained and (path, place) in frozen:
+            model = frozen[path, place]
+        elif model is None:
+            own = {"path": path, "dtype": place.dtype, "device": place.device}
+            model = load_language_model(config.model_copy(update=own), trained=trained)
+        elif id(model) in taken:  # weights of its own: they are trained, or lie elsewhere
             model = _copied(model, path)
+        if not trained:
+            frozen[path, place] = model
         taken.add(id(model))
-        models[base] = model
-        if base in (devices or {}):
-            torch.nn.Module.to(model.model, (devices or {})[base])
+        models[base] = model.to(place.device)
     return models
 
 

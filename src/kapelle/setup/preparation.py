@@ -15,7 +15,7 @@ from kapelle.algorithm import Algorithm
 from kapelle.environment import Skipping
 from kapelle.models.outline import check_adapters, outlines
 from kapelle.setup.model_loading import load_models
-from kapelle.setup.team_builder import build_algorithm, build_team, reward_device
+from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_prompts, check_run
 from kapelle.team import Team
 
@@ -50,7 +50,7 @@ class Prepared:
 
     def load(self) -> dict[str, LanguageModel]:
         """Return every base of the team with its weights, by base name; ModelError for one that cannot be read."""
-        return load_models(self.team, self.config.model, self.given, reward_device(self.config))
+        return load_models(self.team, self.config.model, self.given)
 
 
 def prepare(

@@ -18,6 +18,7 @@ from kapelle.settings.schema import (
     AgentConfig,
     EndpointConfig,
     LoraConfig,
+    ModelConfig,
     NamedAdapter,
     OwnModel,
     PastAdapter,
@@ -27,7 +28,7 @@ from kapelle.settings.schema import (
     TeamConfig,
 )
 from kapelle.signals.verifier import VerifierScores
-from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Team
+from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Place, Policy, Team
 from kapelle.types import Sampling
 
 BASE = "base"
@@ -59,15 +60,26 @@ def build_algorithm(config: RunConfig) -> Algorithm:
             f"`reward_model` scores the turns of an episode, but `{row.name}` with a tree learns from what its candidates "
             "earn. Remove it, or set `algorithm.tree: false`."
         )
-    if model.device is not None:
-        check_device(model.device, "reward_model.device")
     return replace(row, needs=(*row.needs, VerifierScores(model.path)))
 
 
-def reward_device(config: RunConfig) -> dict[str, str]:
-    """Return the device of a reward model's base, by the base's name; empty where it shares the team's base."""
-    model = config.reward_model
-    return {} if model is None or model.device is None else {REWARD_BASE: model.device}
+class Places:
+    """Where bases are held, while a team is built; a base without settings of its own is where `model` is."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        """Begin with the run's base; raises ConfigError for a device that is not there."""
+        self.found: dict[str, Place] = {}
+        self._model = model
+        self.put(BASE, None, None, "model.device")
+
+    def put(self, base: str, dtype: str | None, device: str | None, setting: str, like: str = BASE) -> None:
+        """Note the place of a base, which differs from that of the base `like` where type or device is given.
+
+        Raises ConfigError, which names the setting, when nothing can be put on the device.
+        """
+        other = self.found.get(like, Place(self._model.dtype, self._model.device))
+        self.found[base] = Place(dtype or other.dtype, device or other.device)
+        check_device(self.found[base].device, setting)
 
 
 OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
@@ -77,12 +89,12 @@ OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | Past
 def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
     """Return the team map that a recipe describes; ConfigError when it makes no sense."""
     seats = seats_of(config.team)
-    bases = {BASE: config.model.path}
+    bases, places = {BASE: config.model.path}, Places(config.model)
     policies: dict[str, Policy] = {}
     policy_of: dict[str, str] = {}
     turns_of: dict[str, tuple[str, ...]] = {}
     for seat in seats:
-        own = _policies(seat, config.team, bases)
+        own = _policies(seat, config.team, bases, places)
         for policy in own:
             known = policies.setdefault(policy.name, policy)
             if known != policy:
@@ -93,20 +105,21 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
         policy_of[seat.name] = own[0].name
         if isinstance(seat.weights, PerTurn):
             turns_of[seat.name] = tuple(policy.name for policy in own)
-    critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
+    critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases, places)
     verifier = algorithm.need(VerifierScores)
     if verifier is not None:
         model = config.reward_model
-        if model is not None and model.device is not None:
+        if model is not None and (model.device, model.dtype) != (None, None):
             bases[REWARD_BASE] = bases[BASE]
+            places.put(REWARD_BASE, model.dtype, model.device, "reward_model.device")
             critics[VERIFIER] = _saved_critic(verifier.folder, REWARD_BASE)
         else:
-            critics[VERIFIER] = _verifier(verifier.folder, policies, bases)
+            critics[VERIFIER] = _verifier(verifier.folder, config.team, policies, bases, places)
     agents = tuple(
         Agent(seat.name, seat.system, seat.prompt, _sampling(seat.sampling or config.team.sampling))
         for seat in seats
     )
-    team = Team(agents, policies, policy_of, bases, critics, critic_of, turns_of)
+    team = Team(agents, policies, policy_of, bases, critics, critic_of, turns_of, places=places.found)
     for signal in algorithm.needs:
         team = signal.beside(team) if isinstance(signal, Beside) else team
     return team
@@ -121,18 +134,22 @@ def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
     return team.agents
 
 
-def _policies(seat: AgentConfig, team: TeamConfig, bases: dict[str, str]) -> tuple[Policy, ...]:
+def _policies(
+    seat: AgentConfig, team: TeamConfig, bases: dict[str, str], places: Places
+) -> tuple[Policy, ...]:
     """Return the policy of each of an agent's turns; only one where all turns have the same."""
     weights = seat.weights or team.sharing
     if not isinstance(weights, PerTurn):
-        return (_policy(seat, weights, team, bases),)
+        return (_policy(seat, weights, team, bases, places),)
     listed = weights.per_turn
     # "@" is in no agent's name, so that no other policy can be called the same.
     names = [f"{seat.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
     return tuple(Policy(name, BASE, _lora(seat.lora or team.lora)) for name in names)
 
 
-def _policy(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: dict[str, str]) -> Policy:
+def _policy(
+    seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: dict[str, str], places: Places
+) -> Policy:
     lora = _lora(seat.lora or team.lora)
     if isinstance(weights, EndpointConfig):
         endpoint = Endpoint(weights.endpoint, weights.model, weights.api_key_env)
@@ -144,20 +161,22 @@ def _policy(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: dict
 
         return Policy(seat.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
     if isinstance(weights, OwnModel):
-        return _own_model(seat.name, weights, lora, bases)
+        return _own_model(seat.name, weights, lora, bases, places)
     if weights == "lora":
         return Policy(seat.name, BASE, lora)
     return Policy(weights, BASE, None, trained=weights == "shared")
 
 
-def _own_model(agent: str, weights: OwnModel, lora: Lora, bases: dict[str, str]) -> Policy:
+def _own_model(agent: str, weights: OwnModel, lora: Lora, bases: dict[str, str], places: Places) -> Policy:
     # A model that is trained in full belongs to its agent; others are loaded once for all agents. The prefixes
     # keep both apart from `base`, whatever an agent or a folder is called.
-    base = f"own:{agent}" if weights.train == "full" else f"model:{weights.model}"
+    kind = "".join(f"@{each}" for each in (weights.dtype, weights.device) if each is not None)
+    base = f"own:{agent}" if weights.train == "full" else f"model:{weights.model}{kind}"
     bases[base] = weights.model
+    places.put(base, weights.dtype, weights.device, f"weights.device` of agent `{agent}")
     if weights.train == "lora":
         return Policy(agent, base, lora)
-    name = agent if weights.train == "full" else f"frozen:{weights.model}"
+    name = agent if weights.train == "full" else f"frozen:{weights.model}{kind}"
     return Policy(name, base, None, trained=weights.train == "full")
 
 
@@ -168,6 +187,7 @@ def _critics(
     policies: Mapping[str, Policy],
     policy_of: Mapping[str, str],
     bases: dict[str, str],
+    places: Places,
 ) -> tuple[dict[str, Critic], dict[str, str]]:
     sharers = [seat.name for seat in seats if seat.share_critic_with is not None]
     if algorithm.critic is None:
@@ -178,7 +198,7 @@ def _critics(
             )
         return {}, {}
     if algorithm.critic.everyone:
-        judge = Critic(VERIFIER, BASE, _lora(team.critic_lora))
+        judge = Critic(VERIFIER, _placed(BASE, team, bases, places), _lora(team.critic_lora))
         return {VERIFIER: judge}, {seat.name: VERIFIER for seat in seats}
     learning = [seat for seat in seats if policies[policy_of[seat.name]].trained]
     shared = (team.critic_sharing or algorithm.critic.sharing) == "shared"
@@ -190,14 +210,18 @@ def _critics(
         owner = first if shared else owner
         name = f"critic:{owner}"  # no agent, and so no policy, can have this name
         critic_of[seat.name] = name
-        critics[name] = Critic(name, _still_base(policies[policy_of[owner]], bases), _lora(team.critic_lora))
+        base = _still_base(policies[policy_of[owner]], team, bases, places)
+        critics[name] = Critic(name, base, _lora(team.critic_lora))
     return critics, critic_of
 
 
-def _verifier(folder: str, policies: Mapping[str, Policy], bases: dict[str, str]) -> Critic:
+def _verifier(
+    folder: str, team: TeamConfig, policies: Mapping[str, Policy], bases: dict[str, str], places: Places
+) -> Critic:
     """Return the critic that a folder holds; it is not trained here, and uses a base that nothing trains."""
     moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
-    return _saved_critic(folder, BASE if moving is None else _still_base(moving, bases))
+    base = _placed(BASE, team, bases, places) if moving is None else _still_base(moving, team, bases, places)
+    return _saved_critic(folder, base)
 
 
 def _saved_critic(folder: str, base: str) -> Critic:
@@ -230,12 +254,24 @@ def _critic_owner(seat: AgentConfig, seats: tuple[AgentConfig, ...]) -> str:
     )
 
 
-def _still_base(policy: Policy, bases: dict[str, str]) -> str:
+def _still_base(policy: Policy, team: TeamConfig, bases: dict[str, str], places: Places) -> str:
     """Return a base that no policy trains: the policy's own where it has an adapter, else a frozen copy of it."""
     if policy.endpoint is not None or policy.lora is not None or not policy.trained:
-        return policy.base or BASE
-    copy = f"{policy.base}@critic"
-    bases[copy] = bases[policy.base]
+        return _placed(policy.base or BASE, team, bases, places)
+    return _copy_of(policy.base, team, bases, places)
+
+
+def _placed(base: str, team: TeamConfig, bases: dict[str, str], places: Places) -> str:
+    """Return a frozen base for critics: the team's own unless critics are to be held elsewhere or in another type."""
+    if team.critic_dtype is None and team.critic_device is None:
+        return base
+    return _copy_of(base, team, bases, places)
+
+
+def _copy_of(base: str, team: TeamConfig, bases: dict[str, str], places: Places) -> str:
+    copy = f"{base}@critic"
+    bases[copy] = bases[base]
+    places.put(copy, team.critic_dtype, team.critic_device, "team.critic_device", like=base)
     return copy
 
 

@@ -42,7 +42,7 @@ def warmup_key(config: RunConfig) -> str:
         "format": FORMAT,
         "seed": config.seed,
         **{
-            section: getattr(config, section).model_dump(mode="json", exclude={"timeout"})
+            section: getattr(config, section).model_dump(mode="json", exclude={"timeout", "device"})
             for section in ("model", "environment", "workflow", "warmup")
         },
         "agents": [

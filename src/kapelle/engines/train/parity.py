@@ -28,7 +28,7 @@ def check_parity(
     """
     if not gaps:
         return
-    gap = torch.cat(list(gaps))
+    gap = torch.cat([each.to(gaps[0].device) for each in gaps])
     worst = float(gap.max())
     if not worst <= bound:
         found = arbitrate(bound, worst)
@@ -37,6 +37,6 @@ def check_parity(
                 f"Trainer and sampler log-probs differ by {worst:.3g} nats (bound {bound:.3g}): {found.describe()}. See "
                 "docs/troubleshooting.md; `training.parity_tolerance` sets the bound, also when a run is resumed."
             )
-        totals["parity/rounded"] = [float(found.tokens), 1.0]
+        totals["parity/rounded"] = [found.tokens + totals.get("parity/rounded", [0.0])[0], 1.0]
     totals["parity/max"] = [max(worst, totals.get("parity/max", [0.0])[0]), 1.0]
     book(totals, "parity/mean", float(gap.sum()), float(gap.numel()))

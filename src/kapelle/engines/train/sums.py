@@ -44,8 +44,8 @@ class UpdateSums:
     sums: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
     """Learners with a loss that is not finite: nothing that they accumulated counts."""
-    gaps: list[Tensor] = field(default_factory=list)
-    """|trainer − sampler| log-prob of the target tokens."""
+    gaps: list[tuple[str, Tensor]] = field(default_factory=list)
+    """Learners and |trainer − sampler| log-prob of their target tokens."""
 
     def add(self, learner: str, loss: Loss) -> None:
         """Add a batch's loss and metrics."""

@@ -51,7 +51,7 @@ class Updater:
         totals: dict[str, list[float]] = {}
         dropout = self._learners.has_dropout()
         if objective.parity and dropout:
-            self._compare(self.parity(samples), samples, totals)
+            self._compare(self._gaps(samples), samples, totals)
         for epoch in range(objective.epochs):
             seed_of = partial(self._shuffle_seed, epoch=epoch)
             for number, chosen in enumerate(minibatches(samples, objective.minibatches, seed_of)):
@@ -61,24 +61,32 @@ class Updater:
 
     def parity(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return |trainer − sampler| log-prob of every target of every policy sample."""
+        return [gap_T for _, gap_T in self._gaps(samples)]
+
+    def _gaps(self, samples: Sequence[Sample]) -> list[tuple[str, Tensor]]:
         policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
         scored = self._forward.score(policy)
         return [
-            (s - sample.columns[Column.BEHAVIOUR]).abs() for s, sample in zip(scored, policy, strict=True)
+            (sample.learner, (s - sample.columns[Column.BEHAVIOUR]).abs())
+            for s, sample in zip(scored, policy, strict=True)
         ]
 
     def check_parity(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Compare the samples' `behaviour` with the log-probs of the current weights; see the protocol."""
         totals: dict[str, list[float]] = {}
-        self._compare(self.parity(samples), samples, totals)
+        self._compare(self._gaps(samples), samples, totals)
         return means(totals)
 
     def _compare(
-        self, gaps: Sequence[Tensor], samples: Sequence[Sample], totals: dict[str, list[float]]
+        self, gaps: Sequence[tuple[str, Tensor]], samples: Sequence[Sample], totals: dict[str, list[float]]
     ) -> None:
+        """Judge each compute type by its own bound: one model in half precision excuses no other."""
         homes = {name: (home.model, home.adapter) for name, home in self._learners.homes.items()}
-        bound = self._limits.parity_tolerance or max(PARITY[model.dtype] for model in self._learners.models)
-        check_parity(gaps, bound, totals, partial(arbitrate, samples, self._forward.score, homes))
+        for kind in dict.fromkeys(homes[name][0].dtype for name, _ in gaps):
+            own = [gap for name, gap in gaps if homes[name][0].dtype == kind]
+            judged = [sample for sample in samples if homes[sample.learner][0].dtype == kind]
+            bound = self._limits.parity_tolerance or PARITY[kind]
+            check_parity(own, bound, totals, partial(arbitrate, judged, self._forward.score, homes))
 
     def _step(
         self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], fresh: bool
@@ -121,7 +129,7 @@ class Updater:
                     sums.add(name, loss)
                     if isinstance(output, TokenStatistics):
                         sums.watch(name, output, part.targets)
-                    sums.gaps.extend([] if gap_K is None else [gap_K])
+                    sums.gaps.extend([] if gap_K is None else [(name, gap_K)])
                     factor = objective.critic_coefficient if isinstance(output, Tensor) else 1.0
                     losses.append(learner.scaled(loss.total * factor))
                 if losses:
