@@ -64,7 +64,7 @@ class _Player:
         from kapelle.runtime.shared_tensors import SharedTensors
         from kapelle.setup.model_loading import build_engine, load_models
         from kapelle.setup.recipe import resolve
-        from kapelle.setup.team_builder import build_algorithm, build_team, reward_device
+        from kapelle.setup.team_builder import build_algorithm, build_team
 
         interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
         torch.set_num_threads(start_with["threads"])
@@ -73,7 +73,7 @@ class _Player:
         self._algorithm = build_algorithm(self._config)
         team = build_team(self._config, self._algorithm)
         team = replace(team, bases=start_with["bases"])
-        models = load_models(team, self._config.model, {}, reward_device(self._config))
+        models = load_models(team, self._config.model, {})
         self._hashes = {base: hash_of_base(model) for base, model in models.items()}
         self._shared = SharedTensors(start_with["layout"], start_with["descriptor"])
         for policy in team.policies.values():
