@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import TINY, Kapelle, Said
 from tests.cli.damage import Damage, bytes_in, cut, folder_at, gone, one_line
+from tests.support.run_folders import files
 
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.reader import read_episodes, read_groups
@@ -146,6 +147,11 @@ def failing_reads(
         yield seen
 
 
+def kept(run: Path) -> dict[str, bytes]:
+    """What decides how a resume goes on."""
+    return {name: data for name, data in files(run).items() if name != "provenance.json"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["opened", "read"])
 def test_a_disk_that_fails_at_any_read_of_a_resume_ends_in_one_line_or_is_recovered_from(
@@ -154,7 +160,7 @@ def test_a_disk_that_fails_at_any_read_of_a_resume_ends_in_one_line_or_is_recove
     cache = tmp_path / "cache"
     shutil.copytree(os.environ["KAPELLE_CACHE"], cache)
     monkeypatch.setenv("KAPELLE_CACHE", str(cache))
-    number, total = -1, 0
+    number, total, tried = -1, 0, list[dict[str, bytes]]()
     while number < total:
         shutil.rmtree("run", ignore_errors=True)
         shutil.copytree(finished[0], "run")
@@ -168,9 +174,13 @@ def test_a_disk_that_fails_at_any_read_of_a_resume_ends_in_one_line_or_is_recove
             assert said.code == ENDS, (place, said)
             assert one_line(said), (place, said)
             assert re.search("EIO|Input/output error", said.err), (place, said)
-            assert kapelle("train", "--resume", "run").code == 0, place
+            left = kept(Path("run"))
+            if left not in tried:  # what is the same goes on the same
+                assert kapelle("train", "--resume", "run").code == 0, place
+                tried.append(left)
         number += 1
     assert total > 20
+    assert tried
 
 
 def test_out_of_threads_files_and_memory_is_told(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:

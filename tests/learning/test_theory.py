@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from typing import Any, cast
 
 import pytest
@@ -197,8 +198,9 @@ class TestHiddenState:
             assert float(worth[1::2].mean() - worth[::2].mean()) == 1.0
 
 
+@cache
 def weights_after(agents: int, **algorithm: Any) -> dict[str, Any]:
-    """Every learner's state after two steps of a tiny run."""
+    """Every learner's state after two steps of a tiny run, to read only."""
     made = sections(
         algorithm=algorithm,
         workflow={"name": "solo" if agents == 1 else "debate"},

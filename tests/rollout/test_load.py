@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import pytest
+from tests.support.patience import grown_since
 from tests.support.plugins import Digest, DigestWorld
 from tests.support.tiny import sections
 
@@ -70,13 +71,20 @@ class FaultyWorld(DigestWorld):
         return earned if odd is None else Outcome(dict.fromkeys(earned.rewards, odd))
 
 
+def children_of(thread: Path) -> int:
+    try:
+        return len((thread / "children").read_text().split())
+    except OSError:  # it has ended since it was listed
+        return 0
+
+
 def held() -> Counter[str]:
     gc.collect()
     tasks = Path("/proc/self/task")
     return Counter(
         threads=threading.active_count(),
         descriptors=len(list(Path("/proc/self/fd").iterdir())) if tasks.exists() else 0,
-        children=sum(len((t / "children").read_text().split()) for t in tasks.glob("*")),
+        children=sum(children_of(task) for task in tasks.glob("*")),
         files=len(list(Path(tempfile.gettempdir()).iterdir())),
         tasks=sum(issubclass(type(o), asyncio.Task) for o in gc.get_objects()),
     )
@@ -95,7 +103,7 @@ def trained(ways: tuple[str, ...], steps: int = 2) -> tuple[list[Step], Counter[
         taken = [next(running)]
         before = held()
         taken += running
-        return taken, held() - before, trainer.play.engine.tokens_sampled  # type: ignore[attr-defined]
+        return taken, grown_since(before, held), trainer.play.engine.tokens_sampled  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -69,6 +69,14 @@ def test_looking_changes_nothing(run: Path) -> None:
     assert files(run) == before
 
 
+@pytest.fixture(scope="module")
+def stopped_at_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never beyond its second step, to read only."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    stop_after(run, 2)
+    return run
+
+
 PLACES = {
     "nothing yet": (rollback, "_copy_aside", "before", 1),
     "an episode linked": (rollback, "_link", "after", 2),
@@ -107,7 +115,7 @@ def _killed(run: str, place: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_killed_at_any_instant_it_goes_on_where_it_was_and_loses_nothing(
-    place: str, run: Path, trained: Path, tmp_path: Path
+    place: str, run: Path, trained: Path, stopped_at_two: Path, tmp_path: Path
 ) -> None:
     before = files(run)
     process = spawn(_killed, str(run), place)
@@ -127,9 +135,7 @@ def test_killed_at_any_instant_it_goes_on_where_it_was_and_loses_nothing(
         assert kept[name] == before[name]
     assert left["metrics.jsonl"] + kept["metrics.jsonl"] == before["metrics.jsonl"]
     assert left["evaluations.jsonl"] + kept["evaluations.jsonl"] == before["evaluations.jsonl"]
-    stopped = tmp_path / "stopped"
-    stop_after(stopped, 2)
-    assert same_bits(content(run), content(stopped))
+    assert same_bits(content(run), content(stopped_at_two))
 
 
 class TestRefusals:

@@ -302,12 +302,19 @@ def begin() -> Iterator[Callable[..., tuple[Any, Connection]]]:
         process.join()
 
 
+@pytest.fixture(scope="module")
+def left_alone(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights of a run that nobody disturbs."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    assert start("grpo", run) == 0
+    return _weights(run)
+
+
 @pytest.mark.slow
 class TestTrainers:
     def test_one_whose_lock_is_removed_ends_with_the_bits_of_one_left_alone(
-        self, tmp_path: Path, begin: Callable[..., tuple[Any, Connection]]
+        self, tmp_path: Path, left_alone: bytes, begin: Callable[..., tuple[Any, Connection]]
     ) -> None:
-        assert start("grpo", tmp_path / "alone") == 0
         run = tmp_path / "run"
         _, first = begin(run)
         for step in range(1, STEPS + 1):
@@ -317,13 +324,12 @@ class TestTrainers:
                 assert start("grpo", run, resume=True) not in (0, None)  # refused
             first.send("go")
         assert first.recv() == "done"
-        assert _weights(run) == _weights(tmp_path / "alone")
+        assert _weights(run) == left_alone
         assert [row["step"] for row in read_metrics(run)] == list(range(1, STEPS + 1))
 
     def test_one_whose_run_was_replaced_while_it_was_paused_leaves_it_to_the_other(
-        self, tmp_path: Path, begin: Callable[..., tuple[Any, Connection]]
+        self, tmp_path: Path, left_alone: bytes, begin: Callable[..., tuple[Any, Connection]]
     ) -> None:
-        assert start("grpo", tmp_path / "alone") == 0
         run = tmp_path / "run"
         process, first = begin(run)
         assert first.recv() == 1
@@ -340,7 +346,7 @@ class TestTrainers:
             assert second.recv() == step
             second.send("go")
         assert second.recv() == "done"
-        assert _weights(run) == _weights(tmp_path / "alone")
+        assert _weights(run) == left_alone
         assert [row["step"] for row in read_metrics(run)] == list(range(1, STEPS + 1))
 
 

@@ -133,7 +133,7 @@ def test_a_hostile_program_is_contained_and_leaves_nothing(
     assert everything_of_this_process() == before
     for result in results:
         assert_contained(hostile, result)
-    assert time.monotonic() - started < 2 * (hostile.limits.wall_s + 2.0)
+    assert time.monotonic() - started < 45.0, "programs that wait do so for a minute"
 
 
 def test_the_list_is_complete() -> None:

@@ -1,8 +1,9 @@
-"""How long work takes, apart from pauses that are not its own."""
+"""How long work takes and what it leaves, apart from pauses and from what others hold for a moment."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -16,6 +17,20 @@ def timed(work: Callable[[], T], most: float) -> tuple[T, float]:
     """
     result, seconds = _once(work)
     return (result, seconds) if seconds < most else _once(work)
+
+
+def grown_since(before: Counter[str], count: Callable[[], Counter[str]]) -> Counter[str]:
+    """Return what there is more of than before, by the last of the counts that are taken until there is nothing.
+
+    Another thread may hold something for a moment, as the watchdog does while it looks; what has grown stays.
+    """
+    grown = count() - before
+    for _ in range(20):
+        if not grown:
+            break
+        time.sleep(0.1)
+        grown = count() - before
+    return grown
 
 
 def _once(work: Callable[[], T]) -> tuple[T, float]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tests.support.plugins
 import torch
 from tests.support.tiny import tiny_model
 
+import kapelle.algorithms.grpo
 import kapelle.algorithms.mappo
+import kapelle.engines.rollout.local.engine
 import kapelle.engines.rollout.local.flat_rows
 import kapelle.training.trainer
 import kapelle.workflows.debate
 
-__all__ = ["kapelle"]
+__all__ = ["kapelle", "tests"]
 
 torch.set_num_threads(1)  # a pool of threads does not survive a fork
 tiny_model()

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.patience import grown_since
 from tests.support.tiny import SIZE, sections, tiny_model
 
 from kapelle import Trainer
@@ -143,15 +143,7 @@ def test_later_steps_hold_no_more_than_earlier_ones(run: Run) -> None:
     run.up_to(12)
     before = alive()
     run.up_to(20)
-    grown = alive() - before
-    for _ in range(
-        20
-    ):  # what another thread holds for a moment, as the watchdog does while it looks, is no growth
-        if not grown:
-            break
-        time.sleep(0.1)
-        grown = alive() - before
-    assert grown == Counter()
+    assert grown_since(before, alive) == Counter()
 
 
 @pytest.mark.slow

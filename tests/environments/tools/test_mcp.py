@@ -100,7 +100,7 @@ def test_a_server_that_offers_nothing_is_refused_before_the_run(server: Mcp, why
     started = time.monotonic()
     with pytest.raises(ConfigError, match=why):
         server.check()
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 45.0, "a silent server waits for a minute"
 
 
 def test_an_endless_list_ends() -> None:

@@ -123,7 +123,7 @@ class Pages(BaseHTTPRequestHandler):
             self.wfile.write(b'{"path": "page"}')
 
     def _drip(self) -> None:
-        for _ in range(200):
+        for _ in range(1200):
             try:
                 self.wfile.write(b"x")
                 time.sleep(0.05)
@@ -171,7 +171,7 @@ def test_what_a_server_may_not_do(server: str, path: str, why: str) -> None:
     limit_s = 0.5 if path == "/slow" else 30.0
     with pytest.raises(WebFault, match=why):
         fetch(f"{server}{path}", {}, allowed=first_only, max_bytes=1000, timeout_s=limit_s)
-    assert time.monotonic() - started < 8.0, "the slow page alone would take 10 s"
+    assert time.monotonic() - started < 45.0, "the slow page alone would take 60 s"
 
 
 def test_a_key_goes_to_the_first_host_alone(server: str) -> None:
