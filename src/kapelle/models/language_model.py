@@ -8,16 +8,17 @@ Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from kapelle.errors import ModelError
 from kapelle.models.allocator import keep_freed_memory
+from kapelle.models.context import context_of
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import LoraBank, Route
@@ -28,7 +29,7 @@ from kapelle.models.sealed import verify_folder
 from kapelle.settings.schema import ModelConfig
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CHECKED = 12
 """Tokens of a sequence with which a model is checked when it is loaded."""
@@ -64,7 +65,7 @@ class LanguageModel:
         self.flat = flat_of(model)
         """The flat forward pass; None where only `transformers` knows the architecture."""
         self.value_heads: dict[str, nn.Linear] = {}
-        self.renderer = ChatRenderer(tokenizer, _context(model.config, tokenizer))
+        self.renderer = ChatRenderer(tokenizer, context_of(model.config, tokenizer))
         self.model.requires_grad_(False)
         self._scale, self._softcap = self._checked_head()
 
@@ -274,7 +275,7 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     with loading(path):
         tokenizer = AutoTokenizer.from_pretrained(path)
         settings = AutoConfig.from_pretrained(path)
-        return ChatRenderer(tokenizer, _context(settings, tokenizer))
+        return ChatRenderer(tokenizer, context_of(settings, tokenizer))
 
 
 def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
@@ -287,13 +288,3 @@ def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return next(name for name, value in DTYPES.items() if value == dtype)
-
-
-def _context(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    limits = [_setting(config, "max_position_embeddings"), tokenizer.model_max_length]
-    return int(min(limit for limit in limits if limit))
-
-
-def _setting(config: PretrainedConfig, key: str) -> Any:
-    settings: Mapping[str, Any] = config.get_text_config().to_dict()
-    return settings.get(key)

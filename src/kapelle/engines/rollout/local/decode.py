@@ -1,7 +1,7 @@
 """Decoding on one model: many prompts of many policies at once, with a KV cache that stays when its rows are finished.
 
 Rows that join together are ordered by adapter. `flat_rows.py` runs the forward pass where the architecture is
-known, else `padded_rows.py`.
+known, else what `ways.py` finds to be right.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from kapelle.engines.rollout.local.decode_batch import DecodeBatch
 from kapelle.engines.rollout.local.rows import Job, RowOutput, Rows
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
+from kapelle.engines.rollout.local.ways import Way, way_of
 from kapelle.models.allocator import keep_freed_memory
 from kapelle.models.fast.fused import fused_of
 from kapelle.models.fast.prefixes import Prefixes
@@ -36,6 +37,7 @@ class Decoder:
         self._model = model
         self._recorder = recorder_on(model.device)
         self._prefixes = Prefixes(kept_tokens)
+        self._way: Way | None = None
         self._fused = None if model.flat is None else fused_of(model.flat, adapters, model.dtype)
         self.drop()
 
@@ -97,9 +99,8 @@ class Decoder:
 
     def _open_rows(self) -> Rows:
         if self._model.flat is None:
-            from kapelle.engines.rollout.local.padded_rows import PaddedRows
-
-            return PaddedRows(self._model)
+            self._way = self._way or way_of(self._model)
+            return self._way.rows(self._model)
         from kapelle.engines.rollout.local.flat_rows import FlatRows
 
         return FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self._recorder)

@@ -1,11 +1,15 @@
-"""Rows in flight through any `transformers` causal LM: prompts padded on the left, the library's own cache.
+"""Rows in flight through a `transformers` causal LM: prompts padded on the left, the library's own cache.
+
+Whether that gives a model's own logits is tried before rows are played (ways.py).
 
 Shapes: R rows, P prompt positions, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -13,12 +17,35 @@ from torch import Tensor
 from kapelle.engines.rollout.local.rows import Job, route_of
 from kapelle.models.language_model import LanguageModel
 
+if TYPE_CHECKING:
+    from transformers import Cache
+
+CacheOf = Callable[[LanguageModel], "Cache"]
+
+
+def plain_cache(_model: LanguageModel) -> Cache:
+    """Return an empty cache of keys and values, all of them of every layer."""
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
+def cache_by_layer(model: LanguageModel) -> Cache:
+    """Return an empty cache with what each layer keeps: keys and values, those of a window, or a state."""
+    from transformers import DynamicCache
+
+    return DynamicCache(config=model.model.config)
+
 
 class PaddedRows:
     """See `rows.Rows`."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, cache_of: CacheOf = plain_cache) -> None:
+        """Read with the cache that `cache_of` makes."""
         self._model = model
+        self._cache_of = cache_of
+        accepted = inspect.signature(model.body.forward).parameters
+        self._cache_name = "cache_params" if "cache_params" in accepted else "past_key_values"
         self._adapters: list[str | None] = []
 
     @property
@@ -28,11 +55,9 @@ class PaddedRows:
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
         """Read every prompt and return logits `_RV` of its first new token."""
-        from transformers import DynamicCache
-
         assert self.open, "rows join only when no others are in flight"
         self._adapters = [job.adapter for job in jobs]
-        self._cache = DynamicCache()
+        self._cache = self._cache_of(self._model)
         longest = max(len(job.prompt) for job in jobs)
         pad = [longest - len(job.prompt) for job in jobs]
         rows = [(0,) * p + job.prompt for p, job in zip(pad, jobs, strict=True)]
@@ -53,7 +78,7 @@ class PaddedRows:
         staying = [row for row in range(len(self._adapters)) if row not in gone]
         self._adapters = [self._adapters[row] for row in staying]
         kept_R = torch.tensor(staying, dtype=torch.long, device=self._pad_R.device)
-        self._cache.batch_select_indices(kept_R)
+        self._cache.reorder_cache(cast("torch.LongTensor", kept_R))
         self._mask_RP, self._pad_R = self._mask_RP[kept_R], self._pad_R[kept_R]
 
     def _forward(self, tokens_RP: Tensor) -> Tensor:
@@ -64,7 +89,7 @@ class PaddedRows:
                 input_ids=tokens_RP,
                 position_ids=(place_P[None] - self._pad_R[:, None]).clamp(min=0),
                 attention_mask=self._mask_RP,
-                past_key_values=self._cache,
                 use_cache=True,
+                **{self._cache_name: self._cache},
             )
             return self._model.logits(output.last_hidden_state[:, -1])
