@@ -17,6 +17,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from kapelle.engines.rollout.gathering import Pending, all_here, begin
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import Recorder, nowhere, on_cuda
@@ -25,15 +26,9 @@ from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.weights import copy_weights, weights_hash
-from kapelle.runtime.attendance import Part, Room, current, room
-from kapelle.runtime.deadlines import stand_in_line
+from kapelle.runtime.attendance import Room, room
 from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Policy
-
-QUIET_TICKS = 8
-"""Turns of the event loop without a new request after which all coroutines are taken to be waiting;
-nested gathers need up to four to return a result."""
-
 
 PAUSE = 32
 """Most tokens that rows generate before other coroutines run and may submit requests."""
@@ -69,29 +64,7 @@ class Local(Settings):
         )
 
 
-@dataclass(slots=True)
-class _Pending:
-    request: Request
-    future: asyncio.Future[Completion]
-    part: Part | None
-    """The part of the rollout that sent the request; None outside a rollout."""
-    start_clock: Callable[[], None]
-    """Called when its row joins: its deadline counts from then on."""
-    output: RowOutput | None = None
-    """The output of its row; None while it waits."""
-    notified: bool = False
-
-    def order(self) -> tuple[int, tuple[int, ...], str, int]:
-        """Sort key among the requests that arrived since the last decoding; those outside rollouts keep their order."""
-        if self.part is None:
-            return 0, (), "", 0
-        return *self.part.order, self.request.agent, self.request.seed
-
-    def notify(self) -> None:
-        """Tell the part that its answer has arrived, or never will."""
-        if self.part is not None and not self.notified:
-            self.part.hear()
-        self.notified = True
+_Pending = Pending[RowOutput]
 
 
 @dataclass(slots=True, eq=False)
@@ -188,21 +161,17 @@ class LocalEngine:
     async def generate(self, request: Request) -> Completion:
         """Return one completion, decoded together with all other requests of this moment."""
         queue = self._find(request.policy).queue
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = loop.create_future()
         if self._pump is None or self._pump.done():
             for left in self._queues:
                 # Requests that an interrupted run left here are cancelled: nothing waits for them.
                 left.clear()
                 left.arrived = [pending for pending in left.arrived if not pending.future.done()]
                 left.waiting = [pending for pending in left.waiting if not pending.future.done()]
-            self._pump = loop.create_task(self._drain(room()))
-        pending = _Pending(request, future, current(), stand_in_line())
+            self._pump = asyncio.get_running_loop().create_task(self._drain(room()))
+        pending: _Pending = begin(request)
         queue.arrived.append(pending)
-        if pending.part is not None:
-            pending.part.ask()
         try:
-            return await future
+            return await pending.future
         finally:
             pending.notify()
 
@@ -270,18 +239,7 @@ class LocalEngine:
 
     async def _all_here(self, here: Room) -> None:
         """Wait until every coroutine, and every episode whose world is busy, has sent its request or ended."""
-        await self._quiet(here)
-        while self._patience and here.out:
-            await here.gathered(self._patience)
-            await self._quiet(here)
-
-    async def _quiet(self, here: Room) -> None:
-        quiet, before = 0, (-1, -1)
-        while quiet < QUIET_TICKS:
-            now = (sum(len(queue.arrived) for queue in self._queues), here.changes)
-            quiet = quiet + 1 if now == before else 0
-            before = now
-            await asyncio.sleep(0)
+        await all_here(here, lambda: sum(len(queue.arrived) for queue in self._queues), self._patience)
 
     def _join_waiting(self, queue: _ModelQueue) -> None:
         """Let the first waiting requests join the rows in flight, as many as there is room for."""
@@ -306,9 +264,7 @@ class LocalEngine:
                 answers.append((pending, self._completion(pending.request, pending.output, queue.model)))
         queue.in_flight = unfinished
         for pending, completion in answers:
-            pending.notify()
-            if not pending.future.done():
-                pending.future.set_result(completion)
+            pending.answer(completion)
 
     def _completion(self, request: Request, output: RowOutput, model: LanguageModel) -> Completion:
         held = self._find(request.policy)
@@ -337,14 +293,4 @@ class LocalEngine:
 def _fail(requests: Sequence[_Pending], error: Exception) -> None:
     """Raise an error where these requests are awaited."""
     for pending in requests:
-        pending.notify()
-        if not pending.future.done():
-            pending.future.set_exception(_failure(error))
-
-
-def _failure(error: Exception) -> EngineError:
-    if isinstance(error, EngineError):
-        return error
-    failure = EngineError(f"Decoding failed: {error!r}")
-    failure.__cause__ = error
-    return failure
+        pending.fail(error)

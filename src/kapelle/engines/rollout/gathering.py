@@ -1,0 +1,99 @@
+"""Requests that wait for a sampler, and the moment at which all of them are there.
+
+What a row computes depends, in its last bits, on the rows beside it. So engines that sample in this process wait until no
+coroutine can continue without an answer, and let requests join in an order that does not depend on time: then a run repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.errors import EngineError
+from kapelle.runtime.attendance import Part, Room, current
+from kapelle.runtime.deadlines import stand_in_line
+
+QUIET_TICKS = 8
+"""Turns of the event loop without a new request after which all coroutines are taken to be waiting;
+nested gathers need up to four to return a result."""
+
+Output = TypeVar("Output")
+
+
+@dataclass(slots=True, eq=False)
+class Pending(Generic[Output]):
+    """A request that waits for its answer."""
+
+    request: Request
+    future: asyncio.Future[Completion]
+    part: Part | None
+    """The part of the rollout that sent the request; None outside a rollout."""
+    start_clock: Callable[[], None]
+    """Called when its row joins: its deadline counts from then on."""
+    output: Output | None = None
+    """The output of its row; None while it waits."""
+    notified: bool = False
+
+    def order(self) -> tuple[int, tuple[int, ...], str, int]:
+        """Sort key among the requests that arrived since the last decoding; those outside rollouts keep their order."""
+        if self.part is None:
+            return 0, (), "", 0
+        return *self.part.order, self.request.agent, self.request.seed
+
+    def notify(self) -> None:
+        """Tell the part that its answer has arrived, or never will."""
+        if self.part is not None and not self.notified:
+            self.part.hear()
+        self.notified = True
+
+    def answer(self, completion: Completion) -> None:
+        """Return a completion where the request is awaited, if it still is."""
+        self.notify()
+        if not self.future.done():
+            self.future.set_result(completion)
+
+    def fail(self, error: Exception) -> None:
+        """Raise an EngineError where the request is awaited, if it still is."""
+        self.notify()
+        if not self.future.done():
+            self.future.set_exception(_failure(error))
+
+
+def begin(request: Request) -> Pending[Output]:
+    """Return a request that waits from now on, as part of the rollout inside which this runs."""
+    future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    pending = Pending[Output](request, future, current(), stand_in_line())
+    if pending.part is not None:
+        pending.part.ask()
+    return pending
+
+
+async def all_here(here: Room, arrived: Callable[[], int], patience: float) -> None:
+    """Wait until every coroutine, and every episode whose world is busy, has sent its request or ended.
+
+    `arrived` counts the requests so far; `patience` is how many seconds to wait for busy worlds while nothing happens.
+    """
+    await _quiet(here, arrived)
+    while patience and here.out:
+        await here.gathered(patience)
+        await _quiet(here, arrived)
+
+
+async def _quiet(here: Room, arrived: Callable[[], int]) -> None:
+    quiet, before = 0, (-1, -1)
+    while quiet < QUIET_TICKS:
+        now = (arrived(), here.changes)
+        quiet = quiet + 1 if now == before else 0
+        before = now
+        await asyncio.sleep(0)
+
+
+def _failure(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    failure = EngineError(f"Decoding failed: {error!r}")
+    failure.__cause__ = error
+    return failure
