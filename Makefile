@@ -17,6 +17,9 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # A foreign index holds torch's dependencies in its own versions; the second install puts ours right.
 TORCH_SOURCE := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.txt)
 
+# vLLM's CPU build and what it pins.
+VLLM_VENV := .venv-vllm
+
 # Idle threads of torch must not spin: beside another busy process that costs ten times the work itself.
 export OMP_WAIT_POLICY ?= PASSIVE
 
@@ -24,7 +27,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-fast test-sandbox test-faults check format docs clean help
+.PHONY: demo test test-fast test-sandbox test-vllm test-faults check format docs clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -33,10 +36,13 @@ test: $(STAMPS)/test ## run the test suite (TESTS=tests/functional runs a part o
 	@$(BIN)/python -m pytest $(or $(TESTS),$(PARALLEL))
 
 test-fast: $(STAMPS)/test ## run what is quick of every module (3 minutes on two cores); the rest is in `make test`
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full" $(TESTS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full and not vllm" $(TESTS)
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; the suite takes a sample)
-	@$(BIN)/python -m pytest -m "sandbox_full or not sandbox_full" tests/sandbox tests/grading tests/environments
+	@$(BIN)/python -m pytest -m "not vllm" tests/sandbox tests/grading tests/environments
+
+test-vllm: $(VLLM_VENV)/.ready ## ask vLLM's CPU build what every engine is asked, in an environment of its own (minutes)
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W ignore $(or $(TESTS),tests/engines/rollout)
 
 test-faults: $(STAMPS)/test ## break everything around runs: kills, disks, bits, worlds (20 minutes; ARGS="--only kills")
 	@$(BIN)/python -m tests.faults --page docs/faults.md $(ARGS)
@@ -59,7 +65,7 @@ docs: ## check that every internal link of the documentation leads somewhere
 	@$(PYTHON) tools/check_links.py
 
 clean: ## remove the environment and build output; runs/ stays
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
@@ -90,6 +96,12 @@ $(STAMPS)/kapelle: pyproject.toml constraints.txt $(STAMPS)/torch
 $(STAMPS)/test: $(STAMPS)/kapelle
 	@echo "installing what the tests need (once) ..." >&2
 	@$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VLLM_VENV)/.ready: tools/vllm_environment.py constraints.txt
+	@echo "installing vLLM's CPU build (once, 1 GB) ..." >&2
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(PYTHON) tools/vllm_environment.py $(VLLM_VENV) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/kapelle

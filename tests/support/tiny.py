@@ -34,9 +34,9 @@ SIZE: dict[str, int] = {
 LORA = Lora(rank=2, alpha=4.0)
 
 
-def tiny_model(seed: int = 0, dtype: str = "float32", size: float = 0.3) -> LanguageModel:
-    """Return an embedded model whose weights are drawn with standard deviation `size`."""
-    config = ModelConfig.model_validate({"embedded": {**SIZE, "seed": seed}, "dtype": dtype})
+def tiny_model(seed: int = 0, dtype: str = "float32", size: float = 0.3, **shape: int) -> LanguageModel:
+    """Return an embedded model whose weights are drawn with standard deviation `size`; `shape` replaces values of `SIZE`."""
+    config = ModelConfig.model_validate({"embedded": {**SIZE, **shape, "seed": seed}, "dtype": dtype})
     assert isinstance(config.embedded, EmbeddedConfig)
     model = load_language_model(config)
     generator = torch.Generator().manual_seed(seed)

@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from kapelle.algorithm import Algorithm
+from kapelle.engines.rollout.protocol import ChecksItself
 from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError, ContextError
@@ -35,6 +36,8 @@ def check_run(
     """
     environment = config.environment
     workflow = config.workflow
+    if isinstance(config.engine, ChecksItself):
+        config.engine.check()
     environment.check(team.names)
     workflow.check(team.agents, environment)
     _check_turns(workflow, team)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from unittest.mock import patch
 
 import httpx
+import pytest
+from tests.engines.rollout.vllm.stand_in import StandIn
 from tests.support.tiny import LORA, lora_policies, stir, tiny_model
 from torch import Tensor
 
@@ -18,6 +22,8 @@ from kapelle.engines.rollout.local.decode_batch import DecodeBatch
 from kapelle.engines.rollout.local.engine import Local
 from kapelle.engines.rollout.protocol import Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.engines.rollout.vllm.engine import VllmEngine
+from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.models.language_model import LanguageModel
 from kapelle.team import Endpoint, Policy
 
@@ -44,11 +50,17 @@ class Kind:
     """It samples from weights that it is given: `a` and `b` are adapters, `still` their bare base."""
     samples: bool = True
     """Its answers depend on seeds and obey limits and stops; a script answers as it was written."""
+    marks: Sequence[pytest.MarkDecorator] = ()
+
+
+def bare() -> LanguageModel:
+    """Return the base of the policies without adapters, in a shape that vLLM computes too."""
+    return tiny_model(size=0.2, hidden=64)
 
 
 def base() -> LanguageModel:
     """Return the base of the policies as the train engine leaves it: with their adapters, none of which does nothing."""
-    model = tiny_model()
+    model = bare()
     for seed, policy in enumerate(POLICIES):
         if policy.lora is not None:
             model.bank.add(policy.name, LORA, seed)
@@ -69,6 +81,27 @@ def local() -> Subject:
             yield
 
     return Subject(Local().build({"base": base()}, POLICIES), breaking)
+
+
+def vllm_stand_in() -> Subject:
+    @contextmanager
+    def breaking() -> Iterator[None]:
+        with patch.object(StandIn, "step", side_effect=RuntimeError("out of memory")):
+            yield
+
+    folder = Path(tempfile.mkdtemp())
+    return Subject(VllmEngine({"base": base()}, POLICIES, StandIn, folder), breaking)
+
+
+def vllm() -> Subject:
+    from kapelle.engines.rollout.vllm.in_process import InProcess
+
+    @contextmanager
+    def breaking() -> Iterator[None]:
+        with patch.object(InProcess, "step", side_effect=RuntimeError("out of memory")):
+            yield
+
+    return Subject(Vllm(kv_gib=0.05).build({"base": base()}, POLICIES), breaking)
 
 
 class ChatServer:
@@ -122,6 +155,8 @@ def scripted() -> Subject:
 
 KINDS: Mapping[str, Kind] = {
     "local": Kind(local, weights=True),
+    "stand-in for vllm": Kind(vllm_stand_in, weights=True),
+    "vllm": Kind(vllm, weights=True, marks=(pytest.mark.vllm,)),
     "endpoint": Kind(endpoint),
     "scripted": Kind(scripted, samples=False),
 }

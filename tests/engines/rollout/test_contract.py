@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.engines.rollout.subjects import KINDS, NAMES, POLICIES, Subject, own_weights
+from tests.engines.rollout.subjects import KINDS, NAMES, POLICIES, Subject, bare, own_weights
 from tests.support.episodes import TASK
-from tests.support.tiny import LORA, frozen_copy, stir, tiny_model
+from tests.support.tiny import LORA, frozen_copy, stir
 from torch import Tensor
 
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
@@ -30,21 +30,21 @@ WAYS = {
 }
 
 
-def subjects(*, weights: bool = False, samples: bool = False) -> list[str]:
-    """Return the names of the engines that declare all of this."""
-    return [
-        name
+def asked_of(**declared: bool) -> pytest.MarkDecorator:
+    """Ask a test of the engines that declare this."""
+    names = [
+        pytest.param(name, marks=kind.marks)
         for name, kind in KINDS.items()
-        if (kind.weights or not weights) and (kind.samples or not samples)
+        if all(getattr(kind, what) == value for what, value in declared.items())
     ]
+    return pytest.mark.parametrize("subject", names, indirect=True)
 
 
-EVERY = subjects()
-SAMPLERS = pytest.mark.parametrize("subject", subjects(samples=True), indirect=True)
-WEIGHED = pytest.mark.parametrize("subject", subjects(weights=True), indirect=True)
+SAMPLERS = asked_of(samples=True)
+WEIGHED = asked_of(weights=True)
 
 
-@pytest.fixture(params=EVERY)
+@pytest.fixture(params=[pytest.param(name, marks=KINDS[name].marks) for name in KINDS])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     made = KINDS[request.param].make()
     yield made
@@ -75,7 +75,7 @@ def words(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
 
 def truth(policy: str, weights: Mapping[str, Tensor], request: Request, ids: Sequence[int]) -> Tensor:
     """Return the log-probs `_T` of sampled ids under what a request asks for, by `transformers` and the definitions."""
-    model, adapter = tiny_model(), None
+    model, adapter = bare(), None
     if next(p for p in POLICIES if p.name == policy).lora:
         model.bank.add(policy, LORA, 0)
         model.bank.fill(policy, weights)
@@ -297,7 +297,7 @@ class TestFaults:
         with pytest.raises(EngineError, match=r"'stil'.*Did you mean 'still'"):
             asyncio.run(ask(engine, [ask_for("stil")]))
 
-    @pytest.mark.parametrize("subject", [name for name in EVERY if not KINDS[name].weights], indirect=True)
+    @asked_of(weights=False)
     def test_who_has_no_weights_takes_none(self, engine: RolloutEngine) -> None:
         with pytest.raises(EngineError, match=r"'a'.*frozen"):
             engine.load("a", {}, 1)

