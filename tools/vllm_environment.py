@@ -21,9 +21,7 @@ def wanted(requirements: list[str]) -> list[str]:
     """Return what vLLM needs besides torch to write text; extras are left out."""
     plain = [line for line in requirements if "extra ==" not in line]
     names = [re.split(r"[^A-Za-z0-9_-]", line, maxsplit=1)[0].lower() for line in plain]
-    return [
-        line for line, name in zip(plain, names, strict=True) if name not in (*NOT_FOR_TEXT, TORCH)
-    ]
+    return [line for line, name in zip(plain, names, strict=True) if name not in (*NOT_FOR_TEXT, TORCH)]
 
 
 def main(environment: str, *options: str) -> None:

@@ -37,6 +37,7 @@ REACHED = {
     "kapelle.conformance.solutions": "tests/environments/test_mixture.py::test_it_conforms",
     "kapelle.conformance.tasks": "tests/environments/test_mixture_games.py::test_it_conforms",
     "kapelle.conformance.worlds": "tests/environments/test_nli.py::test_it_conforms_and_is_voted_on",
+    "kapelle.engines.rollout.gathering": "tests/engines/rollout/test_contract.py::TestAnswers::test_each_request_gets_its_own_answer",
     "kapelle.engines.rollout.local.decode_batch": "tests/engines/rollout/local/test_engine.py::TestFaults::test_everybody_hears_of_a_failure_and_the_engine_goes_on",
     "kapelle.engines.rollout.local.padded_rows": "tests/engines/rollout/local/test_decode.py::test_the_lean_pass_says_what_transformers_says",
     "kapelle.engines.train.parity": "tests/engines/train/torch/test_engine.py::TestParity::test_the_bound_can_be_said",

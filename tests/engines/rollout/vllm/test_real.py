@@ -134,11 +134,12 @@ def test_parity_stops_a_run_whose_adapters_are_ignored(monkeypatch: pytest.Monke
 
 def test_parity_stops_a_run_whose_adapters_keep_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM does not read a folder again under a name that it knows."""
-    adapter, numbers = Shelf.adapter, {"reasoner": 1, "actor": 2}
+    adapter, numbers = Shelf.adapter, dict[str, int]()
 
-    def under_one_name(self: Shelf, policy: str, *given: Any) -> AdapterFile:
+    def under_one_name(self: Shelf, held: Held, *given: Any) -> AdapterFile:
+        policy = held.policy.name
         number = numbers.setdefault(policy, len(numbers) + 1)
-        return replace(adapter(self, policy, *given), name=policy, number=number)
+        return replace(adapter(self, held, *given), name=policy, number=number)
 
     monkeypatch.setattr(Shelf, "adapter", under_one_name)
     monkeypatch.setattr(InProcess, "drop_adapter", lambda *_: None)

@@ -133,9 +133,7 @@ class VllmEngine:
         if held.adapter is None:
             self._restart_on(queue, self._shelf.model(held.model, given))
         else:
-            assert held.policy.lora is not None
-            old = held.adapter
-            held.adapter = self._shelf.adapter(policy, held.policy.lora, given, version)
+            old, held.adapter = held.adapter, self._shelf.adapter(held, given, version)
             if queue.sampler is not None:
                 queue.sampler.drop_adapter(old)
                 queue.sampler.forget_prefixes()

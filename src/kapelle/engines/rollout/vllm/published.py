@@ -21,8 +21,9 @@ from torch import Tensor
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel
 from kapelle.errors import EngineError, ModelError
 from kapelle.models.language_model import DTYPES, LanguageModel
+from kapelle.models.targets import named
 from kapelle.models.weights import save_adapter, weights_hash
-from kapelle.team import Lora, Policy
+from kapelle.team import Policy
 
 
 @dataclass(slots=True)
@@ -51,15 +52,16 @@ class Shelf:
         shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         held = Held(policy, model, shapes, weights_hash(weights))
         if policy.lora is not None:
-            held.adapter = self.adapter(policy.name, policy.lora, weights, 0)
+            held.adapter = self.adapter(held, weights, 0)
         return held
 
-    def adapter(self, policy: str, lora: Lora, weights: Mapping[str, Tensor], version: int) -> AdapterFile:
-        """Write an adapter under a name that was never used."""
+    def adapter(self, held: Held, weights: Mapping[str, Tensor], version: int) -> AdapterFile:
+        """Write a policy's adapter under a name that was never used."""
+        assert held.policy.lora is not None
         number = next(self._numbers)
-        name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', policy)}-{version}-{number}"
-        with _writing(f"the adapter of policy '{policy}'", self._folder):
-            save_adapter(self._folder / name, weights, lora, "base")
+        name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', held.policy.name)}-{version}-{number}"
+        with _writing(f"the adapter of policy '{held.policy.name}'", self._folder):
+            save_adapter(self._folder / name, weights, named(held.model.model, held.policy.lora), "base")
         return AdapterFile(name, number, self._folder / name)
 
     def model(self, model: LanguageModel, weights: Mapping[str, Tensor]) -> Path:
