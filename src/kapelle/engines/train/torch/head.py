@@ -15,7 +15,7 @@ from kapelle.engines.train.torch.large_head import statistics_in_pieces
 from kapelle.functional.divergences import TokenStatistics, entropy_from_logits, token_logprobs
 from kapelle.models.language_model import LanguageModel
 
-LOGIT_BUDGET = 1 << 24
+LOGIT_BUDGET = 1 << 21
 """Most logits that are kept for the backward pass; beyond it they are computed in pieces and forgotten."""
 
 
