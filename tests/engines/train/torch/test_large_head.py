@@ -162,6 +162,9 @@ class TestHardNumbers:
         assert float((own_KD - expected_KD).norm() / expected_KD.norm()) < 0.03
 
 
+aten = torch.ops.aten
+
+
 class Watched(TorchDispatchMode):
     """Sizes of everything that operations return, and how many products there are."""
 
@@ -174,7 +177,7 @@ class Watched(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        self.products += func.overloadpacket in (aten.mm, aten.addmm, aten.addmm_)
         if isinstance(result, Tensor) and result._base is None:
             self.largest = max(self.largest, result.numel())
         return result

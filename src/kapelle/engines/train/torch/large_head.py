@@ -164,12 +164,12 @@ class _Sums:
         share_KC.scatter_(1, piece.target_K1, own_K1)
         self.others_K[rows] += share_KC.sum(dim=-1)
         if wanted.gradient:
-            self.pull_KD[rows] += _towards(share_KC, piece)
+            _add_towards(self.pull_KD[rows], share_KC, piece)
         if wanted.entropy:
             below_KC.clamp_(min=FORBIDDEN).mul_(share_KC)
             self.moment_K[rows] += below_KC.sum(dim=-1)
         if wanted.entropy_gradient:
-            self.turn_KD[rows] += _towards(below_KC, piece)
+            _add_towards(self.turn_KD[rows], below_KC, piece)
 
     def _raise_peak(self, rows: slice, largest_K: Tensor) -> None:
         before_K = self.peak_K[rows].clone()
@@ -192,11 +192,21 @@ class _Sums:
         column_K[piece.rows] = torch.where(piece.here_K1[:, 0], found_K, column_K[piece.rows])
 
 
-def _towards(share_KC: Tensor, piece: _Piece) -> Tensor:
-    """Return Σ share_v w_v over the piece's words."""
+def _add_towards(sum_KD: Tensor, share_KC: Tensor, piece: _Piece) -> None:
+    """Add Σ share_v w_v over the piece's words."""
     if piece.slope_KC is not None:
         share_KC = share_KC * piece.slope_KC
-    return share_KC.to(piece.weight_CD.dtype) @ piece.weight_CD
+    _add_product(sum_KD, share_KC.to(piece.weight_CD.dtype), piece.weight_CD)
+
+
+def _add_product(sum_AB: Tensor, left_AC: Tensor, right_CB: Tensor, *, anew: bool = False) -> None:
+    """Add a matrix product to a sum, or begin it `anew`; products of half precision are rounded to it before."""
+    if sum_AB.dtype == left_AC.dtype:
+        sum_AB.addmm_(left_AC, right_CB, beta=0 if anew else 1)
+    elif anew:
+        sum_AB.copy_(left_AC @ right_CB)
+    else:
+        sum_AB += left_AC @ right_CB
 
 
 class _Results(NamedTuple):
@@ -296,7 +306,9 @@ def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[T
     problem = _Problem(head, hidden_KD.to(ctx.compute), token_K, temperature_K)
     of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
     hidden_grad_KD = torch.zeros_like(hidden_KD, dtype=problem.dtype) if of_hidden else None
-    weight_grad_VD = torch.zeros_like(weight_VD) if of_weight else None
+    weight_grad_VD = None
+    if of_weight:  # every word is begun anew, if there are tokens
+        weight_grad_VD = torch.empty_like(weight_VD) if len(token_K) else torch.zeros_like(weight_VD)
     bias_grad_V = torch.zeros_like(bias_V) if of_bias else None
     unit_K1 = (head.scale / temperature_K)[:, None]
     for piece in problem.pieces():
@@ -315,9 +327,10 @@ def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[T
             grad_KC.mul_(piece.slope_KC)
         half_KC = grad_KC.to(ctx.compute)
         if hidden_grad_KD is not None:
-            hidden_grad_KD[rows] += half_KC @ piece.weight_CD
+            _add_product(hidden_grad_KD[rows], half_KC, piece.weight_CD)
         if weight_grad_VD is not None:
-            weight_grad_VD[piece.words] += half_KC.T @ problem.hidden_KD[rows]
+            target_CD = weight_grad_VD[piece.words]
+            _add_product(target_CD, half_KC.T, problem.hidden_KD[rows], anew=rows.start == 0)
         if bias_grad_V is not None:
             bias_grad_V[piece.words] += grad_KC.sum(dim=0)
     if hidden_grad_KD is not None:
