@@ -1,6 +1,7 @@
 """Four turns of one conversation: 32 tokens heard and 32 said in each, the context growing from 32 to 256.
 
-Peer: transformers' `generate`, which reads the whole conversation anew in each turn, as trainers use it.
+Peer: transformers' `generate`, which reads the whole conversation anew in each turn, as trainers use it; and at its best,
+with its cache carried over from turn to turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
@@ -29,11 +31,18 @@ def run() -> dict[str, Any]:
         "1M, 64 conversations": conversations("1M", 64, rounds=3),
         "1M, 8 prompts x 8 samples": conversations("1M", 64, rounds=2, samples=8),
         "10M, 16 conversations": conversations("10M", 16, rounds=2),
+        "1M, 64 conversations, cache carried over": conversations("1M", 64, rounds=4, carried=True),
+        "10M, 16 conversations, cache carried over": conversations("10M", 16, rounds=3, carried=True),
     }
 
 
-def conversations(size: str, rows: int, rounds: int, samples: int = 1) -> dict[str, Any]:
-    """Return the comparison on `rows` conversations, `samples` of which begin alike."""
+def conversations(
+    size: str, rows: int, rounds: int, samples: int = 1, *, carried: bool = False
+) -> dict[str, Any]:
+    """Return the comparison on `rows` conversations, `samples` of which begin alike.
+
+    With `carried` the peer's cache lives through all turns of a conversation.
+    """
     engine = LocalEngine({"base": subject(size)}, [Policy("agent", "base")])
     theirs = model(size).eval()
     heard = [
@@ -55,6 +64,7 @@ def conversations(size: str, rows: int, rounds: int, samples: int = 1) -> dict[s
 
     def talk_theirs() -> None:
         tokens: list[Sequence[int]] = [() for _ in range(rows)]
+        cache = DynamicCache(config=theirs.config) if carried else None
         for turn in range(TURNS):
             prompts_RP = torch.tensor(
                 [[*before, *now] for before, now in zip(tokens, heard[turn], strict=True)]
@@ -62,6 +72,7 @@ def conversations(size: str, rows: int, rounds: int, samples: int = 1) -> dict[s
             with torch.no_grad():
                 told = theirs.generate(
                     prompts_RP,
+                    past_key_values=cache,
                     attention_mask=torch.ones_like(prompts_RP),
                     max_new_tokens=SAID,
                     do_sample=True,
@@ -69,5 +80,6 @@ def conversations(size: str, rows: int, rounds: int, samples: int = 1) -> dict[s
                 )
             tokens = told.tolist()
         assert {len(row) for row in tokens} == {TURNS * (HEARD + SAID)}, "theirs has full length"
+        assert cache is None or cache.get_seq_length() == TURNS * (HEARD + SAID) - 1, "and was read once"
 
     return compare(lambda: asyncio.run(talk()), talk_theirs, rounds)
