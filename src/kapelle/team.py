@@ -79,6 +79,15 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """A learning rate and its schedule; what is None is that of the run's `optimizer`."""
+
+    lr: float | None = None
+    schedule: str | None = None
+    warmup_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """One set of weights: a base model with or without an adapter, or a remote endpoint."""
 
@@ -91,6 +100,7 @@ class Policy:
     endpoint: Endpoint | None = None
     past: str | None = None
     """PEFT folder of an adapter that is used as it was saved; such a policy is not trained."""
+    rate: Rate = Rate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +111,7 @@ class Critic:
     base: str = "base"
     lora: Lora = field(default_factory=Lora)
     trained: bool = True
+    rate: Rate = Rate()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from tests.support.tiny import SIZE
 from kapelle.cli.weights_map import WeightsMap, amount, describe, size, weights_map
 from kapelle.models.outline import outline, parameters
 from kapelle.settings.schema import EmbeddedConfig
-from kapelle.team import Agent, Critic, Endpoint, Lora, Place, Policy, Team
+from kapelle.team import Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
 
 MODEL = outline("embedded", EmbeddedConfig(**SIZE))
 LORA = Lora(rank=1, targets=("q_proj",))  # two layers of 16 + 16: 64 parameters
@@ -62,6 +62,13 @@ def test_a_frozen_model_of_one_type_and_device_counts_once() -> None:
     assert one.weight_bytes == mapped(TWO, {"a": "a"}).weight_bytes - 4 * 64
     assert elsewhere.weight_bytes - one.weight_bytes == 2 * ALL
     assert [base.place for base in elsewhere.bases] == ["", "bfloat16 on cpu"]
+
+
+def test_a_rate_of_its_own_is_shown() -> None:
+    policies = {"a": Policy("a", lora=LORA, rate=Rate(3e-6, "cosine", 5)), "b": Policy("b", lora=LORA)}
+    lines = describe(mapped(policies, {"a": "a", "b": "b"}))
+    assert "trains, lr 3e-06, cosine, 5 steps of warm-up" in lines[1]
+    assert lines[2].split()[-2:] == ["trains", "b"]
 
 
 def test_shared_weights_train_whole_and_name_all_their_agents() -> None:

@@ -10,7 +10,7 @@ from kapelle.errors import ConfigError
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_team
-from kapelle.team import Critic, Lora, Policy, Team
+from kapelle.team import Critic, Lora, Policy, Rate, Team
 
 
 def config(agents: Any, algorithm: Any = "grpo", **team: Any) -> RunConfig:
@@ -172,3 +172,45 @@ class TestCritics:
         team = build(seats("solver", "critic"), "mappo")
         assert set(team.policies) == {"solver", "critic"}
         assert not set(team.critics) & set(team.policies)
+
+
+class TestRates:
+    def test_an_agents_own_is_that_of_its_weights_and_of_its_critic(self) -> None:
+        own = {"lr": 3e-6, "critic_lr": 1e-4, "schedule": "cosine"}
+        team = build(seats("a", "b", a={"optimizer": own}), "ippo")
+        assert {name: policy.rate for name, policy in team.policies.items()} == {
+            "a": Rate(3e-6, "cosine"),
+            "b": Rate(),
+        }
+        assert {name: critic.rate for name, critic in team.critics.items()} == {
+            "critic:a": Rate(1e-4, "cosine"),
+            "critic:b": Rate(),
+        }
+
+    def test_it_holds_for_the_weights_of_every_turn(self) -> None:
+        listed = seats("a", "b", a={"weights": {"per_turn": 2}, "optimizer": {"warmup_steps": 7}})
+        assert [policy.rate.warmup_steps for policy in build(listed).policies.values()] == [7, 7, None]
+
+    @pytest.mark.parametrize(
+        "weights",
+        ["frozen", {"model": "some/model", "train": "none"}, {"endpoint": "http://x", "model": "m"}],
+    )
+    def test_what_does_not_train_has_none(self, weights: Any) -> None:
+        with pytest.raises(
+            ConfigError, match="`optimizer` of agent 'a' sets a learning rate, but nothing trains"
+        ):
+            build(seats("a", "b", a={"weights": weights, "optimizer": {"lr": 1e-3}}))
+
+    def test_agents_that_share_weights_share_their_rate(self) -> None:
+        listed = seats("a", "b", a={"optimizer": {"lr": 1e-3}})
+        with pytest.raises(ConfigError, match="need the same `lora` and `optimizer`"):
+            build(listed, sharing="shared")
+
+    def test_a_critic_has_one_rate(self) -> None:
+        listed = seats("a", "b", b={"optimizer": {"critic_lr": 1e-3}})
+        with pytest.raises(
+            ConfigError, match=r"critic_lr` of agent 'b' is 0.001, but its critic is that of 'a'"
+        ):
+            build(listed, "mappo")
+        both = {"optimizer": {"critic_lr": 1e-3}}
+        assert build(seats("a", "b", a=both, b=both), "mappo").critics["critic:a"].rate == Rate(1e-3)

@@ -58,6 +58,8 @@ class PlainEngine:
                         )
                 self._homes[policy.name] = own[policy.base], policy.name if policy.lora else None
                 self._homes[embedder_name(policy.name)] = frozen[policy.base], None
+        self._rates = {policy.name: setup.optimizer_of(policy).lr for policy in setup.policies}
+        self._rates |= {critic.name: setup.optimizer_of(critic).lr for critic in setup.critics}
         self._critics = {critic.name for critic in setup.critics}
         for critic in setup.critics:
             model = own[critic.base]
@@ -166,7 +168,7 @@ class PlainEngine:
         with torch.no_grad():
             for tensor, grad in zip(tensors.values(), grads, strict=True):
                 if grad is not None:
-                    tensor.sub_(self._setup.optimizer.lr * grad / weight)
+                    tensor.sub_(self._rates[name] * grad / weight)
         if name in self._versions:
             self._versions[name] += 1
             self._changed.add(name)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kapelle.models.outline import adapter_parameters, parameters
-from kapelle.team import Place, Policy, Team
+from kapelle.team import Place, Policy, Rate, Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class LearnerRow:
     """Parameters that belong to it alone; 0 for frozen ones and endpoints."""
     agents: tuple[str, ...]
     """Agents that act with it, or that it judges."""
+    rate: str = ""
+    """Its own learning rate and schedule, in words; empty where they are those of `optimizer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: b
         own = adapter_parameters(models[critic.base], critic.lora) + head
         judged = tuple(agent for agent, its in team.critic_of.items() if its == name)
         words = f"LoRA r {critic.lora.rank} and a value head on {critic.base}"
-        learners.append(LearnerRow(name, "critic", words, critic.trained, own, judged))
+        learners.append(LearnerRow(name, "critic", words, critic.trained, own, judged, _rate(critic.rate)))
     adapters = sum(4 * learner.own_parameters for learner in learners if "LoRA" in learner.weights)
     trained = sum(learner.own_parameters for learner in learners if learner.trained)
     copied = sum(x.own_parameters for x in learners if x.trained and x.kind == "policy") if references else 0
@@ -115,9 +117,16 @@ def _policy(
     if policy.lora is not None:
         own = adapter_parameters(models[policy.base], policy.lora)
         words = f"LoRA r {policy.lora.rank} on {policy.base}"
-        return LearnerRow(name, "policy", words, policy.trained, own, agents)
+        return LearnerRow(name, "policy", words, policy.trained, own, agents, _rate(policy.rate))
     own = sizes[policy.base] if policy.trained else 0
-    return LearnerRow(name, "policy", f"all of {policy.base}", policy.trained, own, agents)
+    words = f"all of {policy.base}"
+    return LearnerRow(name, "policy", words, policy.trained, own, agents, _rate(policy.rate))
+
+
+def _rate(rate: Rate) -> str:
+    lr = "" if rate.lr is None else f"lr {rate.lr:g}"
+    warmup = "" if rate.warmup_steps is None else f"{rate.warmup_steps} steps of warm-up"
+    return ", ".join(word for word in (lr, rate.schedule or "", warmup) if word)
 
 
 def _seat(agent: str, policy: str, team: Team) -> str:
@@ -134,7 +143,7 @@ def describe(found: WeightsMap) -> list[str]:
             learner.name,
             learner.weights,
             amount(learner.own_parameters) if learner.own_parameters else "",
-            "trains" if learner.trained else "frozen",
+            f"trains{learner.rate and f', {learner.rate}'}" if learner.trained else "frozen",
             ", ".join(learner.agents),
         )
         for learner in found.learners

@@ -56,7 +56,9 @@ def model_config(
         agents = tuple(
             agent
             if isinstance(agent.weights, EndpointConfig)
-            else agent.model_copy(update={"weights": None, "lora": None, "share_critic_with": None})
+            else agent.model_copy(
+                update={"weights": None, "lora": None, "share_critic_with": None, "optimizer": None}
+            )
             for agent in agents
         )
     team = config.team.model_copy(update={"sharing": "frozen", "agents": agents, "critic_sharing": None})

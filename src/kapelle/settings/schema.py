@@ -131,6 +131,18 @@ class SamplingConfig(Settings):
     stop: tuple[str, ...] = ()
 
 
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class RateConfig(Settings):
+    """The learning rates of what acts for an agent, and of its critic; null is that of the section `optimizer`."""
+
+    lr: float | None = Field(None, gt=0)
+    critic_lr: float | None = Field(None, gt=0)
+    schedule: Schedule | None = None
+    warmup_steps: int | None = Field(None, ge=0)
+
+
 class AgentConfig(Settings):
     """One agent: its prompts, which weights act for it, how it samples."""
 
@@ -145,6 +157,8 @@ class AgentConfig(Settings):
     """None uses `team.sampling`."""
     share_critic_with: str | int | None = None
     """Name or seat number (from 0) of the agent whose critic this one uses too."""
+    optimizer: Annotated[RateConfig | None, FROM_HERE_ON] = None
+    """None uses the section `optimizer`."""
 
 
 class TeamConfig(Settings):
@@ -175,7 +189,7 @@ class OptimizerConfig(Settings):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Norm to which the gradient of each policy is clipped separately; null turns clipping off."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     warmup_steps: int = Field(0, ge=0)
     """Optimiser steps over which the learning rate rises from 0."""
 
@@ -202,7 +216,7 @@ class WarmupConfig(Settings):
     batch: int = Field(48, ge=1)
     """Sequences per step."""
     lr: float = Field(3e-3, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    schedule: Schedule = "cosine"
 
 
 class TrainingConfig(Settings):

@@ -23,12 +23,13 @@ from kapelle.settings.schema import (
     OwnModel,
     PastAdapter,
     PerTurn,
+    RateConfig,
     RunConfig,
     SamplingConfig,
     TeamConfig,
 )
 from kapelle.signals.verifier import VerifierScores
-from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Place, Policy, Team
+from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
 from kapelle.types import Sampling
 
 BASE = "base"
@@ -100,7 +101,7 @@ def build_team(config: RunConfig, algorithm: Algorithm) -> Team:
             if known != policy:
                 raise ConfigError(
                     f"Agent '{seat.name}' gives policy '{policy.name}' other settings than an earlier agent does. "
-                    "Agents that share weights need the same `lora`; or give this one another name or adapter."
+                    "Agents that share weights need the same `lora` and `optimizer`; or give this one another name or adapter."
                 )
         policy_of[seat.name] = own[0].name
         if isinstance(seat.weights, PerTurn):
@@ -137,7 +138,21 @@ def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
 def _policies(
     seat: AgentConfig, team: TeamConfig, bases: dict[str, str], places: Places
 ) -> tuple[Policy, ...]:
-    """Return the policy of each of an agent's turns; only one where all turns have the same."""
+    """Return the policy of each of an agent's turns, with its rate; only one where all turns have the same."""
+    made = _policies_at_rest(seat, team, bases, places)
+    if seat.optimizer is None:
+        return made
+    if not all(policy.trained for policy in made):
+        raise ConfigError(
+            f"`optimizer` of agent '{seat.name}' sets a learning rate, but nothing trains what acts for it. Remove it, or "
+            "give the agent `weights` that are trained."
+        )
+    return tuple(replace(policy, rate=_rate(seat.optimizer, seat.optimizer.lr)) for policy in made)
+
+
+def _policies_at_rest(
+    seat: AgentConfig, team: TeamConfig, bases: dict[str, str], places: Places
+) -> tuple[Policy, ...]:
     weights = seat.weights or team.sharing
     if not isinstance(weights, PerTurn):
         return (_policy(seat, weights, team, bases, places),)
@@ -211,7 +226,9 @@ def _critics(
         name = f"critic:{owner}"  # no agent, and so no policy, can have this name
         critic_of[seat.name] = name
         base = _still_base(policies[policy_of[owner]], team, bases, places)
-        critics[name] = Critic(name, base, _lora(team.critic_lora))
+        critics[name] = Critic(
+            name, base, _lora(team.critic_lora), rate=_critic_rate(owner, critic_of, seats)
+        )
     return critics, critic_of
 
 
@@ -273,6 +290,26 @@ def _copy_of(base: str, team: TeamConfig, bases: dict[str, str], places: Places)
     bases[copy] = bases[base]
     places.put(copy, team.critic_dtype, team.critic_device, "team.critic_device", like=base)
     return copy
+
+
+def _critic_rate(owner: str, critic_of: Mapping[str, str], seats: tuple[AgentConfig, ...]) -> Rate:
+    """Return the rate of an agent's critic; ConfigError where another agent that it judges asks for another one."""
+    of = {seat.name: seat.optimizer for seat in seats}
+    own = of[owner]
+    for agent, critic in critic_of.items():
+        other = of[agent]
+        wanted = None if other is None else other.critic_lr
+        if critic == f"critic:{owner}" and wanted not in {None, own and own.critic_lr}:
+            raise ConfigError(
+                f"`optimizer.critic_lr` of agent '{agent}' is {wanted:g}, but its critic is that of '{owner}', which sets "
+                f"{own.critic_lr if own else None}. Set it for '{owner}' alone, or give each agent a critic of its own "
+                "(`team.critic_sharing: own`)."
+            )
+    return Rate() if own is None else _rate(own, own.critic_lr)
+
+
+def _rate(config: RateConfig, lr: float | None) -> Rate:
+    return Rate(lr, config.schedule, config.warmup_steps)
 
 
 def _lora(config: LoraConfig) -> Lora:

@@ -58,7 +58,10 @@ def _shared_without_critics(config: RunConfig) -> RunConfig:
     """Return the same run with one set of weights for all agents and without critics."""
     agents = config.team.agents
     if not isinstance(agents, int):
-        agents = tuple(a.model_copy(update={"weights": None, "share_critic_with": None}) for a in agents)
+        agents = tuple(
+            a.model_copy(update={"weights": None, "share_critic_with": None, "optimizer": None})
+            for a in agents
+        )
     update = {"sharing": "shared", "agents": agents, "critic_sharing": None}
     return config.model_copy(update={"team": config.team.model_copy(update=update)})
 

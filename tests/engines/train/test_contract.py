@@ -38,7 +38,7 @@ from kapelle.errors import CheckpointError, ModelError, NumericsError, ParityErr
 from kapelle.models.language_model import LanguageModel
 from kapelle.rows import Sample
 from kapelle.settings.schema import OptimizerConfig
-from kapelle.team import Critic, Policy, embedder_name, reference_name
+from kapelle.team import Critic, Policy, Rate, embedder_name, reference_name
 from kapelle.types import Message
 
 ENGINES: Mapping[str, TrainEngineSettings] = {
@@ -46,11 +46,12 @@ ENGINES: Mapping[str, TrainEngineSettings] = {
     "plain": Plain(),
     "two processes": TwoProcesses(),
 }
+USUAL = Rate()
 LENGTHS = [(3, 5), (7, 2), (4, 1), (5, 4)]
 NLL = Objective(negative_log_likelihood, ValueLossConfig().build(), parity=False)
 
 
-Make = Callable[[], TrainEngine]
+Make = Callable[..., TrainEngine]
 
 
 @pytest.fixture(
@@ -60,13 +61,13 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Builds engines on a fresh base: policies `a` and `b` with adapters, `still` that does not learn, a critic `v`."""
     made: list[TrainEngine] = []
 
-    def build() -> TrainEngine:
+    def build(rate: Rate = USUAL) -> TrainEngine:
         for earlier in made:  # one group of processes at a time
             earlier.close()
         setup = TrainSetup(
             {"base": tiny_model()},
-            [Policy("a", lora=LORA), Policy("b", lora=LORA), Policy("still", trained=False)],
-            [Critic("v", lora=LORA)],
+            [Policy("a", lora=LORA), Policy("b", lora=LORA, rate=rate), Policy("still", trained=False)],
+            [Critic("v", lora=LORA, rate=rate)],
             OptimizerConfig(lr=1e-2, eps=1e-3),
             UpdateLimits(microbatch_tokens=40),
             seed=0,
@@ -207,6 +208,22 @@ class TestUpdates:
             assert changed(before, learned(engine)) == {moving}
             assert {n for n, version in engine.versions.items() if version != versions[n]} == {moving} - {"v"}
         assert set(engine.versions) == {"a", "b"}
+
+    def test_each_policy_and_critic_takes_steps_at_its_own_rate(self, make: Make) -> None:
+        moved = []
+        for rate in (USUAL, Rate(lr=3e-2)):
+            engine = make(rate)
+            before = learned(engine)
+            engine.update(words("a", "b") + judged(), NLL)
+            after = learned(engine)
+            moved.append(
+                {name: {key: after[name][key] - of[key] for key in of} for name, of in before.items()}
+            )
+        usual, faster = moved
+        assert same_bits(usual["a"], faster["a"])
+        for name in ("b", "v"):
+            for key, step in usual[name].items():
+                torch.testing.assert_close(faster[name][key], 3 * step, rtol=1e-3, atol=1e-6)
 
     def test_every_optimiser_step_is_a_version(self, engine: TrainEngine) -> None:
         engine.update(words("a", "b"), replace(NLL, epochs=2, minibatches=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import NumericsError, ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.rows import Sample
-from kapelle.team import Critic, Lora, Policy, reference_name
+from kapelle.team import Critic, Lora, Policy, Rate, reference_name
 
 CLIPPED = SurrogateConfig().build()
 VALUES = ValueLossConfig().build()
@@ -199,12 +200,17 @@ class TestPolicyByPolicy:
     """A joint step over n policies equals each trained alone."""
 
     @staticmethod
-    def trained(names: Sequence[str], *, exact: bool) -> dict[str, dict[str, Tensor]]:
+    def trained(
+        names: Sequence[str], *, exact: bool, rates: Mapping[str, Rate] | None = None, **optimizer: Any
+    ) -> dict[str, dict[str, Tensor]]:
+        of = rates or {}
+        policies = [Policy(n, lora=LORA, rate=of.get(n, Rate())) for n in names if n != "v"]
         engine = train_engine(
-            lora_policies(*[n for n in names if n != "v"]),
-            [Critic("v", lora=LORA)] if "v" in names else [],
+            policies,
+            [Critic("v", lora=LORA, rate=of.get("v", Rate()))] if "v" in names else [],
             # One row of one sequence at a time computes the very same floats in any company.
-            limits=UpdateLimits(microbatch_tokens=1 if exact else 8192),
+            limits=UpdateLimits(microbatch_tokens=1 if exact else 8192, total_steps=12),
+            **optimizer,
             weight_decay=0.1,
             max_grad_norm=0.05,
             eps=1e-8 if exact else 1e-4,
@@ -229,6 +235,18 @@ class TestPolicyByPolicy:
         joint = self.trained(["a", "b", "c"], exact=True)
         for name in ("a", "b", "c"):
             assert same_bits(joint[name], self.trained([name], exact=True)[name])
+
+    def test_each_at_a_rate_and_schedule_of_its_own(self) -> None:
+        """A joint run is that of each policy under a run whose `optimizer` says what the agent's own says."""
+        rates = {"a": Rate(3e-2, "cosine"), "b": Rate(warmup_steps=5), "c": Rate()}
+        joint = self.trained(["a", "b", "c"], exact=True, rates=rates, schedule="linear")
+        alone = {
+            "a": self.trained(["a"], exact=True, lr=3e-2, schedule="cosine"),
+            "b": self.trained(["b"], exact=True, schedule="linear", warmup_steps=5),
+            "c": self.trained(["c"], exact=True, schedule="linear"),
+        }
+        for name, one in alone.items():
+            assert same_bits(joint[name], one[name])
 
     def test_packed_together_to_a_millionth(self) -> None:
         joint = self.trained(["a", "b", "c", "v"], exact=False)

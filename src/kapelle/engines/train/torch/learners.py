@@ -16,7 +16,7 @@ from kapelle.errors import CheckpointError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.weights import copy_weights
 from kapelle.runtime.seeds import derive_seed
-from kapelle.team import Critic, Lora, embedder_name, reference_name
+from kapelle.team import Critic, Lora, Policy, embedder_name, reference_name
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Learners:
                 self._adapt(model, policy.name, policy.lora)
             self.homes[policy.name] = Home(model, policy.name if policy.lora else None)
             if policy.trained:
-                self._learn(policy.name, setup.optimizer.lr)
+                self._learn(policy)
         for critic in setup.critics:
             self._add_critic(critic)
         if setup.references:
@@ -69,8 +69,7 @@ class Learners:
             model.add_value_head(critic.name)
         self.homes[critic.name] = Home(model, critic.name, critic=True)
         if critic.trained:
-            optimizer = self._setup.optimizer
-            self._learn(critic.name, optimizer.critic_lr or optimizer.lr)
+            self._learn(critic)
 
     def _adapt(self, model: LanguageModel, name: str, lora: Lora) -> None:
         """Add an adapter, or continue with the one that an earlier engine left on a model in memory."""
@@ -83,8 +82,9 @@ class Learners:
                 "Load the model anew, or set `lora` as it was."
             )
 
-    def _learn(self, name: str, lr: float) -> None:
-        setup, scaled = self._setup, self.homes[name].model.dtype == torch.float16
+    def _learn(self, learner: Policy | Critic) -> None:
+        setup, name = self._setup, learner.name
+        settings, scaled = setup.optimizer_of(learner), self.homes[name].model.dtype == torch.float16
         parameters = cast("Mapping[str, torch.nn.Parameter]", self._tensors(name))
         narrow = next((key for key, p in parameters.items() if p.dtype != torch.float32), None)
         if narrow is not None:
@@ -93,7 +93,9 @@ class Learners:
                 f"{str(parameters[narrow].dtype).removeprefix('torch.')}: small steps would be lost to rounding. Pass the model "
                 "with its weights in float32, or train an adapter (`weights: lora`)."
             )
-        self.by_name[name] = Learner(name, parameters, setup.optimizer, lr, setup.limits.total_steps, scaled)
+        self.by_name[name] = Learner(
+            name, parameters, settings, settings.lr, setup.limits.total_steps, scaled
+        )
 
     def _tensors(self, name: str) -> dict[str, Tensor]:
         home = self.homes[name]
