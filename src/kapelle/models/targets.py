@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kapelle.models.banked_linear import Plain
 
 ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
-"""Names of the layers that choose or weigh experts."""
+"""Names of the layers that choose or weigh experts, or of what holds them."""
 
 EXPERT_PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"})
 """Names that the parts of an expert have or once had."""
@@ -77,7 +77,8 @@ def _all_linear(model: nn.Module, layers: Mapping[str, Plain]) -> list[str]:
         path
         for path, layer in layers.items()
         if any(part.isdigit() for part in path.split("."))  # the number of its block
-        and path.rpartition(".")[2] not in (*ROUTERS, *parts_of_experts)
+        and ROUTERS.isdisjoint(path.split("."))
+        and path.rpartition(".")[2] not in parts_of_experts
         and features_of(layer)[1] > 1
         and (_mixer(model, path) is None or path.endswith(".in_proj"))
     ]
@@ -91,9 +92,9 @@ def _names(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ends_of(path: str) -> Iterator[str]:
-    """Yield the ends of a path, shortest first."""
+    """Yield the ends of a path that begin with a word, shortest first."""
     parts = path.split(".")
-    return (".".join(parts[first:]) for first in reversed(range(len(parts))))
+    return (".".join(parts[first:]) for first in reversed(range(len(parts))) if not parts[first].isdigit())
 
 
 def _ends(path: str, target: str) -> bool:
