@@ -9,7 +9,7 @@ Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import LoraBank, Route
 from kapelle.models.output_head import OutputHead, scale_and_cap
 from kapelle.models.paths import check_loaded, check_model_path, loading
+from kapelle.models.recomputation import again, recomputed
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.sealed import verify_folder
 from kapelle.settings.schema import ModelConfig
@@ -109,14 +110,17 @@ class LanguageModel:
         with self.bank.routed(route), torch.autocast(self.device.type, self.dtype, enabled=half):
             yield
 
-    def hidden(self, tokens_N: Tensor, positions_N: Tensor, plan: Plan) -> Tensor:
+    def hidden(self, tokens_N: Tensor, positions_N: Tensor, plan: Plan, *, recompute: bool = False) -> Tensor:
         """Return the last hidden states `_ND` of flat tokens; call it inside `computing`.
 
-        Plans with shared prefixes are for models with a flat pass; others run bucket by bucket, padded.
+        Plans with shared prefixes are for models with a flat pass; others run bucket by bucket, padded. With `recompute`
+        the backward pass computes each block again, of which the forward pass then keeps the input alone.
         """
         if self.flat is not None:
-            return self.flat.hidden(tokens_N, positions_N, self.flat.by_plan(plan))
-        pieces = [self._padded(tokens_N, positions_N, bucket.query_BL) for bucket in plan.buckets]
+            run = again(self.bank) if recompute else None
+            return self.flat.hidden(tokens_N, positions_N, self.flat.by_plan(plan), run)
+        with recomputed(self.body, self.bank) if recompute else nullcontext():
+            pieces = [self._padded(tokens_N, positions_N, bucket.query_BL) for bucket in plan.buckets]
         joined = torch.cat([piece.flatten(0, 1) for piece in pieces])
         return joined if plan.where_N is None else joined.index_select(0, plan.where_N)
 

@@ -121,6 +121,15 @@ class LoraBank:
             self.route = before
 
     @contextmanager
+    def on(self, route: tuple[tuple[str, int, int], ...]) -> Iterator[None]:
+        """Inside, rows go where they went when `self.route` was this."""
+        before, self.route = self.route, route
+        try:
+            yield
+        finally:
+            self.route = before
+
+    @contextmanager
     def rows_at(self, places: Sequence[int]) -> Iterator[None]:
         """Inside, row k of a batch goes where the flat token at `places[k]` (ascending) would go."""
         before = self.route

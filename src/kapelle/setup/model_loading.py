@@ -99,6 +99,7 @@ def build_train_engine(
             training.parity_tolerance,
             training.non_finite,
             max(1, training.steps * algorithm.update.epochs * algorithm.update.minibatches),
+            training.gradient_checkpointing,
         ),
         config.seed,
         references=algorithm.need(ReferenceLogProbs) is not None,

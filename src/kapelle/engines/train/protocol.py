@@ -45,6 +45,8 @@ class UpdateLimits:
     """What happens at a loss or gradient that is not finite: `stop` raises NumericsError, `skip` leaves the step out."""
     total_steps: int = 1_000_000
     """Optimiser steps of the whole run, for schedules that end."""
+    gradient_checkpointing: bool = False
+    """Whether the backward pass computes each decoder block again instead of keeping what it read."""
 
 
 @dataclass(frozen=True, slots=True)

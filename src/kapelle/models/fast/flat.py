@@ -86,14 +86,25 @@ class FlatModel:
         head: nn.Module = self._head_of()
         return head
 
-    def hidden(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """Return the last hidden states `_ND`; `attend` mixes tokens, everything else is token by token."""
+    def hidden(
+        self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, run: Callable[..., Any] | None = None
+    ) -> Tensor:
+        """Return the last hidden states `_ND`; `attend` mixes tokens, everything else is token by token.
+
+        `run` is called with each block and its arguments; None calls the block itself.
+        """
         x_ND = as_float(self._body.embed_tokens(tokens_N))
-        cos_N1E, sin_N1E = self._rotary(x_ND, positions_N)
-        for number, layer in enumerate(self._layers):
-            gathered_NHE = attend(number, *self._heads(layer, x_ND, cos_N1E, sin_N1E))
-            x_ND = self._mlp(layer, x_ND + layer.self_attn.o_proj(gathered_NHE.flatten(1)))
+        turn = self._rotary(x_ND, positions_N)
+        for number in range(self.depth):
+            args = (number, x_ND, *turn, attend)
+            x_ND = self._block(*args) if run is None else run(self._block, *args)
         return self._norm(x_ND, self._body.norm)
+
+    def _block(self, number: int, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
+        """Return the stream `_ND` after a layer."""
+        layer = self._layers[number]
+        gathered_NHE = attend(number, *self._heads(layer, x_ND, cos_N1E, sin_N1E))
+        return self._mlp(layer, x_ND + layer.self_attn.o_proj(gathered_NHE.flatten(1)))
 
     def _heads(
         self, layer: Any, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor

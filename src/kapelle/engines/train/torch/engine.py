@@ -40,7 +40,9 @@ class TorchTrainEngine:
         `sharing` connects the processes that share every step; None uses this process alone.
         """
         self._held = Learners(setup)
-        self._forward = Forward(self._held, setup.limits.microbatch_tokens)
+        self._forward = Forward(
+            self._held, setup.limits.microbatch_tokens, recompute=setup.limits.gradient_checkpointing
+        )
         self._updater = Updater(self._held, self._forward, setup.limits, setup.seed, sharing or Alone())
 
     @property

@@ -21,10 +21,14 @@ from kapelle.rows import Sample
 class Forward:
     """All learners that share a base in one pass."""
 
-    def __init__(self, learners: Learners, microbatch_tokens: int) -> None:
-        """Evaluate these learners, with at most `microbatch_tokens` tokens in one pass."""
+    def __init__(self, learners: Learners, microbatch_tokens: int, *, recompute: bool = False) -> None:
+        """Evaluate these learners, with at most `microbatch_tokens` tokens in one pass.
+
+        With `recompute` a backward pass computes each decoder block again.
+        """
         self._homes = learners.homes
         self._microbatch_tokens = microbatch_tokens
+        self._recompute = recompute
 
     @torch.no_grad()
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -56,8 +60,9 @@ class Forward:
         """Run one forward pass and return each learner's statistics or values `_K` of its targets."""
         home = self._homes[batch.owners[0][0]]
         route = [(self._homes[name].adapter, first, last) for name, first, last in batch.owners]
+        recompute = self._recompute and torch.is_grad_enabled()
         with home.model.computing(route):
-            hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan)
+            hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute)
             hidden_KD = hidden_ND.index_select(0, batch.source_K)
             return [
                 (
