@@ -14,6 +14,7 @@ from unittest.mock import patch
 import httpx
 import pytest
 from tests.engines.rollout.vllm.stand_in import StandIn
+from tests.engines.rollout.vllm.stand_in_server import Serving
 from tests.support.tiny import LORA, lora_policies, stir, tiny_model
 from torch import Tensor
 
@@ -39,6 +40,8 @@ class Subject:
     engine: RolloutEngine
     breaking: Callable[[], AbstractContextManager[None]]
     """While it is open, sampling fails."""
+    close: Callable[[], None] = lambda: None
+    """Ends what was started beside the engine."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,19 @@ def vllm_stand_in() -> Subject:
 
     folder = Path(tempfile.mkdtemp())
     return Subject(VllmEngine({"base": base()}, POLICIES, StandIn, folder), breaking)
+
+
+def vllm_server_stand_in() -> Subject:
+    serving = Serving()
+
+    @contextmanager
+    def breaking() -> Iterator[None]:
+        serving.servers[-1].broken = True
+        yield
+        serving.servers[-1].broken = False
+
+    folder = Path(tempfile.mkdtemp())
+    return Subject(VllmEngine({"base": base()}, POLICIES, serving, folder), breaking, serving.close)
 
 
 def vllm() -> Subject:
@@ -156,6 +172,7 @@ def scripted() -> Subject:
 KINDS: Mapping[str, Kind] = {
     "local": Kind(local, weights=True),
     "stand-in for vllm": Kind(vllm_stand_in, weights=True),
+    "stand-in for a vllm server": Kind(vllm_server_stand_in, weights=True),
     "vllm": Kind(vllm, weights=True, marks=(pytest.mark.vllm,)),
     "endpoint": Kind(endpoint),
     "scripted": Kind(scripted, samples=False),

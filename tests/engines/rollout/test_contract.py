@@ -49,6 +49,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     made = KINDS[request.param].make()
     yield made
     made.engine.close()
+    made.close()
 
 
 @pytest.fixture

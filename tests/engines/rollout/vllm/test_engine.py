@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -185,6 +186,13 @@ class TestFaults:
         started.refuses = True
         with pytest.raises(EngineError, match="did not start"):
             VllmEngine({"base": base()}, POLICIES, started, tmp_path / "files")
+        assert not (tmp_path / "files").exists()
+
+    def test_what_nobody_closes_is_closed_with_its_last_use(self, started: Started, tmp_path: Path) -> None:
+        engine = VllmEngine({"base": base()}, POLICIES, started, tmp_path / "files")
+        del engine
+        gc.collect()
+        assert started.last.calls == ["close"]
         assert not (tmp_path / "files").exists()
 
     def test_released_caches_are_of_a_sleeping_sampler(self, engine: VllmEngine, started: Started) -> None:

@@ -5,6 +5,7 @@ The contract suite is asked of it too: `test_contract.py`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,14 +15,17 @@ from typing import Any
 import pytest
 import torch
 from tests.engines.rollout.subjects import NAMES, POLICIES, bare, base, own_weights
-from tests.support.tiny import SIZE, sections
+from tests.engines.rollout.test_contract import WAYS, ask, ask_for, assert_true, words
+from tests.support.tiny import SIZE, frozen_copy, sections, stir
 
 from kapelle.engines.rollout.vllm.engine import VllmEngine
 from kapelle.engines.rollout.vllm.in_process import ENVIRONMENT, InProcess, start_in_process
 from kapelle.engines.rollout.vllm.published import Held, Shelf, base_model
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, Row, Sampled
+from kapelle.engines.rollout.vllm.served import Served
+from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.engines.rollout.vllm.versions import installed, mixes_rightly
-from kapelle.errors import ParityError
+from kapelle.errors import EngineError, ParityError
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
@@ -145,3 +149,31 @@ def test_parity_stops_a_run_whose_adapters_keep_their_name(monkeypatch: pytest.M
     monkeypatch.setattr(InProcess, "drop_adapter", lambda *_: None)
     with pytest.raises(ParityError):
         trained(3)
+
+
+def test_a_server_that_is_started_plays_a_run(tmp_path: Path) -> None:
+    """Adapters are loaded and forgotten while it runs; a row that it refuses fails alone; it ends with the engine."""
+    engine = Vllm(kv_gib=0.05, server="start").build({"base": base()}, POLICIES)
+    try:
+        weights = own_weights()
+        for version in (0, 1):
+            requests = [ask_for(NAMES[k % 3], k, sampling) for k, sampling in enumerate(WAYS.values())]
+            answers = asyncio.run(ask(engine, requests))
+            for request, answer in zip(requests, answers, strict=True):
+                assert answer.version == (version if request.policy == "b" else 0)
+                assert_true(weights, request, answer)
+            assert words(asyncio.run(ask(engine, requests))) == words(answers)
+            weights["b"] = frozen_copy(weights["b"])
+            stir(weights["b"], 71 + version)
+            engine.load("b", weights["b"], version + 1)
+        long = replace(ask_for("a"), prompt_ids=tuple(range(10, 200)) * 2)
+        with pytest.raises(EngineError, match="HTTP 400"):
+            asyncio.run(ask(engine, [long]))
+        assert asyncio.run(ask(engine, [ask_for("a")]))
+        (served,) = [queue.sampler for queue in engine._queues.values()]
+        assert isinstance(served, Served)
+        assert served._process is not None
+        assert served._process.poll() is None
+    finally:
+        engine.close()
+    assert served._process.poll() is not None

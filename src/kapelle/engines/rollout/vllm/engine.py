@@ -8,6 +8,7 @@ order. What vLLM gets wrong silently is kept away from it: rows with and without
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -71,20 +72,25 @@ class VllmEngine:
         folder: Path,
         *,
         mixes: bool = False,
+        restarts: bool = True,
         max_rows: int = 256,
         patience: float = 60.0,
     ) -> None:
         """Sample from copies of these models that `start` makes; published weights pass through `folder`.
 
-        `mixes` tells whether rows with and without an adapter may share a batch.
+        `mixes` tells whether rows with and without an adapter may share a batch, `restarts` whether `start` can put vLLM
+        on other base weights.
         """
         self._start, self._mixes, self._max_rows, self._patience = start, mixes, max_rows, patience
+        self._restarts = restarts
         self._shelf = Shelf(folder)
         self._rows = count()
         self._pump: asyncio.Task[None] | None = None
         played = [policy for policy in policies if policy.endpoint is None]
         self._held = {policy.name: self._shelf.begin(policy, models[policy.base]) for policy in played}
         self._queues: dict[int, _Queue] = {}
+        # Also when nobody closes the engine: a server and gigabytes of files would stay.
+        self._end = weakref.finalize(self, _release, self._queues, self._shelf)
         for model in {id(held.model): held.model for held in self._held.values()}.values():
             own = [held.policy for held in self._held.values() if held.model is model]
             self._queues[id(model)] = _Queue(model, base_model(model, self._path(model), own))
@@ -130,6 +136,11 @@ class VllmEngine:
                 f"Policy '{policy}' got new weights while {len(queue.in_flight)} requests to its base model are unfinished. "
                 "Load weights when all are answered."
             )
+        if held.adapter is None and not self._restarts:
+            raise EngineError(
+                f"Policy '{policy}' is a whole model, and a server that runs elsewhere takes adapters alone. Set "
+                "`engine.server: start`, or leave `engine.server` out."
+            )
         if held.adapter is None:
             self._restart_on(queue, self._shelf.model(held.model, given))
         else:
@@ -152,11 +163,9 @@ class VllmEngine:
                 queue.sampler.sleep()
 
     def close(self) -> None:
-        """Stop vLLM and delete the files that it read."""
-        for queue in self._queues.values():
-            queue.close()
+        """Stop vLLM and delete the files that it read; a second call does nothing."""
         self._held.clear()
-        self._shelf.close()
+        self._end()
 
     def _path(self, model: LanguageModel) -> str:
         """Return where vLLM finds a base: where it was read from, or a copy of what is in memory."""
@@ -257,6 +266,9 @@ class VllmEngine:
         pending = queue.in_flight.pop(sampled.id, None)
         if pending is None:
             return
+        if sampled.error is not None:
+            pending.fail(EngineError(sampled.error))
+            return
         held = self._find(pending.request.policy)
         text = str(queue.model.tokenizer.decode(list(sampled.ids), skip_special_tokens=True))
         for stop in pending.request.sampling.stop:
@@ -281,6 +293,15 @@ class VllmEngine:
                 f"The engine vllm holds no policy '{policy}'.{did_you_mean(policy, self._held)}"
             )
         return self._held[policy]
+
+
+def _release(queues: Mapping[int, _Queue], shelf: Shelf) -> None:
+    """Stop the samplers and delete the files."""
+    try:
+        for queue in queues.values():
+            queue.close()
+    finally:
+        shelf.close()
 
 
 def _fail(queue: _Queue, error: Exception) -> None:

@@ -42,6 +42,8 @@ class Sampled:
     """Log-prob of each id under the distribution that was sampled from (nats)."""
     stopped: bool
     """True if an end of turn or a stop string ended it, False if a limit did."""
+    error: str | None = None
+    """Why there is no answer; the other rows go on."""
 
 
 @dataclass(frozen=True, slots=True)

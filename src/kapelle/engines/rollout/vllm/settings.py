@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator
 
 from kapelle.engines.rollout.vllm.versions import installed, mixes_rightly, need_installed
+from kapelle.errors import ConfigError
 from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Policy
 from kapelle.types import Json
@@ -19,14 +20,18 @@ if TYPE_CHECKING:
     from kapelle.engines.rollout.vllm.engine import VllmEngine
     from kapelle.models.language_model import LanguageModel
 
+START = "start"
+
 OURS = ("model", "dtype", "logprobs_mode", "enable_lora", "max_loras", "max_lora_rank", "enable_sleep_mode")
 """Arguments of vLLM on which the engine depends."""
 
 
 class Vllm(Settings):
-    """Settings of the engine that samples with vLLM in this process."""
+    """Settings of the engine that samples with vLLM, in this process or on a server."""
 
     name: Literal["vllm"] = "vllm"
+    server: Annotated[str, FROM_HERE_ON] = ""
+    """Empty to sample in this process, `start` for a server that the run starts and ends, or the URL of one that runs."""
     kv_gib: Annotated[float, FROM_HERE_ON] = Field(4.0, gt=0.0, allow_inf_nan=False)
     """GiB for keys and values of each base model."""
     max_rows: Annotated[int, FROM_HERE_ON] = Field(256, ge=1)
@@ -44,24 +49,48 @@ class Vllm(Settings):
             raise ValueError(f"`{taken[0]}` is set by kapelle: its value follows from team and model")
         return value
 
+    @field_validator("server")
+    @classmethod
+    def _start_or_url(cls, value: str) -> str:
+        if value in ("", START) or value.startswith(("http://", "https://")):
+            return value
+        raise ValueError(f"`{value}` is neither `{START}` nor an http(s) URL")
+
     def check(self) -> None:
-        """Raise ConfigError if vLLM is missing."""
-        need_installed()
+        """Raise ConfigError if vLLM is missing; a server that runs elsewhere has its own."""
+        if self._local:
+            need_installed()
+
+    @property
+    def _local(self) -> bool:
+        return self.server in ("", START)
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> VllmEngine:
         """Return the engine on copies of the trainer's models."""
-        need_installed()
+        self.check()
         import torch
 
         from kapelle.engines.rollout.vllm.engine import VllmEngine
         from kapelle.engines.rollout.vllm.in_process import start_in_process
+        from kapelle.engines.rollout.vllm.served import serve_at, start_server
 
+        whole = [policy.name for policy in policies if policy.trained and policy.lora is None]
+        if whole and not self._local:
+            raise ConfigError(
+                f"Policy '{whole[0]}' trains all weights of its model, which a server that runs elsewhere does not take. Set "
+                "`engine.server: start`, leave `engine.server` out, or give the policy `weights: lora`."
+            )
+        given = (self.kv_gib, self.max_rows, dict(self.options))
+        begin = partial(start_in_process, *given) if not self.server else partial(start_server, *given)
+        # A server may be on another device, which is not known here.
+        device = "unknown" if self.server else "cuda" if torch.cuda.is_available() else "cpu"
         return VllmEngine(
             models,
             policies,
-            partial(start_in_process, self.kv_gib, self.max_rows, dict(self.options)),
+            begin if self._local else partial(serve_at, self.server),
             Path(tempfile.mkdtemp(prefix="kapelle-vllm-")),
-            mixes=mixes_rightly(installed(), "cuda" if torch.cuda.is_available() else "cpu"),
+            mixes=mixes_rightly(installed(), device),
+            restarts=self._local,
             max_rows=self.max_rows,
             patience=self.patience,
         )

