@@ -63,7 +63,8 @@ def test_info_knows_versions_machine_and_extras(kapelle: Kapelle) -> None:
     found = kapelle("info", "--json").json
     assert found["versions"]["torch"] == version("torch")
     assert found["machine"]["threads"] >= 1
-    assert set(found["extras"]) == {"peft", "data", "embed", "games", "plot", "tensorboard", "wandb", "bench"}
+    known = {"peft", "data", "embed", "games", "plot", "tensorboard", "wandb", "bench"}
+    assert known <= set(found["extras"])  # an installation of before lacks later ones
     assert found["extras"]["peft"] == f"peft {version('peft')}"
     text = kapelle("info").out
     assert f"  torch         {version('torch')}" in text.splitlines()

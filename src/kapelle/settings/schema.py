@@ -181,6 +181,8 @@ class TeamConfig(Settings):
 class OptimizerConfig(Settings):
     """AdamW (1711.05101), one instance per policy."""
 
+    name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
+    """The 8-bit ones hold moments in one byte (2110.02861), for full weights on CUDA; they need `kapelle[quantised]`."""
     lr: float = Field(1e-5, gt=0)
     critic_lr: float | None = Field(None, gt=0)
     """None uses `lr`."""

@@ -13,6 +13,7 @@ from kapelle.engines.rollout.protocol import ChecksItself
 from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError, ContextError
+from kapelle.models.eight_bit import check_bitsandbytes
 from kapelle.models.paths import check_model_path
 from kapelle.rows import ReadsTokens
 from kapelle.runs.trackers import check_tracker
@@ -71,6 +72,8 @@ def _check_turns(workflow: Workflow, team: Team) -> None:
 
 
 def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
+    if config.optimizer.name != "adamw":
+        check_bitsandbytes(f"optimizer.name: {config.optimizer.name}", "optimizer.name: adamw")
     for tracker in config.trackers:
         check_tracker(tracker.name)
     judging = algorithm.critic is not None and algorithm.critic.everyone

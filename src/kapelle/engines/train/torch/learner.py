@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kapelle.engines.train.torch.optimizers import build_optimizer, check_kind
 from kapelle.errors import NumericsError
 from kapelle.models.finite import poisoned
 from kapelle.settings.schema import OptimizerConfig
 
 
 class Learner:
-    """A policy or critic with its AdamW (1711.05101)."""
+    """A policy or critic with its AdamW (1711.05101), in the form that `optimizer.name` says."""
 
     def __init__(
         self,
@@ -47,14 +48,7 @@ class Learner:
         self._total_steps = total_steps
         device = next(iter(self.parameters.values())).device.type
         self._scaler = torch.amp.GradScaler(device, enabled=scaled)
-        self._optimizer = torch.optim.AdamW(
-            list(self.parameters.values()),
-            lr=lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._optimizer = build_optimizer(list(self.parameters.values()), settings, lr)
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss times this learner's loss scale (1 but for fp16)."""
@@ -111,7 +105,11 @@ class Learner:
         tensors = {f"weights.{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for name, parameter in self.parameters.items():
             moments = self._optimizer.state.get(parameter, {})
-            tensors |= {f"optimizer.{name}.{k}": v for k, v in moments.items() if k != "step"}
+            tensors |= {
+                f"optimizer.{name}.{k}": v
+                for k, v in moments.items()
+                if k != "step" and isinstance(v, Tensor)
+            }
         return poisoned(tensors)
 
     def forget_gradient(self) -> None:
@@ -131,12 +129,13 @@ class Learner:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned, bit for bit."""
+        """Restore what `state` returned, bit for bit; CheckpointError when another optimiser returned it."""
+        check_kind(self.name, self._settings, state["optimizer"].values())
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state["weights"][name])
         names = list(self.parameters)
-        moments: Mapping[str, Mapping[str, Tensor]] = state["optimizer"]
+        moments: Mapping[str, Mapping[str, Any]] = state["optimizer"]
         self._optimizer.load_state_dict(
             {
                 "state": {names.index(name): _copied(entry) for name, entry in moments.items()},
@@ -168,8 +167,8 @@ def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
     return copies
 
 
-def _copied(entry: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: tensor.clone() for key, tensor in entry.items()}
+def _copied(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entry.items()}
 
 
 def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
