@@ -27,6 +27,7 @@ STEPS = 4
 OTHERWISE: dict[str, Any] = {
     "description": "in other words",
     "training.steps": 3,
+    "training.overlap": True,
     "training.max_failed_share": 0.9,
     "training.parity_tolerance": 1.0,
     "training.non_finite": "skip",

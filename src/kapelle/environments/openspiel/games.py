@@ -46,17 +46,17 @@ def spiel() -> Any:
 def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
     """Return a game by OpenSpiel's name or a preset's.
 
-    A name may carry parameters as OpenSpiel writes them, `kuhn_poker(players=3)`; those of `parameters` go
+    A name, a preset's too, may carry parameters as OpenSpiel writes them, `kuhn_poker(players=3)`; those of `parameters` go
     before them. `seed` matters to games whose chance OpenSpiel draws by itself. Raises ConfigError for an
     unknown game or parameter, with the closest known ones, and for parameters that make no game.
     """
-    short, preset = PRESETS.get(name, (name, {}))
     try:
-        written = spiel().game_parameters_from_string(short)
+        written = spiel().game_parameters_from_string(name)
     except spiel().SpielError as error:
         raise ConfigError(f"environment.game '{name}' cannot be read: {error}") from error
-    short = written.pop("name")
-    given = {**written, **preset, **parameters}
+    named = written.pop("name")
+    short, preset = PRESETS.get(named, (named, {}))
+    given = {**preset, **written, **parameters}
     kind = _kinds().get(short)
     if kind is None:
         raise ConfigError(
