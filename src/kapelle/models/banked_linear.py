@@ -51,8 +51,16 @@ def weight_of(layer: Plain) -> Tensor:
 
 def features_of(layer: Plain) -> tuple[int, int]:
     """Return the features in and out of a linear layer."""
+    if isinstance(layer, nn.Linear):  # a quantised one packs its weight into another shape
+        return layer.in_features, layer.out_features
     features_out, features_in = weight_of(layer).shape
     return features_in, features_out
+
+
+def is_quantised(layer: nn.Module) -> bool:
+    """Return whether a layer keeps its weight as codes that only its own forward pass can read."""
+    weight = getattr(layer, "weight", None)
+    return isinstance(weight, Tensor) and not weight.is_floating_point()
 
 
 def slot_of(name: str) -> str:
@@ -93,7 +101,20 @@ class BankedLinear(nn.Module):
         if all(slot not in self.adapters for slot, _, _ in self._bank[0].route):
             y: Tensor = self.base(x)
             return y
-        return linear(self, x)
+        return self._beside(x) if is_quantised(self.base) else linear(self, x)
+
+    def _beside(self, x: Tensor) -> Tensor:
+        """Return the output of a base that computes itself, plus each row's update; by autograd."""
+        y: Tensor = self.base(x)
+        dtype = computes_in(x)
+        x_NI, y_NO = x.to(dtype).reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]).clone()
+        each = self.tokens_of_a_row(len(x_NI))
+        for factors, first, last in self.factors():
+            rows = slice(first * each, last * each)
+            kept_nI = nn.functional.dropout(x_NI[rows], factors.dropout, factors.training)
+            low_nr = kept_nI @ factors.a_rI.to(dtype).t()
+            y_NO[rows] += (low_nr @ factors.b_Or.to(dtype).t() * factors.scale).to(y_NO.dtype)
+        return y_NO.view(y.shape)
 
     def factors_of(self, adapter: str) -> Factors | None:
         """Return an adapter's factors here, None if it does not target this layer."""

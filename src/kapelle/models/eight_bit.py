@@ -7,8 +7,12 @@ tests put a stand-in with the same interface in its place.
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from kapelle.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_bitsandbytes(setting: str, instead: str) -> None:
@@ -24,3 +28,26 @@ def check_bitsandbytes(setting: str, instead: str) -> None:
         raise ConfigError(
             f"`{setting}` needs a CUDA device, and there is none here (`kapelle info` shows what torch sees). Set `{instead}`."
         )
+
+
+def check_four_bit(path: str) -> None:
+    """Raise ConfigError where `model.quantization` cannot work with the model at a path, or on this machine."""
+    if path == "embedded":
+        raise ConfigError(
+            "`model.quantization: nf4` reads a pretrained model, but `model.path` is `embedded`. Name a model, or set "
+            "`model.quantization: null`."
+        )
+    check_bitsandbytes("model.quantization: nf4", "model.quantization: null")
+
+
+def four_bit(dtype: torch.dtype, device: str | None) -> dict[str, Any]:
+    """Return what `from_pretrained` needs to load linear layers as nf4 codes (2305.14314), with scales of one byte."""
+    from transformers import BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": settings, "device_map": {"": device or "cuda"}}

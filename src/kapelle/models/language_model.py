@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from kapelle.errors import ModelError
 from kapelle.models.allocator import keep_freed_memory
 from kapelle.models.context import context_of
+from kapelle.models.eight_bit import four_bit
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import LoraBank, Route
@@ -208,7 +209,8 @@ def _refuse_peft(model: nn.Module, name: str) -> None:
 
 def _refuse_narrow(model: nn.Module, dtype: str, name: str) -> None:
     """Refuse weights in a half precision in which the model does not compute: every product would mix types."""
-    held = {parameter.dtype for parameter in model.parameters()} - {torch.float32, DTYPES[dtype]}
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    held = kinds - {torch.float32, DTYPES[dtype]}
     if held:
         kind = str(held.pop()).removeprefix("torch.")
         raise ModelError(
@@ -246,6 +248,9 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
 
     with loading(config.path):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(config.path)
+        codes = {}
+        if config.quantization is not None and not trained:
+            codes = four_bit(DTYPES[config.dtype], config.device)
         # On the meta device first, then tensor by tensor from safetensors that are mapped into memory: what needs no
         # other type is never copied. Moved likewise, so that neither side holds much more than the weights.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -253,10 +258,12 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
             dtype=torch.float32 if trained else DTYPES[config.dtype],
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
+            **codes,
         )
         model, found = loaded
         check_loaded(config.path, type(model).__name__, found)
-        nn.Module.to(model, config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if not codes:
+            nn.Module.to(model, config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         return LanguageModel(model, tokenizer, config.dtype, config.path)
 
 

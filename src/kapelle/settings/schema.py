@@ -53,6 +53,8 @@ class ModelConfig(Settings):
     """Compute type of forward and backward, in which frozen weights are held; what trains is held in float32."""
     device: Annotated[str | None, FROM_HERE_ON] = None
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
+    quantization: Literal["nf4"] | None = None
+    """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
 
 
 class LoraConfig(Settings):

@@ -13,7 +13,7 @@ from kapelle.engines.rollout.protocol import ChecksItself
 from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError, ContextError
-from kapelle.models.eight_bit import check_bitsandbytes
+from kapelle.models.eight_bit import check_bitsandbytes, check_four_bit
 from kapelle.models.paths import check_model_path
 from kapelle.rows import ReadsTokens
 from kapelle.runs.trackers import check_tracker
@@ -45,6 +45,8 @@ def check_run(
     for path in team.bases.values():
         if path not in given:
             check_model_path(path)
+    if config.model.quantization is not None and config.model.path not in given:
+        check_four_bit(config.model.path)
     if training:
         if config.warmup is not None and config.model.path in given:
             raise ConfigError(

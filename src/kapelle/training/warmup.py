@@ -42,7 +42,9 @@ def warmup_key(config: RunConfig) -> str:
         "format": FORMAT,
         "seed": config.seed,
         **{
-            section: getattr(config, section).model_dump(mode="json", exclude={"timeout", "device"})
+            section: getattr(config, section).model_dump(
+                mode="json", exclude={"timeout", "device", "quantization"}
+            )
             for section in ("model", "environment", "workflow", "warmup")
         },
         "agents": [

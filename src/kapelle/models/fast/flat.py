@@ -167,6 +167,9 @@ def flat_of(model: Any) -> FlatModel | None:
         and getattr(config, "hidden_act", "silu") == "silu"
         and not getattr(config, "use_sliding_window", False)
         and (config.model_type != "mistral" or config.sliding_window is None)
+        and all(
+            weight.is_floating_point() for weight in model.parameters()
+        )  # codes are read by their layers alone
     )
     return FlatModel(model) if plain else None
 
