@@ -89,7 +89,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for place in (
         "setup.model_loading.load_language_model",
-        "setup.preparation.load_models",
+        "setup.model_loading.load_models",
         "training.starting.warmed_bases",
         "training.warmup_stage.load_models",
     ):

@@ -197,7 +197,7 @@ def test_out_of_threads_files_and_memory_is_told(kapelle: Kapelle, monkeypatch: 
         def refuse(*_arguments: object, fault: Exception = error, **_options: object) -> None:
             raise fault
 
-        monkeypatch.setattr("kapelle.setup.preparation.load_models", refuse)
+        monkeypatch.setattr("kapelle.setup.model_loading.load_models", refuse)
         said = kapelle("train", "demo", *TINY, "--run-dir", f"run {number}")
         assert (said.code, one_line(said)) == (ENDS, True)
         assert told.lower() in said.err.lower()
@@ -209,7 +209,7 @@ def test_what_is_no_fault_of_the_machine_shows_where_it_was(
     def defect(*_arguments: object, **_options: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("kapelle.setup.preparation.load_models", defect)
+    monkeypatch.setattr("kapelle.setup.model_loading.load_models", defect)
     with pytest.raises(RuntimeError, match="a defect"):
         kapelle("train", "demo", *TINY, "--run-dir", "run")
 

@@ -5,13 +5,13 @@ from typing import Any
 from tests.support.tiny import SIZE
 
 from kapelle.cli.weights_map import WeightsMap, amount, describe, size, weights_map
-from kapelle.models.outline import outline, parameters
+from kapelle.models.outline_reading import outline
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
 
 MODEL = outline("embedded", EmbeddedConfig(**SIZE))
 LORA = Lora(rank=1, targets=("q_proj",))  # two layers of 16 + 16: 64 parameters
-ALL = parameters(MODEL)
+ALL = MODEL.parameters
 
 
 def mapped(policies: dict[str, Policy], of: dict[str, str], **more: Any) -> WeightsMap:

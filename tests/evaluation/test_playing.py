@@ -84,6 +84,8 @@ def test_a_model_folder_plays_as_it_is(tmp_path: Path) -> None:
 def test_what_cannot_be_played_is_refused_before_a_model_loads(
     monkeypatch: pytest.MonkeyPatch, model: str, environment: str, settings: tuple[str, ...], problem: str
 ) -> None:
-    monkeypatch.setattr("kapelle.setup.preparation.load_models", lambda *_: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(
+        "kapelle.setup.model_loading.load_models", lambda *_: pytest.fail("a model is loaded")
+    )
     with pytest.raises(KapelleError, match=problem):
         open_play(model_config(model, environment, settings))

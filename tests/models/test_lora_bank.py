@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import LoraBank, Route
+from kapelle.models.module_layers import layers_of
 from kapelle.models.targets import named
 from kapelle.team import Lora
 
@@ -43,7 +44,7 @@ def as_peft(base: PreTrainedModel, lora: Lora, weights: Mapping[str, Tensor]) ->
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        target_modules=list(named(base, lora).targets),
+        target_modules=list(named(layers_of(base), lora).targets),
         task_type="CAUSAL_LM",
     )
     model = peft.get_peft_model(copy.deepcopy(base), settings)

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.support.tiny import SIZE, tiny_model
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from kapelle.errors import ModelError
-from kapelle.models.outline import adapter_parameters, check_adapters, outline, outlines, parameters
+from kapelle.models.architectures import known
+from kapelle.models.module_outline import outline_of
+from kapelle.models.outline import adapter_parameters, check_adapters
+from kapelle.models.outline_reading import outline, outlines
 from kapelle.models.weights import save_model
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Agent, Critic, Lora, Policy, Team
@@ -28,7 +35,7 @@ def test_parameters_are_counted_by_hand() -> None:
     linear = sum(i * o for i, o in LAYERS.values())
     norms = 2 * 16 + 2 * 8  # two of the hidden size, and Qwen3's of queries and keys by head
     embedding = 262 * 16  # 256 bytes and 6 special tokens, shared with the output
-    assert parameters(outline("embedded", EMBEDDED)) == embedding + 2 * (linear + norms) + 16
+    assert outline("embedded", EMBEDDED).parameters == embedding + 2 * (linear + norms) + 16
 
 
 def test_adapters_are_counted_by_hand() -> None:
@@ -43,8 +50,7 @@ def test_counts_are_those_of_the_model_that_is_loaded(tmp_path: Path) -> None:
     model = tiny_model()
     save_model(tmp_path / "m", model)
     shape = outline(str(tmp_path / "m"), EmbeddedConfig())
-    assert all(parameter.is_meta for parameter in shape.parameters())
-    assert parameters(shape) == sum(p.numel() for p in model.base_parameters().values())
+    assert shape.parameters == sum(p.numel() for p in model.base_parameters().values())
     model.bank.add("a", Lora(rank=2), seed=0)
     assert adapter_parameters(shape, Lora(rank=2)) == sum(
         p.numel() for p in model.bank.parameters("a").values()
@@ -67,7 +73,9 @@ def test_an_adapter_without_a_place_is_found_without_weights() -> None:
 
 def test_a_model_in_memory_is_its_own_outline() -> None:
     model = tiny_model()
-    assert outlines(team(Lora()), ModelConfig(), {"embedded": model}) == {"base": model.model}
+    assert outlines(team(Lora()), ModelConfig(), {"embedded": model}) == {
+        "base": outline("embedded", EMBEDDED)
+    }
 
 
 def test_settings_that_are_no_model_are_refused(tmp_path: Path) -> None:
@@ -75,3 +83,58 @@ def test_settings_that_are_no_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match="cannot be read"):
         outline(str(tmp_path), EmbeddedConfig())
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tie_word_embeddings": True, "head_dim": 8},
+        {"tie_word_embeddings": False, "head_dim": 6, "attention_bias": True, "mlp_bias": True},
+    ],
+)
+def test_a_known_architecture_has_the_layers_that_transformers_makes(
+    family: str, more: dict[str, Any]
+) -> None:
+    settings = {"model_type": family, **SMALL, **more}
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**{**SMALL, **more}))
+    found, expected = known(settings), outline_of(made)
+    assert found is not None
+    assert dict(found.weights) == dict(expected.weights)
+    assert found.layers == expected.layers
+    assert (found.hidden, found.parameters) == (24, expected.parameters)
+
+
+@pytest.mark.parametrize("missing", ["num_key_value_heads", "tie_word_embeddings"])
+def test_settings_that_leave_something_to_transformers_are_not_guessed(missing: str) -> None:
+    whole = {"model_type": "llama", **SMALL, "tie_word_embeddings": True}
+    assert known(whole) is not None
+    assert known({key: value for key, value in whole.items() if key != missing}) is None
+    assert known({**whole, "model_type": "qwen3"}) is None  # its heads have a default width of their own
+    assert known({**whole, "model_type": "gpt2"}) is None
+
+
+def test_an_unknown_architecture_is_made_by_transformers(tmp_path: Path) -> None:
+    settings = {
+        "model_type": "gpt2",
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "vocab_size": 30,
+        "n_positions": 8,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    embeddings, block = (30 + 8) * 16, 16 * 48 + 48 + 16 * 16 + 16 + 2 * 4 * 16 * 16 + 4 * 16 + 16 + 4 * 16
+    assert outline(str(tmp_path), EmbeddedConfig()).parameters == embeddings + block + 2 * 16

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.module_outline import outline_of
 from kapelle.models.outline import check_saved
 from kapelle.models.peft_settings import HARMLESS, PLAIN, TAKEN
-from kapelle.models.weights import read_adapter, read_lora
+from kapelle.models.saved_shapes import read_lora
+from kapelle.models.weights import read_adapter
 from kapelle.team import Lora
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -109,7 +111,7 @@ def rewrite(folder: Path, **settings: Any) -> None:
 def ours(folder: Path) -> Tensor:
     """Return the log-probs that kapelle computes with a folder's adapter; ModelError when it refuses it."""
     model = tiny_model()
-    check_saved("'a'", folder, read_lora(folder), model.model)
+    check_saved("'a'", folder, read_lora(folder), outline_of(model.model))
     tensors, lora = read_adapter(folder)
     model.bank.add("a", lora, seed=0)
     model.bank.fill("a", tensors)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kapelle.errors import ModelError
-from kapelle.models.embedded import build_tokenizer
+from kapelle.models.embedded import SPECIAL, LightTokenizer, build_tokenizer
 from kapelle.models.renderer import ChatRenderer
 from kapelle.types import Message, conversation
 
@@ -183,3 +185,22 @@ class TestRefusals:
         renderer = ChatRenderer(forgetful, 64)
         with pytest.raises(ModelError, match="drops earlier assistant messages"):
             renderer.extend((1, 2), (3,), HEARD)
+
+
+TEXTS = st.lists(st.sampled_from(SPECIAL) | st.text(max_size=6), max_size=5).map("".join)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), TEXTS), min_size=1, max_size=4
+    )
+)
+def test_the_embedded_model_s_light_tokeniser_gives_the_ids_of_the_one_of_transformers(
+    said: list[tuple[str, str]],
+) -> None:
+    light, whole = ChatRenderer(LightTokenizer(), 512), ChatRenderer(FAMILIES["embedded"][0], 512)
+    messages = [Message(role, text) for role, text in said]
+    assert light.start(messages) == whole.start(messages)
+    assert light.completion(said[0][1]) == whole.completion(said[0][1])
+    assert light.extend((3,), (70, 1), messages) == whole.extend((3,), (70, 1), messages)
+    assert light.same_tokens(whole)

@@ -9,6 +9,7 @@ from tests.support.tiny import stir, tiny_model
 from torch import nn
 
 from kapelle.errors import ModelError
+from kapelle.models.module_layers import layers_of
 from kapelle.models.targets import adapted_layers, named
 from kapelle.settings.schema import LoraConfig
 from kapelle.team import Lora
@@ -17,15 +18,15 @@ TOKENS = torch.arange(6, 6 + 3 * 7).reshape(3, 7)
 
 
 def leaves(model: nn.Module, *targets: str) -> set[str]:
-    return {path.rpartition(".")[2] for path in adapted_layers(model, targets or ("all-linear",))}
+    return {path.rpartition(".")[2] for path in adapted_layers(layers_of(model), targets or ("all-linear",))}
 
 
 class TestAllLinear:
     def test_of_the_embedded_model_these_are_the_seven_layers_of_a_block(self) -> None:
         seven = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
         model = tiny_model().model
-        assert adapted_layers(model, ("all-linear",)) == adapted_layers(model, seven)
-        assert len(adapted_layers(model, seven)) == 2 * 7
+        assert adapted_layers(layers_of(model), ("all-linear",)) == adapted_layers(layers_of(model), seven)
+        assert len(adapted_layers(layers_of(model), seven)) == 2 * 7
 
     @pytest.mark.parametrize(
         ("family", "layers"),
@@ -49,16 +50,18 @@ class TestAllLinear:
         model = build("qwen2_moe")
         inner = "model.layers.1.mlp.shared_expert"
         model.get_submodule("model.layers.1").o_proj = nn.ReLU()
-        lora = named(model, Lora())
+        lora = named(layers_of(model), Lora())
         assert set(lora.targets) == {"q_proj", "k_proj", "v_proj", "self_attn.o_proj"}
-        assert adapted_layers(model, lora.targets) == adapted_layers(model, ("all-linear",))
-        assert adapted_layers(model, (f"{inner}.down_proj",)) == [f"{inner}.down_proj"]
+        assert adapted_layers(layers_of(model), lora.targets) == adapted_layers(
+            layers_of(model), ("all-linear",)
+        )
+        assert adapted_layers(layers_of(model), (f"{inner}.down_proj",)) == [f"{inner}.down_proj"]
 
     def test_names_are_the_same_when_the_model_has_adapters(self) -> None:
         model = family_model("gpt2")
-        before = named(model.model, Lora())
+        before = named(layers_of(model.model), Lora())
         model.bank.add("a", Lora(rank=2), seed=0)
-        assert named(model.model, Lora()) == before
+        assert named(layers_of(model.model), Lora()) == before
         assert before.targets == ("c_attn", "c_fc", "c_proj")
 
     def test_settings_take_it_as_a_word(self) -> None:
@@ -70,11 +73,11 @@ class TestNames:
         with pytest.raises(
             ModelError, match=r"names 'q_proj', no linear layer .*c_attn, c_fc, c_proj.*`all-linear`"
         ):
-            adapted_layers(build("gpt2"), ("q_proj",))
+            adapted_layers(layers_of(build("gpt2")), ("q_proj",))
 
     def test_a_close_name_is_suggested_beside_them(self) -> None:
         with pytest.raises(ModelError, match=r"Did you mean 'c_attn'\? Known: c_attn, c_fc, c_proj\."):
-            adapted_layers(build("gpt2"), ("c_att",))
+            adapted_layers(layers_of(build("gpt2")), ("c_att",))
 
     @pytest.mark.parametrize(
         ("family", "target", "reason"),
@@ -85,7 +88,7 @@ class TestNames:
     )
     def test_a_layer_that_can_have_none_says_why(self, family: str, target: str, reason: str) -> None:
         with pytest.raises(ModelError, match=f"'{target}', which can have no adapter: .*{reason}"):
-            adapted_layers(build(family), (target,))
+            adapted_layers(layers_of(build(family)), (target,))
 
 
 class TestRows:

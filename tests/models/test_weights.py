@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kapelle.errors import ModelError
 from kapelle.models.language_model import load_language_model
+from kapelle.models.module_layers import layers_of
 from kapelle.models.targets import named
 from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
 from kapelle.settings.schema import ModelConfig
@@ -63,7 +64,9 @@ class TestAdapters:
         plain = copy.deepcopy(model.model)
         model.bank.add("agent", lora, seed=0)
         stir(model.bank.parameters("agent"), 5)
-        save_adapter(tmp_path / "agent", model.bank.parameters("agent"), named(plain, lora), "some/base")
+        save_adapter(
+            tmp_path / "agent", model.bank.parameters("agent"), named(layers_of(plain), lora), "some/base"
+        )
         theirs = peft.PeftModel.from_pretrained(plain, str(tmp_path / "agent")).eval()
         with model.bank.routed([("agent", 0, 2)]):
             ours = model.model(input_ids=TOKENS, use_cache=False).logits
@@ -76,7 +79,7 @@ class TestAdapters:
     @torch.no_grad()
     def test_ours_loads_what_peft_saved(self, lora: Lora, tmp_path: Path) -> None:
         model = tiny_model()
-        lora = named(model.model, lora)
+        lora = named(layers_of(model.model), lora)
         settings = peft.LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,  # type: ignore[arg-type]

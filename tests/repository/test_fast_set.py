@@ -70,6 +70,7 @@ REACHED = {
     "kapelle.models.devices": "tests/algorithms/test_reward_model.py::TestPlace::test_a_device_of_its_own_means_weights_of_its_own",
     "kapelle.models.fast.routed": "tests/models/fast/test_blocks.py::test_only_what_trains_gets_a_gradient",
     "kapelle.models.paths": "tests/models/test_sealed.py::test_who_changed_it_takes_it_as_it_is",
+    "kapelle.models.renderer_loading": "tests/setup/test_preparation.py::test_a_model_in_memory_stands_for_its_path",
     "kapelle.models.templates": "tests/models/test_renderer.py::TestWritten::test_a_completion_by_hand_ends_its_turn",
     "kapelle.rollout.scene": "tests/rollout/test_branching.py::TestFailures::test_none_left_is_the_episodes_error",
     "kapelle.runs.tables": "tests/runs/test_writer.py::test_rows_are_read_back_exactly",

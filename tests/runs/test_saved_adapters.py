@@ -72,7 +72,7 @@ def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def loading(*_: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("kapelle.setup.preparation.load_models", loading)
+    monkeypatch.setattr("kapelle.setup.model_loading.load_models", loading)
 
 
 @pytest.mark.parametrize("root", [False, True])

@@ -11,6 +11,7 @@ from tests.support.tiny import tiny_model
 
 from kapelle.errors import KapelleError
 from kapelle.evaluation.playing import open_play
+from kapelle.models.module_outline import outline_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import load_recipe
@@ -47,7 +48,7 @@ def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def loading(*_: object) -> None:
         pytest.fail("a model is loaded")
 
-    monkeypatch.setattr("kapelle.setup.preparation.load_models", loading)
+    monkeypatch.setattr("kapelle.setup.model_loading.load_models", loading)
 
 
 def error_of(act: Callable[[], Any]) -> str:
@@ -101,7 +102,7 @@ def test_a_model_in_memory_stands_for_its_path() -> None:
     model = tiny_model()
     prepared = prepare(config_of("model.path=in-memory"), {"in-memory": model})
     assert prepared.team.bases == {"base": "in-memory"}
-    assert prepared.outlines["base"] is model.model
+    assert prepared.outlines["base"] == outline_of(model.model)
     elsewhere = prepared.on_bases({"base": "warmed"}, {"warmed": model})
     assert (elsewhere.team.bases, prepared.team.bases) == ({"base": "warmed"}, {"base": "in-memory"})
     assert elsewhere.given == {"in-memory": model, "warmed": model}

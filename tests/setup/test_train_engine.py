@@ -15,14 +15,15 @@ from tests.support.tiny import frozen_copy, sections
 
 from kapelle import Trainer
 from kapelle.engines.train.protocol import TrainSetup
-from kapelle.engines.train.torch.engine import Torch, TorchTrainEngine
+from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.engines.train.torch.settings import Torch
 from kapelle.errors import CheckpointError, ConfigError, ModelError
 from kapelle.models.language_model import load_language_model
 from kapelle.runtime import plugins
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
 from kapelle.training import starting
 from kapelle.training.resuming import changed_settings
-from kapelle.training.warmup import warmup_key
+from kapelle.training.warmup_settings import warmup_key
 from kapelle.training.warmup_stage import train_stage
 
 PLAIN = {"name": "tests.support.plain_engine:Plain"}

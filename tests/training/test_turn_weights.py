@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kapelle.cli.weights_map import describe, weights_map
 from kapelle.errors import ConfigError, TrainingHalted
+from kapelle.models.module_outline import outline_of
 from kapelle.models.weights import weights_hash
 from kapelle.rows import turns_of
 from kapelle.runs.reader import read_episodes, read_metrics
@@ -56,7 +57,7 @@ class TestMap:
 
     def test_what_is_shown_says_which_turns(self) -> None:
         trainer = run_of({"per_turn": ["opening", "reply", "reply"]}, "lora", rounds=3)
-        models = {base: model.model for base, model in trainer.models.items()}
+        models = {base: outline_of(model.model) for base, model in trainer.models.items()}
         lines = describe(weights_map(trainer.team, models, references=False, half=False))
         assert any(line.startswith("reply") and line.endswith("ada (turn 2, 3)") for line in lines)
         assert any(line.startswith("ben") and line.endswith("ben") for line in lines)

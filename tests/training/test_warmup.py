@@ -25,7 +25,8 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
 from kapelle.training.warmup import warmed_up
-from kapelle.training.warmup_stage import DrawnTurns, stage_of, train_stage
+from kapelle.training.warmup_settings import stage_of
+from kapelle.training.warmup_stage import DrawnTurns, train_stage
 from kapelle.types import Message, Task
 
 

@@ -23,9 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit, Data, Update
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
@@ -33,6 +31,7 @@ from kapelle.functional.advantages import leave_one_out
 from kapelle.functional.returns import return_to_go
 from kapelle.functional.shaping import kl_in_reward
 from kapelle.rows import Signals, TurnKey, in_rounds
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
 from kapelle.signals.teacher import TEACHER, TeacherLogProbs
 from kapelle.types import Group

@@ -19,9 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit, Data, Loss, Outputs, PolicyLoss, Targets, Update
 from kapelle.algorithms.shared.rewards import TeamReward, agent_returns, shared_by
@@ -29,6 +27,7 @@ from kapelle.algorithms.shared.surrogate import ones_like_turn
 from kapelle.functional import preferences
 from kapelle.functional.masking import segment_mean, segment_sum
 from kapelle.rows import Column, Signals, TurnKey, turns_of
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
 from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.types import Group

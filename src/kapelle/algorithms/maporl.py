@@ -32,9 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
@@ -42,6 +40,7 @@ from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
 from kapelle.errors import ConfigError
 from kapelle.functional import shaping
 from kapelle.rows import Signals, TurnKey
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.signals.verifier import VerifierScores
 from kapelle.types import Episode, Turn
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit
@@ -24,6 +23,7 @@ from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.functional.advantages import normalise_then_sum, sum_then_normalise
 from kapelle.rows import Signals, TurnKey, turns_of
+from kapelle.runtime.on_demand import torch
 from kapelle.types import Group
 
 

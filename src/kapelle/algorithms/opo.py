@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import torch
-
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import length_weighted_baseline
 from kapelle.rows import Signals, TurnKey
+from kapelle.runtime.on_demand import torch
 from kapelle.types import Group
 
 

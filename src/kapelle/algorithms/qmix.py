@@ -11,14 +11,16 @@ constants of the state.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.value_decomposition.credit_mixer import CreditMixer, mixer_row
-from kapelle.algorithms.value_decomposition.utilities import MonotonicMixer
+from kapelle.algorithms.value_decomposition.settings import CreditMixer, mixer_row
 from kapelle.settings.base import Settings
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 class MixingConfig(Settings):
@@ -38,8 +40,9 @@ class QMIX(CreditMixer):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return mixer_row(
-            self,
-            self.name,
-            lambda width, agents: MonotonicMixer(width, agents, self.mixing.units, self.mixing.hidden),
-        )
+        return mixer_row(self, self.name, self._mixer)
+
+    def _mixer(self, width: int, agents: int) -> Module:
+        from kapelle.algorithms.value_decomposition.utilities import MonotonicMixer
+
+        return MonotonicMixer(width, agents, self.mixing.units, self.mixing.hidden)

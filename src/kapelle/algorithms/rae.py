@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit
@@ -23,6 +22,7 @@ from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.functional.advantages import running_baseline
 from kapelle.rows import Signals, TurnKey
+from kapelle.runtime.on_demand import torch
 from kapelle.team import Team
 from kapelle.types import Group
 

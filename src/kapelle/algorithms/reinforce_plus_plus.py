@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import Member, by_agent, compare
@@ -25,6 +23,7 @@ from kapelle.functional.advantages import group_centred, whitened_group_centred,
 from kapelle.functional.masking import masked_whiten
 from kapelle.functional.shaping import kl_in_reward
 from kapelle.rows import Signals, TurnKey, turns_of
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Group, Turn
 
 

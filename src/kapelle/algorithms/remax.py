@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit
@@ -18,6 +17,7 @@ from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import agent_returns
 from kapelle.functional.advantages import greedy_baseline
 from kapelle.rows import Signals, TurnKey
+from kapelle.runtime.on_demand import torch
 from kapelle.signals.greedy import GreedyBaseline
 from kapelle.types import Group
 

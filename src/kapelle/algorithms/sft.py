@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Data, Loss, Outputs, Targets, Update
 from kapelle.functional.masking import token_mean
 from kapelle.rows import Column
+from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
 
 

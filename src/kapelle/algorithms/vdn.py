@@ -10,11 +10,13 @@ returns by default.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.value_decomposition.credit_mixer import CreditMixer, mixer_row
-from kapelle.algorithms.value_decomposition.utilities import SumMixer
+from kapelle.algorithms.value_decomposition.settings import CreditMixer, mixer_row
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 class VDN(CreditMixer):
@@ -24,4 +26,10 @@ class VDN(CreditMixer):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return mixer_row(self, self.name, lambda width, agents: SumMixer())
+        return mixer_row(self, self.name, _sum)
+
+
+def _sum(width: int, agents: int) -> Module:
+    from kapelle.algorithms.value_decomposition.utilities import SumMixer
+
+    return SumMixer()

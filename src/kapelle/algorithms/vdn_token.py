@@ -20,9 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-import torch
 from pydantic import model_validator
-from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
@@ -32,6 +30,7 @@ from kapelle.functional.advantages import gae
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.mixing import vdn_mix
 from kapelle.rows import Signals, TurnKey
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Episode, Group, Turn
 
 

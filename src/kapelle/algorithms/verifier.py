@@ -22,15 +22,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from kapelle.algorithm import Algorithm, Credit, CriticSpec, Data, Loss, Outputs, Targets, Update
 from kapelle.functional.masking import segment_sum
 from kapelle.functional.preferences import bradley_terry_loss, verifier_loss
 from kapelle.metrics.statistics import area_under_curve
 from kapelle.rows import Column, Signals, TurnKey, label_of, turns_of
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
 from kapelle.signals.critic_values import CriticValues
 from kapelle.types import Group

@@ -110,7 +110,7 @@ def _presence(*, required: bool, present: bool) -> str:
 
 
 def _folders() -> dict[str, Any]:
-    from kapelle.training.warmup import cache_folder
+    from kapelle.training.warmup_settings import cache_folder
 
     cache = cache_folder()
     used = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) if cache.is_dir() else 0

@@ -20,7 +20,7 @@ from kapelle.runs.reader import is_run, read_evaluations, saved_steps
 if TYPE_CHECKING:
     from kapelle.cli.report import Report
     from kapelle.training.summary import Summary
-from kapelle.training.trainer import Trainer
+    from kapelle.training.trainer import Trainer
 
 NextCommands = Callable[[str], Sequence[tuple[str, str]]]
 """What to try after a run: (command, what it does), from the run directory."""
@@ -123,12 +123,12 @@ def _say_how_to_continue(run_dir: Path, whole: Path, lost: str | None, stream: T
 def _about(source: Source) -> list[str]:
     """Return what is trained here, in words."""
     from kapelle.cli.weights_map import amount
-    from kapelle.models.outline import outline, parameters
+    from kapelle.models.outline_reading import outline
 
     model = source.config.model
     lines = [" ".join(source.config.description.split())] if source.config.description else []
     if model.path == "embedded":
-        count = amount(parameters(outline(model.path, model.embedded)))
+        count = amount(outline(model.path, model.embedded).parameters)
         lines.append(
             f"The model is tiny ({count} parameters), made and trained from scratch on this machine; no model is "
             "downloaded."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kapelle.models.outline import adapter_parameters, parameters
+from kapelle.models.outline import Outline, adapter_parameters
 from kapelle.team import Place, Policy, Rate, Team
 
 
@@ -57,7 +57,7 @@ class WeightsMap:
         return asdict(self)
 
 
-def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: bool) -> WeightsMap:
+def weights_map(team: Team, models: Mapping[str, Outline], references: bool, half: bool) -> WeightsMap:
     """Return the map of a team whose bases have these outlines.
 
     `references`: every trained policy keeps a frozen copy; `half`: the compute type takes 2 bytes. Frozen bases
@@ -73,10 +73,10 @@ def weights_map(team: Team, models: Mapping[str, Any], references: bool, half: b
         *team.trained_bases,
     } & models.keys()  # frozen ones of one path and place are one
     each = {base: _bytes(places[base], trained=base in team.trained_bases) for base in copies}
-    sizes = {base: parameters(model) for base, model in models.items()}
+    sizes = {base: model.parameters for base, model in models.items()}
     learners = [_policy(name, policy, team, models, sizes) for name, policy in team.policies.items()]
     for name, critic in team.critics.items():
-        head = models[critic.base].get_input_embeddings().weight.shape[1] + 1
+        head = models[critic.base].hidden + 1
         own = adapter_parameters(models[critic.base], critic.lora) + head
         judged = tuple(agent for agent, its in team.critic_of.items() if its == name)
         words = f"LoRA r {critic.lora.rank} and a value head on {critic.base}"
@@ -107,7 +107,7 @@ def _place(place: Place) -> str:
 
 
 def _policy(
-    name: str, policy: Policy, team: Team, models: Mapping[str, Any], sizes: Mapping[str, int]
+    name: str, policy: Policy, team: Team, models: Mapping[str, Outline], sizes: Mapping[str, int]
 ) -> LearnerRow:
     agents = tuple(_seat(agent, name, team) for agent in team.agents_of(name))
     if policy.endpoint is not None:

@@ -120,7 +120,7 @@ def _config(text: str) -> RunConfig:
 
 def _missing_warmups(runs: Sequence[Run]) -> list[RunConfig]:
     """Return one run's settings for each warmed-up model that is needed and not there yet."""
-    from kapelle.training.warmup import warmup_is_cached, warmup_key
+    from kapelle.training.warmup_settings import warmup_is_cached, warmup_key
 
     with_one = [run.recipe.config for run in runs if run.recipe.config.warmup is not None]
     return [

@@ -9,7 +9,6 @@ from kapelle import environments
 from kapelle.environment import Answerable, environment_class
 from kapelle.rollout.play import Play, make_play
 from kapelle.settings.schema import EndpointConfig, RunConfig
-from kapelle.setup.model_loading import build_engine
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import lay_over, load_recipe
 
@@ -67,6 +66,8 @@ def model_config(
 
 def open_play(config: RunConfig) -> Play:
     """Check everything, load the models and return what plays; raises the errors of `errors.py`."""
+    from kapelle.setup.model_loading import build_engine
+
     unpaid = config.model_copy(update={"reward_model": None})  # a reward model is only for training
     prepared = prepare(unpaid, training=False)
     return make_play(config, prepared.team, build_engine(config, prepared.load(), prepared.team))

@@ -6,10 +6,9 @@ agent, an agent's turn index) is the caller's choice: it arrives as int64 labels
 Everything is computed in float, over unmasked entries only.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import NamedTuple
 
 from kapelle.functional.masking import (
     as_float,
@@ -22,6 +21,7 @@ from kapelle.functional.masking import (
 )
 from kapelle.functional.policy_losses import clamp_log_ratio, token_log_ratio
 from kapelle.functional.returns import backward_recurrence, next_value, return_to_go, turn_return_to_go
+from kapelle.runtime.on_demand import Tensor, torch
 
 
 class CriticAdvantage(NamedTuple):

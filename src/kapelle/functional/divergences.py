@@ -4,12 +4,12 @@ Shapes: K tokens, V vocabulary. Everything is in nats and at least float32.
 Log-probs are of the tempered distribution softmax(logits / temperature): the one that was sampled.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from kapelle.functional.masking import as_float
+from kapelle.runtime.on_demand import Tensor, torch
 
 MAX_K3 = 10.0
 MAX_LOG_RATIO = 20.0

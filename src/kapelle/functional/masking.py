@@ -9,10 +9,11 @@ A packed batch and a padded one give the same numbers: flatten the padded tensor
 position with its row, and let the mask drop the padding.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from kapelle.runtime.on_demand import Tensor, torch
 
 
 class WeightedSum(NamedTuple):

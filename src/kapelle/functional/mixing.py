@@ -4,13 +4,12 @@ Shapes: B rows (a round of an episode), A agents, H mixing units. `acted_BA` is 
 its turn; the utility of one that did not is no part of the mix, and its credit is 0.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 
-import torch
-from torch import Tensor
-from torch.nn.functional import elu
-
 from kapelle.functional.masking import as_float, keep_masked, segment_mean
+from kapelle.runtime.on_demand import Tensor, torch
 
 
 def vdn_mix(utility_BA: Tensor, acted_BA: Tensor) -> Tensor:
@@ -30,7 +29,7 @@ def qmix_mix(
     taken here, so that no caller can lose it.
     """
     utility_BA = keep_masked(utility_BA, acted_BA)
-    hidden_BH = elu(torch.einsum("ba,bah->bh", utility_BA, w1_BAH.abs()) + b1_BH)
+    hidden_BH = torch.nn.functional.elu(torch.einsum("ba,bah->bh", utility_BA, w1_BAH.abs()) + b1_BH)
     return (hidden_BH * w2_BH.abs()).sum(dim=-1) + value_B
 
 

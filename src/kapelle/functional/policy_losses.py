@@ -9,12 +9,12 @@ Padding may hold any *finite* log-prob: the aggregation gives it a gradient of 0
 slope of a loss at NaN or −inf would be NaN.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from kapelle.functional.masking import as_float, segment_mean, segment_sum
+from kapelle.runtime.on_demand import Tensor, torch
 
 MAX_LOG_RATIO = 20.0
 

@@ -4,12 +4,12 @@ Shapes: N pairs, each a chosen and a rejected completion; B scored items. Log-pr
 whole completions, in nats. Reference log-probs are constants: no gradient flows into them.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
-
 from kapelle.functional.masking import as_float
+from kapelle.runtime.on_demand import Tensor, torch
 
 
 class PreferenceLoss(NamedTuple):
@@ -39,7 +39,8 @@ def dpo_loss(
     margin_N = beta * _preference_gap(
         chosen_logp_N, rejected_logp_N, chosen_reference_logp_N, rejected_reference_logp_N
     )
-    loss_N = -(1.0 - label_smoothing) * logsigmoid(margin_N) - label_smoothing * logsigmoid(-margin_N)
+    log_sigmoid = torch.nn.functional.logsigmoid
+    loss_N = -(1.0 - label_smoothing) * log_sigmoid(margin_N) - label_smoothing * log_sigmoid(-margin_N)
     return PreferenceLoss(loss_N, margin_N.detach())
 
 
@@ -65,13 +66,14 @@ def ipo_loss(
 def bradley_terry_loss(chosen_score_N: Tensor, rejected_score_N: Tensor) -> PreferenceLoss:
     """−log σ(s_chosen − s_rejected), the likelihood of the preference under Bradley–Terry → [N]."""
     margin_N = as_float(chosen_score_N) - as_float(rejected_score_N)
-    return PreferenceLoss(-logsigmoid(margin_N), margin_N.detach())
+    return PreferenceLoss(-torch.nn.functional.logsigmoid(margin_N), margin_N.detach())
 
 
 def verifier_loss(score_B: Tensor, label_B: Tensor) -> Tensor:
     """Binary cross-entropy of a scalar head's raw score against labels 0/1 (or shares between) → [B]."""
     score_B = as_float(score_B)
-    return binary_cross_entropy_with_logits(score_B, label_B.to(score_B.dtype), reduction="none")
+    cross_entropy = torch.nn.functional.binary_cross_entropy_with_logits
+    return cross_entropy(score_B, label_B.to(score_B.dtype), reduction="none")
 
 
 def _preference_gap(

@@ -5,15 +5,15 @@ time order. A step that its mask leaves out (padding, an observation token) is s
 discount and the recursion passes over it. Discounts are floats, or tensors [N, T] where they vary.
 """
 
+from __future__ import annotations
+
 import functools
 import operator
 from collections.abc import Mapping
 from typing import TypeVar
 
-import torch
-from torch import Tensor
-
 from kapelle.functional.masking import as_float, keep_masked
+from kapelle.runtime.on_demand import Tensor, torch
 
 Reward = TypeVar("Reward", float, Tensor)
 
@@ -124,12 +124,12 @@ def team_individual(reward: Mapping[str, Reward]) -> dict[str, Reward]:
 
 
 def _larger(a: Reward, b: Reward) -> Reward:
-    if isinstance(a, Tensor):
+    if isinstance(a, torch.Tensor):
         return torch.maximum(a, b)
     return max(a, b)
 
 
 def _smaller(a: Reward, b: Reward) -> Reward:
-    if isinstance(a, Tensor):
+    if isinstance(a, torch.Tensor):
         return torch.minimum(a, b)
     return min(a, b)

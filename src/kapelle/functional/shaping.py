@@ -5,10 +5,10 @@ writing once per turn. Lengths are in tokens. All functions return *terms* to be
 (or, where stated, the shaped quantity itself), and so may be combined in any order.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
 from kapelle.functional.masking import as_float, segment_whiten
+from kapelle.runtime.on_demand import Tensor, torch
 
 
 def overlong_penalty(length: Tensor, *, limit: int, buffer: int) -> Tensor:

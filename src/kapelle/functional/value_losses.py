@@ -4,13 +4,12 @@ All carry the factor ½, so that their gradient near the target is the plain err
 and the values of the sampling critic are constants: no gradient flows into them.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn.functional import huber_loss
-
 from kapelle.functional.masking import as_float, masked_var
+from kapelle.runtime.on_demand import Tensor, torch
 
 
 class ValueLoss(NamedTuple):
@@ -27,7 +26,9 @@ def squared_value_loss(value: Tensor, target: Tensor) -> Tensor:
 
 def huber_value_loss(value: Tensor, target: Tensor, *, delta: float) -> Tensor:
     """Huber loss: ½e² for |e| ≤ delta and delta·(|e| − ½delta) beyond, elementwise."""
-    return huber_loss(as_float(value), as_float(target).detach(), reduction="none", delta=delta)
+    return torch.nn.functional.huber_loss(
+        as_float(value), as_float(target).detach(), reduction="none", delta=delta
+    )
 
 
 def clipped_value_loss(value: Tensor, value_behaviour: Tensor, target: Tensor, *, clip: float) -> ValueLoss:

@@ -7,16 +7,22 @@ token per byte, so any text can be read, and one token for each role, so convers
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from kapelle.settings.schema import EmbeddedConfig
 
 if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 END = "<|end|>"
 PAD = "<|pad|>"
 ROLES = ("system", "user", "assistant", "tool")
+SPECIAL = (PAD, END, *(f"<|{role}|>" for role in ROLES))
+"""The first token ids; those of the 256 bytes follow."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
@@ -26,20 +32,13 @@ CHAT_TEMPLATE = (
 
 def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
     """Return a tokeniser with the 256 bytes and a handful of special tokens, and a chat template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
-    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    raw.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
+        tokenizer_object=_byte_tokenizer(),
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=special[2:],
+        additional_special_tokens=list(SPECIAL[2:]),
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
@@ -47,25 +46,94 @@ def build_tokenizer(context: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def _byte_tokenizer() -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    return raw
+
+
+class LightTokenizer:
+    """The same tokeniser as `build_tokenizer`'s, without transformers: what checks of prompts need of it."""
+
+    name_or_path = ""
+    chat_template = CHAT_TEMPLATE
+
+    def __init__(self) -> None:
+        self.backend_tokenizer = _byte_tokenizer()
+        self.backend_tokenizer.add_special_tokens(list(SPECIAL))
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, object]:
+        """Special tokens by id."""
+        return dict(enumerate(SPECIAL))
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends a turn."""
+        return SPECIAL.index(END)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return all tokens with their ids."""
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
+        return vocabulary
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, str]],
+        *,
+        tokenize: bool = False,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Return a conversation as text."""
+        assert not tokenize, "the renderer tokenises by itself"
+        rendered = _template().render(messages=conversation, add_generation_prompt=add_generation_prompt)
+        return str(rendered)
+
+    def __call__(self, text: str, *, add_special_tokens: bool = False) -> Mapping[str, list[int]]:
+        """Return a text's token ids as `input_ids`."""
+        return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(CHAT_TEMPLATE)
+
+
+def settings_of(config: EmbeddedConfig) -> dict[str, Any]:
+    """Return what the model's `config.json` would say of its shape."""
+    return {
+        "model_type": "qwen3",
+        "vocab_size": len(SPECIAL) + 256,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.hidden // config.heads,
+        "max_position_embeddings": config.context,
+        "tie_word_embeddings": True,
+    }
+
+
 def build_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: int) -> PreTrainedModel:
     """Return an untrained Qwen3 causal LM (2505.09388) whose weights depend on `config` alone."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    settings = {key: value for key, value in settings_of(config).items() if key != "model_type"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return Qwen3ForCausalLM(
             Qwen3Config(
-                vocab_size=vocabulary,
-                hidden_size=config.hidden,
-                intermediate_size=config.intermediate,
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                num_key_value_heads=config.kv_heads,
-                head_dim=config.hidden // config.heads,
-                max_position_embeddings=config.context,
+                **{**settings, "vocab_size": vocabulary},
                 rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-                tie_word_embeddings=True,
                 # The usual 0.02 is made for wide models; in a narrow one it hides every input at first.
                 initializer_range=0.7 * config.hidden**-0.5,
                 bos_token_id=None,

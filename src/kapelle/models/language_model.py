@@ -274,21 +274,6 @@ def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
-    """Return how a model's conversations become tokens, without loading its weights."""
-    from kapelle.models.embedded import build_tokenizer
-
-    if path == "embedded":
-        return ChatRenderer(build_tokenizer(config.embedded.context), config.embedded.context)
-    check_model_path(path)
-    from transformers import AutoConfig, AutoTokenizer
-
-    with loading(path):
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        settings = AutoConfig.from_pretrained(path)
-        return ChatRenderer(tokenizer, context_of(settings, tokenizer))
-
-
 def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
     """Return a frozen copy of a base without its adapters; bases with adapters are never copied."""
     import copy

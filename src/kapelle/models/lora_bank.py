@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kapelle.errors import ModelError
 from kapelle.models.banked_linear import BankedLinear, Factors, features_of, is_linear, slot_of
+from kapelle.models.module_layers import layers_of
 from kapelle.models.targets import adapted_layers
 from kapelle.team import Lora
 
@@ -53,7 +54,7 @@ class LoraBank:
         assert name, "an adapter needs a name"
         assert "." not in name, f"{name!r}: torch takes no dots in module names"
         assert name not in self._loras, f"{name!r} is in the bank already"
-        places = adapted_layers(self._model, lora.targets)
+        places = adapted_layers(layers_of(self._model), lora.targets)
         generator = torch.Generator().manual_seed(seed)
         for path in places:
             layer = self._banked(path)

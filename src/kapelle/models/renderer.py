@@ -8,17 +8,14 @@ and a KV cache or a merged training row can continue where the last turn ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from kapelle.errors import ContextError, ModelError
 from kapelle.models.templates import check_template, rendering
 from kapelle.runtime.characters import whole
 from kapelle.types import Message, conversation
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _STAND_IN = "\u2e28said\u2e29"
 """Stand-in for the agent's answer; a string that no template contains."""
@@ -27,10 +24,41 @@ _STAND_IN = "\u2e28said\u2e29"
 _TWO_WORDS = "two words"
 
 
+class ChatTokenizer(Protocol):
+    """What a renderer asks of a tokeniser; those of transformers are such."""
+
+    name_or_path: Any
+    chat_template: Any
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, object]:
+        """Tokens beside the vocabulary, special ones among them, by id."""
+        ...
+
+    @property
+    def eos_token_id(self) -> Any:
+        """The token that ends a turn; None for none."""
+        ...
+
+    def get_vocab(self) -> Mapping[str, int]:
+        """Return all tokens with their ids."""
+        ...
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool = ..., add_generation_prompt: bool = ...
+    ) -> Any:
+        """Return a conversation as text."""
+        ...
+
+    def __call__(self, text: str, *, add_special_tokens: bool = ...) -> Mapping[str, Any]:
+        """Return a text's token ids as `input_ids`."""
+        ...
+
+
 class ChatRenderer:
     """Renders conversations with a tokeniser's chat template."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, context: int) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, context: int) -> None:
         check_template(tokenizer)
         self._tokenizer = tokenizer
         _disable_word_cache(tokenizer)
@@ -108,7 +136,7 @@ class ChatRenderer:
         return max(map(len, self._tokenizer.get_vocab()), default=1)
 
 
-def _disable_word_cache(tokenizer: PreTrainedTokenizerBase) -> None:
+def _disable_word_cache(tokenizer: ChatTokenizer) -> None:
     """Turn off the word cache of a tokeniser that does not split texts into words.
 
     It caches the tokens of 10,000 words. Where every text is one word, these are 10,000 whole texts: tens of

@@ -18,17 +18,10 @@ A name reaches what `all-linear` leaves out where an adapter there computes the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, cast
-
-from torch import nn
+from dataclasses import dataclass, replace
 
 from kapelle.errors import ModelError, did_you_mean
-from kapelle.models.banked_linear import BankedLinear, features_of, is_linear
 from kapelle.team import ALL_LINEAR, Lora
-
-if TYPE_CHECKING:
-    from kapelle.models.banked_linear import Plain
 
 ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
 """Names of the layers that choose or weigh experts, or of what holds them."""
@@ -37,57 +30,71 @@ EXPERT_PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "
 """Names that the parts of an expert have or once had."""
 
 
-def linear_layers(model: nn.Module) -> dict[str, Plain]:
-    """Return the layers that can have an adapter, by their path in the bare model."""
-    head = _output_head(model)
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The modules of a model, as if it had no adapters: what the choice reads of it."""
+
+    model: str
+    """Name of its class, for errors."""
+    modules: frozenset[str]
+    """Paths of all modules."""
+    linear: Mapping[str, tuple[int, int]]
+    """Path → features in and out of every linear layer, in the model's order."""
+    head: str | None
+    """Path of the output head."""
+    mixers: frozenset[str] = frozenset()
+    """Paths of state-space mixers, which have tensors A and D of their own."""
+
+
+def linear_layers(layers: Layers) -> dict[str, tuple[int, int]]:
+    """Return the features in and out of the layers that can have an adapter, by path."""
     return {
-        path: cast("Plain", module)
-        for path, module in _bare_modules(model)
-        if is_linear(module) and module is not head and _refusal(model, path) is None
+        path: features
+        for path, features in layers.linear.items()
+        if path != layers.head and _refusal(layers, path) is None
     }
 
 
-def adapted_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
+def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
     """Return the paths of the layers that targets name, in the model's order.
 
     Raises ModelError when a target names none, or one that cannot have an adapter.
     """
-    layers = linear_layers(model)
-    chosen = set(_all_linear(model, layers)) if ALL_LINEAR in targets else set()
+    fit = linear_layers(layers)
+    chosen = set(_all_linear(layers, fit)) if ALL_LINEAR in targets else set()
     if ALL_LINEAR in targets and not chosen:
-        raise ModelError(f"`{ALL_LINEAR}` finds no linear layer in the blocks of {type(model).__name__}.")
+        raise ModelError(f"`{ALL_LINEAR}` finds no linear layer in the blocks of {layers.model}.")
     for target in targets:
-        found = [path for path in layers if _ends(path, target)]
+        found = [path for path in fit if _ends(path, target)]
         if target != ALL_LINEAR and not found:
-            raise ModelError(_no_such_layer(model, target, layers))
+            raise ModelError(_no_such_layer(layers, target, fit))
         chosen.update(found)
-    return [path for path in layers if path in chosen]
+    return [path for path in fit if path in chosen]
 
 
-def named(model: nn.Module, lora: Lora) -> Lora:
+def named(layers: Layers, lora: Lora) -> Lora:
     """Return the settings with the names of the layers that `all-linear` stands for on a model."""
     if ALL_LINEAR not in lora.targets:
         return lora
-    return replace(lora, targets=_names(model, adapted_layers(model, lora.targets)))
+    return replace(lora, targets=_names(layers, adapted_layers(layers, lora.targets)))
 
 
-def _all_linear(model: nn.Module, layers: Mapping[str, Plain]) -> list[str]:
-    parts_of_experts = EXPERT_PARTS if any(_ends(path, "experts") for path, _ in _bare_modules(model)) else ()
+def _all_linear(layers: Layers, fit: Mapping[str, tuple[int, int]]) -> list[str]:
+    parts_of_experts = EXPERT_PARTS if any(_ends(path, "experts") for path in layers.modules) else ()
     return [
         path
-        for path, layer in layers.items()
+        for path, (_, features_out) in fit.items()
         if any(part.isdigit() for part in path.split("."))  # the number of its block
         and ROUTERS.isdisjoint(path.split("."))
         and path.rpartition(".")[2] not in parts_of_experts
-        and features_of(layer)[1] > 1
-        and (_mixer(model, path) is None or path.endswith(".in_proj"))
+        and features_out > 1
+        and (not _in_mixer(layers, path) or path.endswith(".in_proj"))
     ]
 
 
-def _names(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:
+def _names(layers: Layers, paths: Sequence[str]) -> tuple[str, ...]:
     """Return the shortest ends of paths that no other module's path has: what PEFT takes as `target_modules`."""
-    chosen = set(paths)
-    taken = {end for path, _ in _bare_modules(model) if path not in chosen for end in _ends_of(path)}
+    taken = {end for path in layers.modules.difference(paths) for end in _ends_of(path)}
     return tuple(sorted({next(end for end in _ends_of(path) if end not in taken) for path in paths}))
 
 
@@ -101,41 +108,28 @@ def _ends(path: str, target: str) -> bool:
     return path == target or path.endswith(f".{target}")
 
 
-def _bare_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield a model's modules with their paths, as if it had no adapters."""
-    banked: tuple[str, ...] = ()
-    for path, module in model.named_modules():
-        if banked and path.startswith(banked):
-            continue
-        if isinstance(module, BankedLinear):
-            banked = (*banked[-1:], f"{path}.")
-        yield path, module.base if isinstance(module, BankedLinear) else module
-
-
-def _refusal(model: nn.Module, path: str) -> str | None:
+def _refusal(layers: Layers, path: str) -> str | None:
     """Return why a linear layer can have no adapter; None where it can."""
     if "experts" in path.split("."):
         return "its expert reads only the tokens that a router chose"
-    if path.endswith(".dt_proj") and _mixer(model, path) is not None:
+    if path.endswith(".dt_proj") and _in_mixer(layers, path):
         return "the state-space scan reads its weight without calling the layer"
     return None
 
 
-def _mixer(model: nn.Module, path: str) -> nn.Module | None:
-    """Return the state-space mixer that a layer is part of, known by its own tensors A and D."""
-    parent = model.get_submodule(path.rpartition(".")[0])
-    own = {name for name, _ in parent.named_parameters(recurse=False)}
-    return parent if {"A_log", "D"} <= own else None
+def _in_mixer(layers: Layers, path: str) -> bool:
+    return path.rpartition(".")[0] in layers.mixers
 
 
-def _no_such_layer(model: nn.Module, target: str, layers: Mapping[str, Plain]) -> str:
-    known = sorted({path.rpartition(".")[2] for path in layers})
+def _no_such_layer(layers: Layers, target: str, fit: Mapping[str, tuple[int, int]]) -> str:
+    known = sorted({path.rpartition(".")[2] for path in fit})
     listed = f" Known: {', '.join(known)}."
     way_out = f"{listed} `{ALL_LINEAR}` takes all that are fit for it."
-    for path, module in _bare_modules(model):
-        if is_linear(module) and _ends(path, target):
+    for path in layers.linear:
+        if _ends(path, target):
             why = (
-                _refusal(model, path) or "it is the output head, which reads chosen tokens and not whole rows"
+                _refusal(layers, path)
+                or "it is the output head, which reads chosen tokens and not whole rows"
             )
             return f"`lora.targets` names '{target}', which can have no adapter: {why}.{way_out}"
     hint = did_you_mean(target, known)
@@ -143,11 +137,3 @@ def _no_such_layer(model: nn.Module, target: str, layers: Mapping[str, Plain]) -
         f"`lora.targets` names '{target}', no linear layer of this model below its output head."
         f"{'' if hint == listed else hint}{way_out}"
     )
-
-
-def _output_head(model: nn.Module) -> nn.Module | None:
-    """Return the layer that cannot have an adapter: it reads chosen tokens, not whole rows."""
-    from transformers import PreTrainedModel
-
-    head: nn.Module | None = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    return head

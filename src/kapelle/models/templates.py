@@ -12,14 +12,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.runtime.awake import AwakeClock
 from kapelle.runtime.machine import refusal
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 LIMIT_S = 10.0
 """Seconds that one rendering may take; real ones take a thousandth of one."""
@@ -27,7 +24,14 @@ _LOOKS = 10
 _FIX = "Fix its chat_template.jinja, or use another model."
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
+class Templated(Protocol):
+    """A tokeniser with the name of its model and its chat template."""
+
+    name_or_path: Any
+    chat_template: Any
+
+
+def check_template(tokenizer: Templated) -> None:
     """Raise ModelError for a tokeniser without a chat template, or whose template is invalid or raises to a power."""
     from jinja2 import Environment, TemplateError
 

@@ -17,7 +17,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,7 +25,8 @@ from kapelle.engines.train.protocol import HEAD, TrainEngine
 from kapelle.errors import CheckpointError, ConfigError, DataError, ModelError, NumericsError, did_you_mean
 from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.outline import check_same, check_saved
+from kapelle.models.module_layers import layers_of
+from kapelle.models.outline import Outline, check_same, check_saved
 from kapelle.models.sealed import base_of, seal, verify_folder
 from kapelle.models.targets import named
 from kapelle.models.weights import copy_weights, hash_of_base, read_adapter, save_adapter, save_model
@@ -36,9 +37,6 @@ from kapelle.runtime.manifest import step_of
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.runtime.tensor_files import load_tensors
 from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Lora, Team
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def write_checkpoint(
@@ -175,7 +173,7 @@ def write_policies(
             save_adapter(
                 place,
                 engine.weights(name),
-                named(models[policy.base].model, policy.lora),
+                named(layers_of(models[policy.base].model), policy.lora),
                 models[policy.base].name,
                 bases[policy.base],
             )
@@ -214,7 +212,7 @@ def load_policies(
 
 
 def check_start(
-    folders: Mapping[str, Path], team: Team, models: Mapping[str, PreTrainedModel], verifier: str | None
+    folders: Mapping[str, Path], team: Team, models: Mapping[str, Outline], verifier: str | None
 ) -> None:
     """Check the folders that policies start from, and a verifier's folder, before a model is loaded.
 
@@ -254,7 +252,7 @@ def _write_verifier(
     model, weights = models[critic.base], engine.weights(critic.name)
     adapter = {key: tensor for key, tensor in weights.items() if not key.startswith(HEAD)}
     head = {key.removeprefix(HEAD): tensor for key, tensor in weights.items() if key not in adapter}
-    save_adapter(folder, adapter, named(model.model, critic.lora), model.name)
+    save_adapter(folder, adapter, named(layers_of(model.model), critic.lora), model.name)
     save_file(
         {key: tensor.detach().cpu().contiguous() for key, tensor in head.items()},
         folder / "value_head.safetensors",
@@ -311,8 +309,9 @@ def load_verifier(
     Raises ModelError when the folder is not a verifier or damaged, or when it was trained on another base than the team's.
     """
     model = models[critic.base]
+    layers = layers_of(model.model)
     tensors, lora = read_adapter(folder)
-    check_same("The verifier", folder, named(model.model, lora), named(model.model, critic.lora))
+    check_same("The verifier", folder, named(layers, lora), named(layers, critic.lora))
     try:
         head = load_tensors(folder / "value_head.safetensors")
         base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]

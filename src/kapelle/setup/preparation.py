@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 from kapelle.algorithm import Algorithm
 from kapelle.environment import Skipping
-from kapelle.models.outline import check_adapters, outlines
-from kapelle.setup.model_loading import load_models
+from kapelle.models.outline import Outline, check_adapters
+from kapelle.models.outline_reading import outlines
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_prompts, check_run
 from kapelle.team import Team
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from kapelle.models.language_model import LanguageModel
     from kapelle.settings.schema import RunConfig
 
@@ -41,7 +39,7 @@ class Prepared:
     """Models in memory, by their path in the settings."""
     algorithm: Algorithm
     team: Team
-    outlines: Mapping[str, PreTrainedModel]
+    outlines: Mapping[str, Outline]
     """Base name → the model without its weights."""
 
     def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> Prepared:
@@ -50,6 +48,8 @@ class Prepared:
 
     def load(self) -> dict[str, LanguageModel]:
         """Return every base of the team with its weights, by base name; ModelError for one that cannot be read."""
+        from kapelle.setup.model_loading import load_models
+
         return load_models(self.team, self.config.model, self.given)
 
 

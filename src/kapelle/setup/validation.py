@@ -229,7 +229,7 @@ def check_prompts(
 
     Loads tokenisers, not models. Later prompts depend on the episode so far, and are checked during it.
     """
-    from kapelle.models.language_model import load_renderer
+    from kapelle.models.renderer_loading import load_renderer
 
     environment = config.environment
     memory = {path: model.renderer for path, model in (given or {}).items()}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from kapelle.algorithm import CriticSpec
 from kapelle.rows import Learners, Sample, Sampled, TurnKey, turns_of
+from kapelle.runtime.on_demand import Tensor
 from kapelle.signals.questions import Readers, critic_sample, judged_sample
 from kapelle.team import Team
 from kapelle.types import Group

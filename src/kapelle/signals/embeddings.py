@@ -20,11 +20,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from kapelle.errors import ModelError
 from kapelle.rows import Embedding, Learners, Sample, Sampled, TurnKey, turns_of
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.team import EMBEDDER, Policy, Team, embedder_name
 from kapelle.types import Episode, Group, Message
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from kapelle.rows import Learners, Sampled, TurnKey
+from kapelle.runtime.on_demand import Tensor
 from kapelle.signals.reference import log_probs
 
 

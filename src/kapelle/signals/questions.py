@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch import Tensor
-
 from kapelle.algorithm import CriticSpec
 from kapelle.errors import ContextError
 from kapelle.rows import Reader, Sample
+from kapelle.runtime.on_demand import Tensor
 from kapelle.team import Team
 from kapelle.types import Episode, Message, Turn
 

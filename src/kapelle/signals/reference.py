@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from kapelle.rows import Learners, Sample, Sampled, TurnKey, turns_of
+from kapelle.runtime.on_demand import Tensor
 from kapelle.signals.questions import policy_sample
 from kapelle.team import Team, reference_name
 from kapelle.types import Group

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from kapelle.errors import ConfigError, ContextError, did_you_mean
-from kapelle.models.weights import read_lora
+from kapelle.models.saved_shapes import read_lora
 from kapelle.rows import Learners, Sampled, TurnKey
+from kapelle.runtime.on_demand import Tensor
 from kapelle.signals.reference import reference_samples
 from kapelle.team import Policy, Team
 

@@ -215,7 +215,7 @@ def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None
 
 def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
     """Return the settings that determine what a policy's saved tensors compute."""
-    from kapelle.training.warmup import warmup_key
+    from kapelle.training.warmup_settings import warmup_key
 
     path = _team(config).bases[policy.base]
     lora = policy.lora

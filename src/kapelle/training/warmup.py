@@ -8,8 +8,6 @@ cached under a hash of them, with hashes of its files, which are checked at ever
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -19,46 +17,13 @@ from pathlib import Path
 
 from kapelle.errors import CheckpointError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model
+from kapelle.models.saved_shapes import shapes_of
 from kapelle.models.sealed import seal, verify_folder
-from kapelle.models.weights import save_model, shapes_of
+from kapelle.models.weights import save_model
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.warmup_stage import ReportStep, stage_of, stage_team, train_stage
-
-FORMAT = 2
-"""Increased when the same settings would give another warmed-up model than before."""
-
-
-def cache_folder() -> Path:
-    """Return where warmed-up models are kept: `$KAPELLE_CACHE`, else `~/.cache/kapelle`."""
-    named = os.environ.get("KAPELLE_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "kapelle"
-
-
-def warmup_key(config: RunConfig) -> str:
-    """Return a hash of everything that the warmed-up model depends on."""
-    learner = config.train_engine.model_dump(mode="json")
-    parts = {
-        "format": FORMAT,
-        "seed": config.seed,
-        **{
-            section: getattr(config, section).model_dump(
-                mode="json", exclude={"timeout", "device", "quantization"}
-            )
-            for section in ("model", "environment", "workflow", "warmup")
-        },
-        "agents": [
-            [agent.name, agent.system, agent.prompt] for agent in stage_team(stage_of(config))[1].agents
-        ],
-        # Models that were cached before there was a choice keep their key.
-        **({} if learner == {"name": "torch"} else {"train_engine": learner}),
-    }
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
-
-
-def warmup_is_cached(config: RunConfig) -> bool:
-    """Return whether the warmed-up model of these settings is cached."""
-    return (cache_folder() / "warmup" / warmup_key(config) / "config.json").is_file()
+from kapelle.training.warmup_settings import cache_folder, warmup_is_cached, warmup_key
+from kapelle.training.warmup_stage import ReportStep, train_stage
 
 
 def warmed_up(

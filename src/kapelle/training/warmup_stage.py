@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from kapelle.algorithm import Algorithm
-from kapelle.algorithms.sft import SFT
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import TrainingHalted
 from kapelle.models.language_model import LanguageModel
@@ -20,50 +18,14 @@ from kapelle.models.weights import copy_weights
 from kapelle.rollout.play import Play, make_play, rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.seeds import derive_seed
-from kapelle.settings.schema import OptimizerConfig, RunConfig, TrainingConfig
+from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_train_engine, load_models, teacher
-from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.team import Team
 from kapelle.training.loop import Loop
+from kapelle.training.warmup_settings import stage_of, stage_team
 from kapelle.types import Group
 
 ReportStep = Callable[[int, int, Mapping[str, float]], None]
 """Called with step, steps and metrics."""
-
-
-def stage_of(config: RunConfig) -> RunConfig:
-    """Return the settings of the stage that warms up a run's base; the run must have a warm-up."""
-    warmup = config.warmup
-    assert warmup is not None, "a run without a warm-up has no such stage"
-    optimizer = OptimizerConfig(
-        lr=warmup.lr, betas=(0.9, 0.95), schedule=warmup.schedule, warmup_steps=min(20, warmup.steps)
-    )
-    update = {
-        "algorithm": SFT(),
-        "optimizer": optimizer,
-        "training": TrainingConfig(steps=warmup.steps),
-        "warmup": None,
-        "reward_model": None,
-    }
-    return _shared_without_critics(config).model_copy(update=update)
-
-
-def stage_team(config: RunConfig) -> tuple[Algorithm, Team]:
-    """Return the algorithm and the team of a stage's settings."""
-    algorithm = build_algorithm(config)
-    return algorithm, build_team(config, algorithm)
-
-
-def _shared_without_critics(config: RunConfig) -> RunConfig:
-    """Return the same run with one set of weights for all agents and without critics."""
-    agents = config.team.agents
-    if not isinstance(agents, int):
-        agents = tuple(
-            a.model_copy(update={"weights": None, "share_critic_with": None, "optimizer": None})
-            for a in agents
-        )
-    update = {"sharing": "shared", "agents": agents, "critic_sharing": None}
-    return config.model_copy(update={"team": config.team.model_copy(update=update)})
 
 
 def train_stage(config: RunConfig, progress: ReportStep | None) -> LanguageModel:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.local.decode_batch import DecodeBatch
-from kapelle.engines.rollout.local.engine import Local
+from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.protocol import Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.engines.rollout.vllm.engine import VllmEngine

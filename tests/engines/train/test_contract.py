@@ -33,7 +33,7 @@ from kapelle.engines.train.protocol import (
     TrainSetup,
     UpdateLimits,
 )
-from kapelle.engines.train.torch.engine import Torch
+from kapelle.engines.train.torch.settings import Torch
 from kapelle.errors import CheckpointError, ModelError, NumericsError, ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.rows import Sample

@@ -14,9 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from kapelle.algorithm import Credit
 from kapelle.algorithms.shared.rewards import RewardSource
@@ -24,6 +22,7 @@ from kapelle.functional.advantages import CriticAdvantage, gae, vtrace
 from kapelle.functional.masking import segment_whiten
 from kapelle.functional.shaping import kl_in_reward
 from kapelle.rows import Signals, TurnKey, turns_of
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
 from kapelle.types import Group, Turn
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import torch
-from torch import Tensor
-
 from kapelle.rows import TurnKey
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Episode, Group, Turn
 
 TurnRewards = Callable[[tuple[int, int], Episode], Mapping[int, float]]

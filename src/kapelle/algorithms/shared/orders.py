@@ -8,15 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from kapelle.algorithm import Mover, Order, UpdateSamples
 from kapelle.errors import ConfigError
 from kapelle.functional.policy_losses import happo_factor
 from kapelle.metrics.statistics import merge_rows
 from kapelle.rows import Column, Sample, TurnKey
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.base import Settings
 from kapelle.team import Team

@@ -20,13 +20,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, Protocol
 
-import torch
 from pydantic import Field
 
 from kapelle.algorithms.shared.payments import Moment, moments, standing
 from kapelle.functional.returns import team_individual, team_last, team_max, team_mean, team_min, team_sum
 from kapelle.functional.shaping import length_penalty, overlong_penalty
 from kapelle.rows import Signals, TurnKey
+from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Group, Turn
 

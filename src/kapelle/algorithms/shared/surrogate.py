@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from kapelle.algorithm import Loss, Outputs, PolicyLoss, Targets
 from kapelle.functional import divergences, masking, policy_losses
 from kapelle.functional.advantages import importance_inliers, truncated_importance_weight
 from kapelle.rows import Column
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
 
 

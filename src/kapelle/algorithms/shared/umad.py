@@ -20,15 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from kapelle.algorithm import Credit, CreditFunction
 from kapelle.algorithms.shared.rewards import RewardSource
 from kapelle.errors import ConfigError
 from kapelle.functional.shaping import confidence_gain, relative_confidence_gain, umad_influence
 from kapelle.rows import Signals, TurnKey, in_rounds
+from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
 from kapelle.team import Team
 from kapelle.types import Episode, Group, Turn

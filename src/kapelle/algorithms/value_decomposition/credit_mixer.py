@@ -29,19 +29,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from kapelle.algorithm import MIXER_UNDONE, Algorithm, Credit
+from kapelle.algorithm import MIXER_UNDONE, Credit
 from kapelle.algorithms.shared.groups import Member, compare
-from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
-from kapelle.algorithms.shared.rewards import need_team_return
-from kapelle.algorithms.value_decomposition.mixer_fit import FitConfig, Foresight, MixerFit, check_device
+from kapelle.algorithms.shared.monte_carlo import spread
+from kapelle.algorithms.value_decomposition.mixer_fit import Foresight, MixerFit
 from kapelle.algorithms.value_decomposition.replay import (
     Fitted,
     Played,
@@ -49,85 +45,16 @@ from kapelle.algorithms.value_decomposition.replay import (
     joined,
     read_groups,
 )
-from kapelle.algorithms.value_decomposition.utilities import (
-    OwnUtilities,
-    SharedUtility,
-    TeamEstimate,
-    TeamValue,
-)
-from kapelle.errors import ConfigError, NumericsError
+from kapelle.algorithms.value_decomposition.settings import CreditMixer
+from kapelle.algorithms.value_decomposition.utilities import TeamEstimate, TeamValue
+from kapelle.errors import NumericsError
 from kapelle.functional.advantages import group_centred
 from kapelle.functional.masking import keep_masked, pack
 from kapelle.functional.mixing import difference_credit, explained_by_others, group_mean_utility
 from kapelle.functional.returns import return_to_go
 from kapelle.rows import Signals, TurnKey
-from kapelle.runtime.seeds import derive_seed
-from kapelle.settings.base import Settings
-from kapelle.signals.embeddings import SENTENCES, Embeddings
 from kapelle.team import Team
 from kapelle.types import Episode, Group
-
-
-class UtilityConfig(Settings):
-    """The network behind Q_i."""
-
-    sharing: Literal["own", "shared"] = "own"
-    """One network per agent, or one for all, which gets a vector of the agent whose turn it judges."""
-    hidden: tuple[int, ...] = (64,)
-    """Widths of its hidden layers."""
-    identity: int = Field(8, ge=1)
-    """Width of an agent's learned vector, with `sharing: shared`."""
-
-    def build(self, width: int, agents: int) -> nn.Module:
-        """Return the networks for embeddings of a width."""
-        if self.sharing == "own":
-            return OwnUtilities(width, agents, self.hidden)
-        return SharedUtility(width, agents, self.hidden, self.identity)
-
-
-class CreditMixer(MonteCarlo):
-    """Settings of VDN and QMIX; each adds its name and its mixer."""
-
-    gamma_turn: float = Field(1.0, ge=0.0, le=1.0)
-    """Discount from one round to the next."""
-    credit: Literal["difference", "modelled", "utility"] = "difference"
-    """How a turn is credited; see the module's text."""
-    credit_warmup_steps: int = Field(5, ge=0)
-    """Steps in which turns are paid the team's return, while the mixer learns already."""
-    embedder: str = "base"
-    """What reads turns as vectors: `base` (of the first trained agent where they differ), the path or hub name of a model,
-    or `sentence-transformers:NAME`."""
-    utility: UtilityConfig = UtilityConfig()
-    fit: FitConfig = FitConfig()
-
-    @model_validator(mode="after")
-    def _one_return_for_all(self) -> CreditMixer:
-        need_team_return(self.team_reward)
-        if self.fit.min_fill > self.fit.capacity:
-            raise ValueError("`fit.min_fill` is more than `fit.capacity` can hold; raise the capacity")
-        return self
-
-
-def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.Module]) -> Algorithm:
-    """Return the row; `mixer` makes the mixer from D and A."""
-
-    def memory(team: Team, seed: int) -> MixedCredit:
-        return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
-
-    checks = (
-        partial(check_embedder, embedder=settings.embedder),
-        partial(check_device, device=settings.fit.device),
-    )
-    return settings.row(name, None, checks, memory=memory, needs=(Embeddings(settings.embedder),))
-
-
-def check_embedder(team: Team, embedder: str) -> None:
-    """Raise ConfigError when the library of an embedder is not installed."""
-    if embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
-        raise ConfigError(
-            f"`algorithm.embedder: {embedder}` needs the library sentence-transformers, which is not installed. "
-            "`pip install 'kapelle[embed]'`, or set `base` or the path of a model."
-        )
 
 
 class _StepRounds(NamedTuple):

@@ -14,70 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from kapelle.algorithms.value_decomposition.replay import Fitted, Replay, Rounds
+from kapelle.algorithms.value_decomposition.settings import FitConfig, Soft
 from kapelle.algorithms.value_decomposition.utilities import TeamEstimate, TeamValue
 from kapelle.errors import NumericsError
 from kapelle.functional.masking import keep_masked, masked_mean, pack, segment_mean, unpack
 from kapelle.functional.mixing import copied, periodic_update, soft_update
 from kapelle.functional.returns import lambda_return, return_to_go
-from kapelle.models import devices
 from kapelle.models.finite import learned, poisoned
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.seeds import derive_seed
-from kapelle.settings.base import FROM_HERE_ON, Settings
-from kapelle.team import Team
 
 GRADIENT_NORM = 10.0
 """Norm to which the gradient of a fit is clipped, as in QMIX's code."""
 
 FADING = 0.8
 """Factor by which the measured worth of a fit fades from step to step: about the last five count."""
-
-
-class Soft(Settings):
-    """The target moves by a share τ of the way after every update of the fit."""
-
-    name: Literal["soft"] = "soft"
-    tau: float = Field(0.05, gt=0.0, le=1.0)
-
-
-class Periodic(Settings):
-    """The target is copied anew every so many updates of the fit."""
-
-    name: Literal["periodic"]
-    every: int = Field(100, ge=1)
-
-
-class FitConfig(Settings):
-    """How utilities and mixer are learned."""
-
-    lr: float = Field(3e-3, gt=0.0)
-    target: Literal["monte_carlo", "td"] = "monte_carlo"
-    lam: float = Field(0.0, ge=0.0, le=1.0)
-    """λ of `target: td`, per round; 1 is Monte Carlo."""
-    follow: Annotated[Soft | Periodic, Field(discriminator="name")] = Soft()
-    """How the target network follows; read with `target: td`."""
-    capacity: int = Field(256, ge=1)
-    """Episodes that are remembered."""
-    min_fill: int = Field(64, ge=1)
-    """Episodes that must be remembered before anything is fitted."""
-    updates: int = Field(100, ge=1)
-    """Updates per step."""
-    batch: int = Field(64, ge=1)
-    """Episodes per update."""
-    device: Annotated[str, FROM_HERE_ON] = "cpu"
-    """Device of utilities and mixer."""
-
-
-def check_device(team: Team, device: str) -> None:
-    """Raise ConfigError when there is no such device to put the networks on."""
-    devices.check_device(device, "algorithm.fit.device")
 
 
 class Foresight:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from kapelle.former_names import contents_of
 
 BUILTIN: Mapping[str, str] = {
-    "local": "kapelle.engines.rollout.local.engine:Local",
+    "local": "kapelle.engines.rollout.local.settings:Local",
     "vllm": "kapelle.engines.rollout.vllm.settings:Vllm",
 }
 """Name in a recipe → `module:Class`, imported on first use."""

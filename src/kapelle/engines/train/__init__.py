@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from kapelle.former_names import contents_of
 
-BUILTIN: Mapping[str, str] = {"torch": "kapelle.engines.train.torch.engine:Torch"}
+BUILTIN: Mapping[str, str] = {"torch": "kapelle.engines.train.torch.settings:Torch"}
 """Name in a recipe → `module:Class`, imported on first use."""
 
 __getattr__ = contents_of(__name__)

@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
-
 from kapelle.algorithm import CriticLoss, PolicyLoss
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train import BUILTIN
 from kapelle.former_names import renamed_in
 from kapelle.rows import Sample
+from kapelle.runtime.on_demand import Tensor
 from kapelle.runtime.plugins import find_class
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Critic, Policy

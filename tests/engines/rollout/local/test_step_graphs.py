@@ -14,9 +14,9 @@ from tests.support.tiny import LORA, lora_policies, same_bits, sections, stir, t
 from torch import Tensor
 
 from kapelle.engines.rollout.local.decode import Decoder
-from kapelle.engines.rollout.local.engine import Local
 from kapelle.engines.rollout.local.flat_rows import FlatRows
 from kapelle.engines.rollout.local.rows import Job, RowOutput
+from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.local.step_graphs import LEAST, CudaRecorder, Window, on_cuda
 from kapelle.errors import EngineError
 from kapelle.models.fast.fused import fused_of

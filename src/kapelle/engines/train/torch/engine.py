@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from torch import Tensor
 
@@ -18,17 +17,6 @@ from kapelle.engines.train.torch.learners import Learners
 from kapelle.engines.train.torch.sharing import Alone, Sharing
 from kapelle.engines.train.torch.update import Updater
 from kapelle.rows import Sample
-from kapelle.settings.base import Settings
-
-
-class Torch(Settings):
-    """Settings of the train engine in this process."""
-
-    name: Literal["torch"] = "torch"
-
-    def build(self, setup: TrainSetup) -> TorchTrainEngine:
-        """Return the engine, which trains in the models' own memory."""
-        return TorchTrainEngine(setup)
 
 
 class TorchTrainEngine:

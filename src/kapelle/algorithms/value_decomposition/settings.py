@@ -1,0 +1,129 @@
+"""What a recipe says of value decomposition: utilities, their fit and the credit that follows; no network is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kapelle.algorithm import Algorithm, CreditMemory
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo
+from kapelle.algorithms.shared.rewards import need_team_return
+from kapelle.errors import ConfigError
+from kapelle.models import devices
+from kapelle.runtime.seeds import derive_seed
+from kapelle.settings.base import FROM_HERE_ON, Settings
+from kapelle.signals.embeddings import SENTENCES, Embeddings
+from kapelle.team import Team
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Soft(Settings):
+    """The target moves by a share τ of the way after every update of the fit."""
+
+    name: Literal["soft"] = "soft"
+    tau: float = Field(0.05, gt=0.0, le=1.0)
+
+
+class Periodic(Settings):
+    """The target is copied anew every so many updates of the fit."""
+
+    name: Literal["periodic"]
+    every: int = Field(100, ge=1)
+
+
+class FitConfig(Settings):
+    """How utilities and mixer are learned."""
+
+    lr: float = Field(3e-3, gt=0.0)
+    target: Literal["monte_carlo", "td"] = "monte_carlo"
+    lam: float = Field(0.0, ge=0.0, le=1.0)
+    """λ of `target: td`, per round; 1 is Monte Carlo."""
+    follow: Annotated[Soft | Periodic, Field(discriminator="name")] = Soft()
+    """How the target network follows; read with `target: td`."""
+    capacity: int = Field(256, ge=1)
+    """Episodes that are remembered."""
+    min_fill: int = Field(64, ge=1)
+    """Episodes that must be remembered before anything is fitted."""
+    updates: int = Field(100, ge=1)
+    """Updates per step."""
+    batch: int = Field(64, ge=1)
+    """Episodes per update."""
+    device: Annotated[str, FROM_HERE_ON] = "cpu"
+    """Device of utilities and mixer."""
+
+
+class UtilityConfig(Settings):
+    """The network behind Q_i."""
+
+    sharing: Literal["own", "shared"] = "own"
+    """One network per agent, or one for all, which gets a vector of the agent whose turn it judges."""
+    hidden: tuple[int, ...] = (64,)
+    """Widths of its hidden layers."""
+    identity: int = Field(8, ge=1)
+    """Width of an agent's learned vector, with `sharing: shared`."""
+
+    def build(self, width: int, agents: int) -> nn.Module:
+        """Return the networks for embeddings of a width."""
+        from kapelle.algorithms.value_decomposition.utilities import OwnUtilities, SharedUtility
+
+        if self.sharing == "own":
+            return OwnUtilities(width, agents, self.hidden)
+        return SharedUtility(width, agents, self.hidden, self.identity)
+
+
+class CreditMixer(MonteCarlo):
+    """Settings of VDN and QMIX; each adds its name and its mixer."""
+
+    gamma_turn: float = Field(1.0, ge=0.0, le=1.0)
+    """Discount from one round to the next."""
+    credit: Literal["difference", "modelled", "utility"] = "difference"
+    """How a turn is credited; see `credit_mixer.py`."""
+    credit_warmup_steps: int = Field(5, ge=0)
+    """Steps in which turns are paid the team's return, while the mixer learns already."""
+    embedder: str = "base"
+    """What reads turns as vectors: `base` (of the first trained agent where they differ), the path or hub name of a model,
+    or `sentence-transformers:NAME`."""
+    utility: UtilityConfig = UtilityConfig()
+    fit: FitConfig = FitConfig()
+
+    @model_validator(mode="after")
+    def _one_return_for_all(self) -> CreditMixer:
+        need_team_return(self.team_reward)
+        if self.fit.min_fill > self.fit.capacity:
+            raise ValueError("`fit.min_fill` is more than `fit.capacity` can hold; raise the capacity")
+        return self
+
+
+def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.Module]) -> Algorithm:
+    """Return the row; `mixer` makes the mixer from D and A."""
+
+    def memory(team: Team, seed: int) -> CreditMemory:
+        from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
+
+        return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
+
+    checks = (
+        partial(check_embedder, embedder=settings.embedder),
+        partial(check_device, device=settings.fit.device),
+    )
+    return settings.row(name, None, checks, memory=memory, needs=(Embeddings(settings.embedder),))
+
+
+def check_embedder(team: Team, embedder: str) -> None:
+    """Raise ConfigError when the library of an embedder is not installed."""
+    if embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
+        raise ConfigError(
+            f"`algorithm.embedder: {embedder}` needs the library sentence-transformers, which is not installed. "
+            "`pip install 'kapelle[embed]'`, or set `base` or the path of a model."
+        )
+
+
+def check_device(team: Team, device: str) -> None:
+    """Raise ConfigError when there is no such device to put the networks on."""
+    devices.check_device(device, "algorithm.fit.device")

@@ -1,0 +1,48 @@
+"""What a recipe says of the rollout engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from kapelle.settings.base import FROM_HERE_ON, Settings
+from kapelle.team import Policy
+
+if TYPE_CHECKING:
+    from kapelle.engines.rollout.local.engine import LocalEngine
+    from kapelle.models.language_model import LanguageModel
+
+
+class Local(Settings):
+    """Settings of the engine in this process."""
+
+    name: Literal["local"] = "local"
+    max_rows: Annotated[int, FROM_HERE_ON] = Field(1024, ge=1)
+    """Most rows in flight."""
+    kept_tokens: Annotated[int, FROM_HERE_ON] = Field(65_536, ge=0)
+    """Most token places of finished rows whose keys and values are kept for prompts that continue them, for each
+    base model; 0 keeps none."""
+
+    graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
+    """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
+
+    patience: Annotated[float, FROM_HERE_ON] = Field(60.0, ge=0.0, allow_inf_nan=False)
+    """Seconds for which rows wait, while nothing happens, for episodes that wait for a world, tool, judge or endpoint;
+    0 does not wait, and then a run with worlds that take time does not repeat exactly."""
+
+    @field_validator("graphs", mode="before")
+    @classmethod
+    def _as_written(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML 1.1 reads off as false
+
+    def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
+        """Return the engine on the trainer's models."""
+        from kapelle.engines.rollout.local.engine import LocalEngine
+        from kapelle.engines.rollout.local.step_graphs import nowhere, on_cuda
+
+        recorder_on = on_cuda if self.graphs == "auto" else nowhere
+        return LocalEngine(
+            models, policies, self.max_rows, self.kept_tokens, recorder_on=recorder_on, patience=self.patience
+        )

@@ -1,0 +1,84 @@
+"""What a warm-up does, by the settings alone, and the name under which its result is cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from kapelle.algorithm import Algorithm
+from kapelle.algorithms.sft import SFT
+from kapelle.settings.schema import OptimizerConfig, RunConfig, TrainingConfig
+from kapelle.setup.team_builder import build_algorithm, build_team
+from kapelle.team import Team
+
+FORMAT = 2
+"""Increased when the same settings would give another warmed-up model than before."""
+
+
+def cache_folder() -> Path:
+    """Return where warmed-up models are kept: `$KAPELLE_CACHE`, else `~/.cache/kapelle`."""
+    named = os.environ.get("KAPELLE_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "kapelle"
+
+
+def warmup_key(config: RunConfig) -> str:
+    """Return a hash of everything that the warmed-up model depends on."""
+    learner = config.train_engine.model_dump(mode="json")
+    parts = {
+        "format": FORMAT,
+        "seed": config.seed,
+        **{
+            section: getattr(config, section).model_dump(
+                mode="json", exclude={"timeout", "device", "quantization"}
+            )
+            for section in ("model", "environment", "workflow", "warmup")
+        },
+        "agents": [
+            [agent.name, agent.system, agent.prompt] for agent in stage_team(stage_of(config))[1].agents
+        ],
+        # Models that were cached before there was a choice keep their key.
+        **({} if learner == {"name": "torch"} else {"train_engine": learner}),
+    }
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
+
+
+def warmup_is_cached(config: RunConfig) -> bool:
+    """Return whether the warmed-up model of these settings is cached."""
+    return (cache_folder() / "warmup" / warmup_key(config) / "config.json").is_file()
+
+
+def stage_of(config: RunConfig) -> RunConfig:
+    """Return the settings of the stage that warms up a run's base; the run must have a warm-up."""
+    warmup = config.warmup
+    assert warmup is not None, "a run without a warm-up has no such stage"
+    optimizer = OptimizerConfig(
+        lr=warmup.lr, betas=(0.9, 0.95), schedule=warmup.schedule, warmup_steps=min(20, warmup.steps)
+    )
+    update = {
+        "algorithm": SFT(),
+        "optimizer": optimizer,
+        "training": TrainingConfig(steps=warmup.steps),
+        "warmup": None,
+        "reward_model": None,
+    }
+    return _shared_without_critics(config).model_copy(update=update)
+
+
+def stage_team(config: RunConfig) -> tuple[Algorithm, Team]:
+    """Return the algorithm and the team of a stage's settings."""
+    algorithm = build_algorithm(config)
+    return algorithm, build_team(config, algorithm)
+
+
+def _shared_without_critics(config: RunConfig) -> RunConfig:
+    """Return the same run with one set of weights for all agents and without critics."""
+    agents = config.team.agents
+    if not isinstance(agents, int):
+        agents = tuple(
+            a.model_copy(update={"weights": None, "share_critic_with": None, "optimizer": None})
+            for a in agents
+        )
+    update = {"sharing": "shared", "agents": agents, "critic_sharing": None}
+    return config.model_copy(update={"team": config.team.model_copy(update=update)})
