@@ -1,0 +1,160 @@
+"""One GRPO step in Qwen3-0.6B's shape (random weights, 151,936 words): time for each agent, and peak memory.
+
+Ours trains two agents, an adapter each on one base; the peer is TRL's `GRPOTrainer` with one agent's adapter (PEFT). Both hold
+the base in the same type, sample 2 x 4 answers of 16 tokens for an agent and take one optimiser step. Each runs in
+a process of its own, one step in turn.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.measure import cpu_seconds, single_thread, summary
+from benchmarks.subjects import question, reward, tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PROMPTS, SAMPLES, NEW, PROMPT, AGENTS, ROUNDS = 2, 4, 16, 64, 2, 2
+
+
+def run() -> dict[str, Any]:
+    """Return for both types of a base how many times faster an agent is, and the share of the peer's memory."""
+    return {kind: against_trl(kind) for kind in ("bfloat16", "float32")}
+
+
+def against_trl(dtype: str) -> dict[str, Any]:
+    """Let both take steps in turn, after one round that does not count."""
+    spawned = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for side in (_ours, _theirs):
+        here, there = spawned.Pipe()
+        processes.append(spawned.Process(target=side, args=(dtype, there)))
+        pipes.append(here)
+        processes[-1].start()
+    times = []
+    for _ in range(ROUNDS + 1):
+        both = []
+        for pipe in pipes:
+            pipe.send("step")
+            both.append(pipe.recv())
+        times.append((both[0] / AGENTS, both[1]))
+    peaks = [pipe.recv() for pipe in pipes]
+    for process in processes:
+        process.join()
+    return {
+        **summary(times[1:]),
+        "memory_share": peaks[0] / peaks[1],
+        "ours_mb": peaks[0] / 1e6,
+        "theirs_mb": peaks[1] / 1e6,
+    }
+
+
+def model(dtype: str) -> PreTrainedModel:
+    """Return the model with its weights in a type; the same in both processes."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    single_thread()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer().eos_token_id,  # one of 151,936: nobody says it
+        pad_token_id=tokenizer().pad_token_id,
+    )
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    Path("/proc/self/clear_refs").write_text(
+        "5", encoding="ascii"
+    )  # the peak of what is now held, not of making it
+    return made
+
+
+def _peak() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def _ours(dtype: str, pipe: Connection) -> None:
+    from benchmarks.ours import grpo_trainer, take_step
+    from kapelle.models.language_model import LanguageModel
+
+    base = LanguageModel(model(dtype), tokenizer(), dtype, "0.6B")
+    trainer = grpo_trainer(base, {"agents": AGENTS}, PROMPTS, SAMPLES, NEW, PROMPT)
+    for _ in range(ROUNDS + 1):
+        pipe.recv()
+        pipe.send(cpu_seconds(partial(take_step, trainer, AGENTS * PROMPTS * SAMPLES, NEW)))
+    pipe.send(_peak())
+
+
+def _theirs(dtype: str, pipe: Connection) -> None:
+    import peft
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from kapelle.team import Lora
+
+    class Turnwise(TrainerCallback):
+        started = 0.0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            pipe.recv()
+            self.started = time.process_time()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            pipe.send(time.process_time() - self.started)
+
+    lora = Lora()
+    with tempfile.TemporaryDirectory() as folder:
+        GRPOTrainer(
+            model(dtype),
+            lambda completions, **_: [reward(said[0]["content"]) for said in completions],
+            GRPOConfig(
+                folder,
+                per_device_train_batch_size=PROMPTS * SAMPLES,
+                num_generations=SAMPLES,
+                max_completion_length=NEW,
+                max_steps=ROUNDS + 1,
+                gradient_checkpointing=False,
+                bf16=dtype == "bfloat16",
+                use_cpu=True,
+                report_to="none",
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=0,
+                beta=0.0,
+            ),
+            Dataset.from_list(
+                [
+                    {"prompt": [{"role": "user", "content": question(2 * k, PROMPT)}]}
+                    for k in range(PROMPTS * (ROUNDS + 1))
+                ]
+            ),
+            processing_class=tokenizer(),
+            callbacks=[Turnwise()],
+            peft_config=peft.LoraConfig(
+                r=lora.rank,
+                lora_alpha=round(lora.alpha),
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
+            ),
+        ).train()
+    pipe.send(_peak())
