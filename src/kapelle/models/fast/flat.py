@@ -166,6 +166,7 @@ def flat_of(model: Any) -> FlatModel | None:
         and not getattr(config, "final_logit_softcapping", None)
         and getattr(config, "hidden_act", "silu") == "silu"
         and not getattr(config, "use_sliding_window", False)
+        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         and (config.model_type != "mistral" or config.sliding_window is None)
         and all(
             weight.is_floating_point() for weight in model.parameters()
