@@ -14,6 +14,7 @@ from kapelle.engines.rollout.local.ways import way_of
 from kapelle.errors import ModelError
 from kapelle.models.fast.plan import plan_sequences
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.module_layers import layers_of
 from kapelle.models.targets import linear_layers, named
 from kapelle.team import Lora
 
@@ -38,9 +39,9 @@ def row(family: str) -> str:
     except ModelError as error:
         reason = str(error).partition(". ")[0].replace(": ", ", because ", 1)
         return f"| {family} | refused when it is loaded: {reason} | | | | | |\n"
-    lora = named(model.model, Lora())
+    lora = named(layers_of(model.model), Lora())
     taken = {target.rpartition(".")[2] for target in lora.targets}
-    spare = sorted({path.rpartition(".")[2] for path in linear_layers(model.model)} - taken)
+    spare = sorted({path.rpartition(".")[2] for path in linear_layers(layers_of(model.model))} - taken)
     way = way_of(model)
     attention = model.model.config._attn_implementation.replace("sdpa", "fused").replace("eager", "plain")
     cells = (

@@ -26,6 +26,7 @@ from kapelle.engines.rollout.local.decode import decode
 from kapelle.engines.rollout.local.rows import Job
 from kapelle.engines.train.protocol import Objective
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.module_layers import layers_of
 from kapelle.models.targets import named
 from kapelle.models.weights import save_adapter
 from kapelle.rows import Sample
@@ -75,7 +76,7 @@ def test_sampler_trainer_transformers_and_peft_agree(family: str, tmp_path: Path
         expected_T = alone(model, job, output.ids).detach()
         assert float((torch.tensor(output.logprobs) - expected_T).abs().max()) <= BAR
         assert float((logp_T - expected_T).abs().max()) <= BAR
-    save_adapter(tmp_path / "a", engine.weights("a"), named(model.model, LORA), family)
+    save_adapter(tmp_path / "a", engine.weights("a"), named(layers_of(model.model), LORA), family)
     theirs = peft.PeftModel.from_pretrained(bare, str(tmp_path / "a")).eval()
     text = torch.tensor([texts[0].tokens])
     with torch.no_grad(), model.bank.routed([("a", 0, 1)]):

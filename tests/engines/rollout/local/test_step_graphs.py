@@ -167,7 +167,7 @@ def test_a_run_that_records_learns_the_same_weights(monkeypatch: pytest.MonkeyPa
     recorder = TapeRecorder()
 
     def trained(recorder_on: Callable[[torch.device], TapeRecorder | None]) -> dict[str, Tensor]:
-        monkeypatch.setattr("kapelle.engines.rollout.local.engine.on_cuda", recorder_on)
+        monkeypatch.setattr("kapelle.engines.rollout.local.step_graphs.on_cuda", recorder_on)
         team = {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 24}}
         with Trainer(**sections(model=tiny_model(), team=team)) as made:
             for step in made.steps(2):
@@ -249,7 +249,7 @@ class TestSetting:
     @pytest.mark.parametrize(("graphs", "asked"), [("auto", 1), ("off", 0)])
     def test_off_asks_nobody(self, monkeypatch: pytest.MonkeyPatch, graphs: str, asked: int) -> None:
         devices: list[torch.device] = []
-        monkeypatch.setattr("kapelle.engines.rollout.local.engine.on_cuda", devices.append)
+        monkeypatch.setattr("kapelle.engines.rollout.local.step_graphs.on_cuda", devices.append)
         Local.model_validate({"graphs": graphs}).build({"base": model_of()}, lora_policies("a", "b"))
         assert len(devices) == asked
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel
 from kapelle.errors import EngineError, ModelError
 from kapelle.models.language_model import DTYPES, LanguageModel
+from kapelle.models.module_layers import layers_of
 from kapelle.models.targets import named
 from kapelle.models.weights import save_adapter, weights_hash
 from kapelle.team import Policy
@@ -61,7 +62,9 @@ class Shelf:
         number = next(self._numbers)
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', held.policy.name)}-{version}-{number}"
         with _writing(f"the adapter of policy '{held.policy.name}'", self._folder):
-            save_adapter(self._folder / name, weights, named(held.model.model, held.policy.lora), "base")
+            save_adapter(
+                self._folder / name, weights, named(layers_of(held.model.model), held.policy.lora), "base"
+            )
         return AdapterFile(name, number, self._folder / name)
 
     def model(self, model: LanguageModel, weights: Mapping[str, Tensor]) -> Path:
