@@ -13,18 +13,20 @@ import torch
 from tests.cli.conftest import TINY
 from tests.support.copies import Copies
 from tests.support.episodes import episode, group, turn
-from tests.support.tiny import frozen_copy, same_bits
+from tests.support.tiny import SIZE, frozen_copy, same_bits, sections, tiny_model
 from torch import Tensor
 
 import kapelle.algorithms.sft
 from kapelle.algorithm import Loss, Outputs, Targets
 from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.errors import EpisodeError, TrainingHalted
+from kapelle.models.language_model import LanguageModel
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.recipe import load_recipe
+from kapelle.setup.recipe import load_recipe, resolve
+from kapelle.setup.team_builder import build_team
 from kapelle.training.trainer import Trainer
-from kapelle.training.warmup import warmed_up
+from kapelle.training.warmup import warmed_bases, warmed_up
 from kapelle.training.warmup_settings import stage_of
 from kapelle.training.warmup_stage import DrawnTurns, train_stage
 from kapelle.types import Message, Task
@@ -133,3 +135,20 @@ class TestDrawnTurns:
     def test_what_a_workflow_leaves_out_of_training_is_shown_all_the_same(self) -> None:
         [step] = DrawnTurns([group(episode(turn("a", 0, trained=False)))], 1, seed=0)(1)
         assert [each.trained for each in step.episodes[0].turns] == [True]
+
+
+@pytest.mark.parametrize(("sharing", "kind"), [("lora", torch.bfloat16), ("shared", torch.float32)])
+def test_one_that_the_disk_has_no_room_for_is_held_as_if_it_were_loaded(
+    sharing: str, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_config: object, _progress: object, _say: object, hold: dict[str, LanguageModel]) -> Path:
+        hold["folder"] = tiny_model(dtype="bfloat16")
+        return Path("folder")
+
+    monkeypatch.setattr("kapelle.training.warmup.warmed_up", full)
+    team = {"agents": 2, "sharing": sharing}
+    model = {"embedded": SIZE, "dtype": "bfloat16"}
+    config = resolve(sections(team=team, model=model, warmup={"steps": 1}))
+    held: dict[str, LanguageModel] = {}
+    warmed_bases(config, build_team(config, config.algorithm.build()), lambda *_: None, lambda *_: None, held)
+    assert {weight.dtype for weight in held["folder"].base_parameters().values()} == {kind}

@@ -323,7 +323,7 @@ def load_verifier(
     if base != hash_of_base(model):
         raise ModelError(
             f"The verifier '{folder}' was trained on another base model than this team's '{model.name}'. Train it with the "
-            "same `model` and `warmup`, or run both as `stages` of one recipe."
+            "same `model` (its `dtype` too) and `warmup`, or run both as `stages` of one recipe."
         )
     shapes = {key: tuple(tensor.shape) for key, tensor in head.items()}
     if shapes != {"weight": (1, model.hidden_size), "bias": (1,)}:

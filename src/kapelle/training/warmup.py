@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kapelle.errors import CheckpointError, ModelError
-from kapelle.models.language_model import LanguageModel, copy_language_model
+from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_model, hold_in
 from kapelle.models.saved_shapes import shapes_of
 from kapelle.models.sealed import seal, verify_folder
 from kapelle.models.weights import save_model
@@ -78,6 +78,11 @@ def warmed_bases(
     cached = warmup_is_cached(config)
     say("warm-up", "cached" if cached else "teaching the tiny model its roles from scripts")
     folder = str(warmed_up(config, progress, lambda line: say("warm-up", line), hold))
+    still = all(
+        base not in team.trained_bases for base, path in team.bases.items() if path == config.model.path
+    )
+    if still and folder in (hold or {}):  # as if it were loaded
+        hold_in((hold or {})[folder].model, DTYPES[config.model.dtype])
     return {base: folder if path == config.model.path else path for base, path in team.bases.items()}
 
 
