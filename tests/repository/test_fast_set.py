@@ -42,7 +42,7 @@ REACHED = {
     "kapelle.engines.rollout.local.padded_rows": "tests/engines/rollout/local/test_decode.py::test_the_lean_pass_says_what_transformers_says",
     "kapelle.engines.train.parity": "tests/engines/train/torch/test_engine.py::TestParity::test_the_bound_can_be_said",
     "kapelle.engines.train.torch.forward": "tests/engines/train/torch/test_engine.py::TestGradient::test_packed_and_split_it_is_that_of_each_sequence_alone",
-    "kapelle.engines.train.torch.learners": "tests/engines/train/torch/test_engine.py::TestIsolation::test_only_who_learns_changes",
+    "kapelle.engines.train.torch.learners": "tests/engines/train/torch/test_isolation.py::TestIsolation::test_only_who_learns_changes",
     "kapelle.engines.train.torch.sharing": "tests/engines/train/torch/test_engine.py::TestGradient::test_the_step_is_the_same_for_any_split",
     "kapelle.engines.train.torch.update": "tests/engines/train/torch/test_engine.py::TestGradient::test_the_step_is_the_same_for_any_split",
     "kapelle.environments.adapters.siirl_env": "tests/workflows/test_dag_own_files.py::test_rewards_without_the_class_are_those_of_the_questions",

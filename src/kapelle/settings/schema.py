@@ -240,7 +240,7 @@ class TrainingConfig(Settings):
     """Maximum tokens in one forward and backward pass; the result does not depend on it."""
     gradient_checkpointing: Annotated[bool, FROM_HERE_ON] = False
     """True keeps of each decoder block its input alone and computes the block again in the backward pass: the same
-    gradients, less memory, and an update that takes up to a third longer."""
+    gradients, less memory, and an update that takes about half as long again."""
     max_failed_share: Annotated[float, FREE] = Field(0.2, ge=0.0, le=1.0)
     """The run stops when a larger share of a step's episodes fails."""
     parity_tolerance: Annotated[float | None, FREE] = Field(None, gt=0)

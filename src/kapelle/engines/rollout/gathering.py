@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from kapelle.engines.rollout.protocol import Completion, Request
@@ -19,6 +19,9 @@ from kapelle.runtime.deadlines import stand_in_line
 QUIET_TICKS = 8
 """Turns of the event loop without a new request after which all coroutines are taken to be waiting;
 nested gathers need up to four to return a result."""
+
+PAUSE = 32
+"""Most tokens that rows generate before other coroutines run and may submit requests."""
 
 Output = TypeVar("Output")
 
@@ -60,6 +63,29 @@ class Pending(Generic[Output]):
         self.notify()
         if not self.future.done():
             self.future.set_exception(_failure(error))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Line(Generic[Output]):
+    """Requests to one base model that have not joined its rows."""
+
+    arrived: list[Pending[Output]] = field(default_factory=list)
+    """Those since the last decoding."""
+    waiting: list[Pending[Output]] = field(default_factory=list)
+
+    async def answer_to(self, request: Request) -> Completion:
+        """Let a request arrive and wait for its answer."""
+        pending: Pending[Output] = begin(request)
+        self.arrived.append(pending)
+        try:
+            return await pending.future
+        finally:
+            pending.notify()
+
+    def enqueue_arrived(self) -> None:
+        """Append the requests that arrived to those that wait, in an order that does not depend on time."""
+        self.waiting += sorted(self.arrived, key=Pending.order)
+        self.arrived = []
 
 
 def begin(request: Request) -> Pending[Output]:

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kapelle.engines.rollout.gathering import Pending, all_here, begin
+from kapelle.engines.rollout.gathering import PAUSE, Line, Pending, all_here
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
@@ -28,33 +28,21 @@ from kapelle.models.weights import copy_weights, weights_hash
 from kapelle.runtime.attendance import Room, room
 from kapelle.team import Policy
 
-PAUSE = 32
-"""Most tokens that rows generate before other coroutines run and may submit requests."""
-
-
 _Pending = Pending[RowOutput]
 
 
 @dataclass(slots=True, eq=False)
-class _ModelQueue:
+class _ModelQueue(Line[RowOutput]):
     """One base model, the requests that wait for it, and those whose rows are in flight."""
 
     model: LanguageModel
     decoder: Decoder
-    arrived: list[_Pending] = field(default_factory=list)
-    """Requests since the last decoding."""
-    waiting: list[_Pending] = field(default_factory=list)
     in_flight: list[_Pending] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
         """True if any request waits for its answer."""
         return bool(self.arrived or self.waiting or self.in_flight)
-
-    def enqueue_arrived(self) -> None:
-        """Append the requests that arrived to those that wait, in an order that does not depend on time."""
-        self.waiting += sorted(self.arrived, key=_Pending.order)
-        self.arrived = []
 
     def clear(self) -> list[_Pending]:
         """Drop the rows in flight and return their requests."""
@@ -136,12 +124,7 @@ class LocalEngine:
                 left.arrived = [pending for pending in left.arrived if not pending.future.done()]
                 left.waiting = [pending for pending in left.waiting if not pending.future.done()]
             self._pump = asyncio.get_running_loop().create_task(self._drain(room()))
-        pending: _Pending = begin(request)
-        queue.arrived.append(pending)
-        try:
-            return await pending.future
-        finally:
-            pending.notify()
+        return await queue.answer_to(request)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Take new weights; tensors that are already the engine's own memory are not copied."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from kapelle.engines.rollout.gathering import Pending, all_here, begin
+from kapelle.engines.rollout.gathering import PAUSE, Line, Pending, all_here
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.vllm.published import Held, Shelf, base_model, fitting
 from kapelle.engines.rollout.vllm.sampler import BaseModel, Row, Sampled, Sampler, Start
@@ -25,22 +25,17 @@ from kapelle.models.weights import weights_hash
 from kapelle.runtime.attendance import Room, room
 from kapelle.team import Policy
 
-PAUSE = 32
-"""Most tokens that rows generate before other coroutines run and may submit requests."""
-
 _Waiting = Pending[Row]
 
 
 @dataclass(slots=True, eq=False)
-class _Queue:
+class _Queue(Line[Row]):
     """One base model, its sampler, and the requests for it."""
 
     model: LanguageModel
     about: BaseModel
     sampler: Sampler | None = None
     """None before the first request, and after an error."""
-    arrived: list[_Waiting] = field(default_factory=list)
-    waiting: list[_Waiting] = field(default_factory=list)
     in_flight: dict[str, _Waiting] = field(default_factory=dict)
     """By row id."""
 
@@ -48,11 +43,6 @@ class _Queue:
     def busy(self) -> bool:
         """True if any request waits for its answer."""
         return bool(self.arrived or self.waiting or self.in_flight)
-
-    def enqueue_arrived(self) -> None:
-        """Append the requests that arrived to those that wait, in an order that does not depend on time."""
-        self.waiting += sorted(self.arrived, key=_Waiting.order)
-        self.arrived = []
 
     def close(self) -> None:
         """Release the sampler; the next request starts another."""
@@ -118,12 +108,7 @@ class VllmEngine:
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
             self._pump = asyncio.get_running_loop().create_task(self._drain(room()))
-        pending: _Waiting = begin(request)
-        queue.arrived.append(pending)
-        try:
-            return await pending.future
-        finally:
-            pending.notify()
+        return await queue.answer_to(request)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Take new weights: an adapter under a new name, a whole model by starting vLLM on it anew."""
