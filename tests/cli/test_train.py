@@ -41,7 +41,7 @@ def test_a_dry_run_for_programs_is_one_object(kapelle: Kapelle) -> None:
     row = kapelle("train", "demo", *TINY, "--dry-run", "--json").json
     assert row["origin"]["training.steps"] == "command line"
     assert "optimizer.weight_decay" not in row["origin"]
-    assert row["weights"]["bases"] == [{"name": "base", "path": "embedded", "parameters": 6560}]
+    assert row["weights"]["bases"] == [{"name": "base", "path": "embedded", "parameters": 6560, "place": ""}]
     assert row["config"]["environment"]["name"] == "arithmetic"
 
 

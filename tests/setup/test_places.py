@@ -118,7 +118,7 @@ class TestDevices:
         self, name: str, over: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "kapelle.setup.preparation.load_models", lambda *_: pytest.fail("a model is loaded")
+            "kapelle.setup.model_loading.load_models", lambda *_: pytest.fail("a model is loaded")
         )
         with pytest.raises(ConfigError, match=rf"`{name}: {DEVICE}` cannot be used: .* Set `cpu`"):
             Trainer(**settings(**over))

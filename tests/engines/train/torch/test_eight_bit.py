@@ -70,7 +70,7 @@ class TestRefused:
     def test_without_the_library(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(eight_bit, "find_spec", lambda _: None)
         monkeypatch.setattr(
-            "kapelle.setup.preparation.load_models", lambda *_: pytest.fail("a model is loaded")
+            "kapelle.setup.model_loading.load_models", lambda *_: pytest.fail("a model is loaded")
         )
         with pytest.raises(
             ConfigError, match=rf"`optimizer.name: {name}` needs bitsandbytes.*kapelle\[quantised\]"
