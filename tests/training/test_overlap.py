@@ -88,7 +88,7 @@ class Moment:
 def test_a_run_is_the_same_where_the_process_is_killed_and_the_run_stopped(
     alone: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Moment(monkeypatch, 2, signal.SIGKILL)
+    Moment(monkeypatch, 1, signal.SIGKILL)
     Moment(monkeypatch, 4, signal.SIGSTOP)  # so that it is still playing when the run is stopped
     run = tmp_path / "run"
     with Trainer(**settings(overlap=True), run_dir=run) as trainer:
@@ -144,10 +144,10 @@ def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: p
         monkeypatch.setattr(sampler, "begin", begin_and_disturb)
         with pytest.raises(ParityError, match="differ by"):
             next(steps)
-    Moment(monkeypatch, 2, signal.SIGKILL, times=2)
+    Moment(monkeypatch, 1, signal.SIGKILL, times=2)
     with (
         Trainer(**settings(overlap=True)) as trainer,
-        pytest.raises(EngineError, match=r"died twice at step 2 \(signal 9, then signal 9\)"),
+        pytest.raises(EngineError, match=r"died twice at step 1 \(signal 9, then signal 9\)"),
     ):
         next(trainer.steps())
 
