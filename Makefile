@@ -23,7 +23,7 @@ VLLM_VENV := .venv-vllm
 # Idle threads of torch must not spin: beside another busy process that costs ten times the work itself.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-# How the suite is shared out: a process for each core (tests/conftest.py), and who has nothing left takes over.
+# How the suite is shared out: one process more than cores (tests/conftest.py), and who has nothing left takes over.
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
