@@ -227,6 +227,12 @@ class TestStages:
         assert told in said.err
         assert not (tmp_path / "run").exists()
 
+    def test_stages_may_name_the_same_layers_differently(self, tmp_path: Path) -> None:
+        spelled = [f"self_attn.{part}_proj" for part in "qkvo"] + ["gate_proj", "up_proj", "mlp.down_proj"]
+        second = {"team": {"lora": {"targets": spelled}}}
+        with checkable(read_stages(self.recipe(tmp_path, second))) as configs:
+            assert configs[1].team.lora.targets == tuple(spelled)
+
     def test_stages_that_agree_are_not(self, tmp_path: Path) -> None:
         second = {"optimizer": {"lr": 0.1}, "team": {"lora": {"dropout": 0.1}}, "warmup": {"steps": 2}}
         with checkable(read_stages(self.recipe(tmp_path, second, warmup={"steps": 2}))) as configs:

@@ -151,8 +151,8 @@ class Watch:
     ) -> None:
         """`constant_sum`: one seat wins what the others lose, so that their mean is meaningless."""
         self.now = Progress()
-        self.notes: list[str] = []
-        """Notes on rows of data that were left out."""
+        self.notes: list[tuple[str, str]] = []
+        """What to know of `data`, such as rows that were left out, and of the `engine`."""
         self.changes: list[str] = []
         """What is different for a resumed run from what it had before."""
         self._constant_sum = constant_sum
@@ -162,8 +162,8 @@ class Watch:
 
     def phase(self, name: str, detail: str) -> None:
         """Note that a new phase of the run begins."""
-        if name == "data":
-            self.notes.append(detail)
+        if name in ("data", "engine"):
+            self.notes.append((name, detail))
         if name == "resume":
             self.changes.append(detail)
         seconds = self.seconds()

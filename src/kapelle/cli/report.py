@@ -33,8 +33,8 @@ class Report:
     run_dir: Path
     stopped_by: int
     """0, or the exit code of the signal that stopped it."""
-    notes: tuple[str, ...] = ()
-    """Notes on rows of data that were left out."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Name and sentence of what to know of the data and the engine."""
     changes: tuple[str, ...] = ()
     """What was different for a resumed run from what it had before."""
 
@@ -65,7 +65,7 @@ class Report:
             else [_conversation_row(each) for each in self.learned],
             "run_dir": str(self.run_dir),
             "stopped_by": self.stopped_by,
-            "data": list(self.notes),
+            **{name: [note for of, note in self.notes if of == name] for name in ("data", "engine")},
             "changed": list(self.changes),
         }
 
@@ -80,7 +80,7 @@ class Report:
                 "time",
                 ", ".join(f"{name} {self.seconds.get(name, 0.0):.1f} s" for name in _phases(self.seconds)),
             ),
-            *(line for note in self.notes for line in _row("data", note)),
+            *(line for name, note in self.notes for line in _row(name, note)),
             *(line for change in self.changes for line in _row("changed", change)),
             *_row("run", str(self.run_dir)),
             *(["", "try next", *(f"  {words:{width}}   {what}" for words, what in next_commands)]),

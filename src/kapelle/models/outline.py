@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -58,7 +59,7 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> No
     `who` names the agent in errors. An adapter must also compute the same as before: same rank, alpha and layers.
     """
     if lora is not None:
-        check_same(who, folder, named(model.layers, read_lora(folder)), named(model.layers, lora))
+        check_same(who, folder, model.layers, read_lora(folder), lora)
         expected, spare = _adapter_shapes(model, lora), frozenset[str]()
         found = shapes_of(folder, ADAPTER)
     else:
@@ -74,8 +75,11 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> No
         )
 
 
-def check_same(who: str, folder: Path, saved: Lora, wanted: Lora) -> None:
-    """Raise ModelError when a folder's adapter (`saved`) computes something else than `wanted` would."""
+def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora) -> None:
+    """Raise ModelError when a folder's adapter (`saved`) computes something else on a model than `wanted` would."""
+    wanted = named(layers, wanted)
+    with suppress(ModelError):  # its names stay as they are where they fit no layer, and differ
+        saved = named(layers, saved)
     differences = [
         f"{key} {there} in the folder and {here} here"
         for key, there, here in (

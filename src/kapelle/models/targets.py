@@ -73,9 +73,10 @@ def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
 
 
 def named(layers: Layers, lora: Lora) -> Lora:
-    """Return the settings with the names of the layers that `all-linear` stands for on a model."""
-    if ALL_LINEAR not in lora.targets:
-        return lora
+    """Return the settings with the shortest names of the layers that their targets stand for on a model.
+
+    So two settings are equal where their adapters go on the same layers. Raises ModelError as `adapted_layers`.
+    """
     return replace(lora, targets=_names(layers, adapted_layers(layers, lora.targets)))
 
 

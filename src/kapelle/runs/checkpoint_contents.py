@@ -311,7 +311,7 @@ def load_verifier(
     model = models[critic.base]
     layers = layers_of(model.model)
     tensors, lora = read_adapter(folder)
-    check_same("The verifier", folder, named(layers, lora), named(layers, critic.lora))
+    check_same("The verifier", folder, layers, lora, critic.lora)
     try:
         head = load_tensors(folder / "value_head.safetensors")
         base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]

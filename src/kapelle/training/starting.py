@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import RolloutEngine
+from kapelle.engines.rollout.protocol import RolloutEngine, notes_of
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
@@ -88,6 +88,8 @@ def load_pieces(
         player = rollout_engine or build_engine(config, models, team)
         if rollout_engine is None:
             failing.callback(player.close)
+        for note in notes_of(player):
+            say("engine", note)
         play = acting = make_play(config, team, player)
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))

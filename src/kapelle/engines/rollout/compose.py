@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine
+from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine, notes_of
 from kapelle.former_names import release_caches
 
 
@@ -19,6 +19,11 @@ class ComposedEngine:
     def policies(self) -> Sequence[str]:
         """Names of the policies of all engines."""
         return tuple(self._engine_of)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the engines have to say of themselves."""
+        return tuple(note for engine in self._engines for note in notes_of(engine))
 
     def renderer(self, policy: str) -> Renderer:
         """Return how a policy's conversations become tokens."""

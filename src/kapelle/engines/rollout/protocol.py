@@ -124,6 +124,21 @@ class ChecksItself(Protocol):
         ...
 
 
+@runtime_checkable
+class HasNotes(Protocol):
+    """An engine with something to say of itself before it samples."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Sentences for the user, such as why it will be slow; empty for nothing."""
+        ...
+
+
+def notes_of(engine: RolloutEngine) -> Sequence[str]:
+    """Return what an engine has to say of itself."""
+    return engine.notes if isinstance(engine, HasNotes) else ()
+
+
 def engine_class(name: str) -> type:
     """Return the settings class of a rollout engine by name, `module:Class` or entry point."""
     return find_class("engine", name, catalogue("kapelle.engines.rollout"))

@@ -10,13 +10,16 @@ from tests.support.families import family_model
 from tests.support.tiny import stir
 from torch import Tensor
 
+from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.local.decode import decode
+from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.local.padded_rows import PaddedRows, plain_cache
 from kapelle.engines.rollout.local.reread_rows import RereadRows
 from kapelle.engines.rollout.local.rows import Job
 from kapelle.engines.rollout.local.ways import way_of
+from kapelle.engines.rollout.protocol import notes_of
 from kapelle.models.language_model import LanguageModel
-from kapelle.team import Lora
+from kapelle.team import Lora, Policy
 from kapelle.types import Sampling
 
 JOBS = [
@@ -79,6 +82,13 @@ def test_a_cache_whose_numbers_are_slightly_off_is_not_taken() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("family", "count"), [("mamba", 1), ("gpt2", 0)])
+def test_an_engine_says_which_model_reads_its_whole_texts_again(family: str, count: int) -> None:
+    notes = notes_of(ComposedEngine([LocalEngine({"base": family_model(family)}, [Policy("agent")])]))
+    assert len(notes) == count
+    assert all("(MambaForCausalLM) reads its whole text again" in note for note in notes)
+
+
 def test_rereading_takes_prompts_while_others_are_in_flight() -> None:
     model = with_adapters("gpt2")
     rows = RereadRows(model)

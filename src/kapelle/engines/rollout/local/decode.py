@@ -42,6 +42,11 @@ class Decoder:
         self.drop()
 
     @property
+    def rereads(self) -> bool:
+        """True if every token reads its whole text again, because no cache of the model can be trusted."""
+        return self._way is not None and self._way.name == "reread"
+
+    @property
     def kept_places(self) -> int:
         """Token places of finished rows whose keys and values are kept."""
         return self._prefixes.places

@@ -110,6 +110,17 @@ class LocalEngine:
         """Names of the policies that it holds."""
         return tuple(self._held)
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """A sentence for each model that samples far more slowly than others of its size."""
+        return tuple(
+            f"'{queue.model.name}' ({type(queue.model.model).__name__}) reads its whole text again for every token that it "
+            "samples, so that long texts are slow: its cache does not give the logits of whole texts when rows of several "
+            "lengths share a batch. docs/models.md lists the families that need not."
+            for queue in self._queues
+            if queue.decoder.rereads
+        )
+
     def renderer(self, policy: str) -> ChatRenderer:
         """Return how a policy's conversations become tokens."""
         return self._find(policy).queue.model.renderer
