@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.algorithms.test_every_algorithm import learned, run_of
 from tests.support.episodes import episode, group, turn
 from tests.support.tiny import learners_of, same_bits
@@ -15,7 +16,7 @@ from tests.support.tiny import learners_of, same_bits
 from kapelle import Trainer
 from kapelle.algorithm import BUILTIN_ALGORITHMS, Credit, CreditFunction
 from kapelle.algorithms.shared.rewards import turn_rewards, with_scores
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, ModelError
 from kapelle.rows import Signals, TurnKey
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import REWARD_BASE
@@ -122,6 +123,23 @@ class TestPlace:
         scores = {k: v for k, v in alone.metrics.items() if k.startswith("verifier_score")}
         assert scores
         assert scores == pytest.approx({k: beside.metrics[k] for k in scores})
+
+    @pytest.mark.slow
+    def test_one_that_was_trained_in_half_precision_judges_in_it_beside_a_team_in_float32(
+        self, tmp_path: Path
+    ) -> None:
+        half = {"model": {**run_of("verifier")["model"], "dtype": "bfloat16"}}
+        with Trainer(**run_of("verifier") | half) as judge:
+            judge.train(1)
+            judge.save_policies(tmp_path)
+        model = {"path": str(tmp_path / "verifier"), "dtype": "bfloat16"}
+        with Trainer(**run_of("grpo"), reward_model=model) as trainer:
+            held = {base: each.dtype for base, each in trainer.models.items()}
+            step = next(trainer.steps(1))
+        assert held == {"base": torch.float32, REWARD_BASE: torch.bfloat16}
+        assert 0.0 < step.metrics[f"verifier_score/{trainer.team.names[0]}"] < 1.0
+        with pytest.raises(ModelError, match=r"trained on another base model .*its `dtype` too"):
+            Trainer(**run_of("grpo"), reward_model={**model, "dtype": "float32"})
 
     def test_a_device_that_is_not_there_is_refused_by_name(self, folder: Path) -> None:
         with pytest.raises(ConfigError, match=r"reward_model.device: cuda:99"):

@@ -57,6 +57,7 @@ class LanguageModel:
     ) -> None:
         _refuse_peft(model, name)
         _refuse_narrow(model, dtype, name)
+        _refuse_coded_head(model, name)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
@@ -216,6 +217,16 @@ def _refuse_narrow(model: nn.Module, dtype: str, name: str) -> None:
         raise ModelError(
             f"The model '{name}' holds weights in {kind} and computes in {dtype}. Pass `dtype=\"{kind}\"` to LanguageModel, "
             "or load it in float32."
+        )
+
+
+def _refuse_coded_head(model: PreTrainedModel, name: str) -> None:
+    """Refuse an output head of codes: log-probs over a large vocabulary read its weights a piece at a time."""
+    head = model.get_output_embeddings()
+    if head is not None and not head.weight.is_floating_point():
+        raise ModelError(
+            f"The output head of the model '{name}' is quantised. Load it with its head left as it is: "
+            "`BitsAndBytesConfig(..., llm_int8_skip_modules=['lm_head'])`, or `model.quantization: nf4` in a recipe."
         )
 
 
