@@ -27,6 +27,8 @@ FORBIDDEN_ATTRIBUTES = {
 }
 FORBIDDEN_FLAGS = {"shell", "trust_remote_code"}
 """Keywords that may not be passed unless literally False."""
+LOADERS = {"from_pretrained", "from_config"}
+"""Methods of transformers' `Auto…` classes that run a folder's own code where they are not told otherwise."""
 UNFINISHED = ("TO" + "DO", "FIX" + "ME", "X" * 3)  # written apart so that this file keeps its own rule
 
 
@@ -77,12 +79,36 @@ def forbidden(text: str) -> Iterator[str]:
             name = _dotted(node, origin)
             if name in FORBIDDEN_ATTRIBUTES:
                 yield f"line {node.lineno}: {name} {FORBIDDEN_ATTRIBUTES[name]}"
-        if isinstance(node, ast.keyword) and node.arg in FORBIDDEN_FLAGS and not _is_false(node.value):
-            yield f"line {node.value.lineno}: {node.arg} that is not literally False"
-        if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value in FORBIDDEN_FLAGS and not _is_false(value):
-                    yield f"line {value.lineno}: {key.value} that is not literally False"
+        yield from _flagged(node)
+        if isinstance(node, ast.Call):
+            yield from _trusting(node, origin)
+
+
+def _flagged(node: ast.AST) -> Iterator[str]:
+    """Yield dangerous keywords and keys that are not literally False."""
+    given: list[tuple[object, ast.expr]] = []
+    if isinstance(node, ast.keyword):
+        given = [(node.arg, node.value)]
+    elif isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        given = [(key.value, value) for key, value in pairs if isinstance(key, ast.Constant)]
+    for name, value in given:
+        if name in FORBIDDEN_FLAGS and not _is_false(value):
+            yield f"line {value.lineno}: {name} that is not literally False"
+
+
+def _trusting(call: ast.Call, origin: dict[str, str]) -> Iterator[str]:
+    """Yield what a call of transformers leaves to a folder or to whoever sits at the terminal."""
+    *_, holder, method = ["", "", *_dotted(call.func, origin).split(".")]
+    if not holder.startswith("Auto") or method not in LOADERS:
+        return
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    if not ("trust_remote_code" in given and _is_false(given["trust_remote_code"])):
+        yield f"line {call.lineno}: {holder}.{method} without `trust_remote_code=False`"
+    if holder.startswith("AutoModel") and method == "from_pretrained":
+        safe = given.get("use_safetensors")
+        if not (isinstance(safe, ast.Constant) and safe.value is True):
+            yield f"line {call.lineno}: {holder}.{method} without `use_safetensors=True`"
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:

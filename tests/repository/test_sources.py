@@ -79,6 +79,10 @@ def test_nothing_foreign_is_executed_or_unpickled() -> None:
         "load_model('x', trust_remote_code=True)",
         "load_model('x', trust_remote_code=trusted)",
         "load_model('x', **{'trust_remote_code': True})",
+        "from transformers import AutoConfig\nAutoConfig.from_pretrained('x')",
+        "import transformers as t\nt.AutoTokenizer.from_pretrained('x')",
+        "from transformers import AutoModel as M\nM.from_pretrained('x', trust_remote_code=False)",
+        "from transformers import AutoModel\nAutoModel.from_config(c)",
         "async def f():\n    if True:\n        return [eval(x) for x in y]",
     ],
 )
@@ -96,6 +100,7 @@ def test_a_planted_danger_is_found(planted: str) -> None:
         "import subprocess\nsubprocess.run(['ls'], shell=False)",
         "load_model('x', trust_remote_code=False)",
         "policy.load('x')",
+        "from transformers import AutoModel\nAutoModel.from_pretrained(x, trust_remote_code=False, use_safetensors=True)",
         "'torch.load and pickle are named in a sentence'",
     ],
 )

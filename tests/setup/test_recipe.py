@@ -290,6 +290,28 @@ class TestWrongKeys:
         with pytest.raises(ConfigError, match=r"bytes\.yaml"):
             load_recipe(str(tmp_path / "bytes.yaml"))
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "\n".join(
+                ["a0: &a0 x", *(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 12))]
+            ),
+            "\n".join(
+                [
+                    "a0: &a0 {x: 1}",
+                    *(f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 9)}]}}" for k in range(1, 12)),
+                ]
+            ),
+            "a: &a [*a]",
+            f"a: &a {'x' * 99_999}\nb: [{', '.join(['*a'] * 9_999)}]",
+        ],
+        ids=["lists", "merged mappings", "itself", "long texts"],
+    )
+    def test_aliases_make_no_more_of_a_recipe_than_fits(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "bomb.yaml").write_text(text)
+        with pytest.raises(ConfigError, match="with its aliases written out"):
+            load_recipe(str(tmp_path / "bomb.yaml"))
+
     def test_a_recipe_cannot_make_objects(self, tmp_path: Path) -> None:
         (tmp_path / "evil.yaml").write_text("name: !!python/object/apply:os.system ['true']")
         with pytest.raises(ConfigError, match="is not YAML"):

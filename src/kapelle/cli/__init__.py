@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from kapelle.cli.output import say
+from kapelle.cli.output import complain, say
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import exit_code, leave, termination
 from kapelle.errors import KapelleError
@@ -46,7 +46,7 @@ def _code(argv: Sequence[str]) -> int:
         try:
             return _run(argv)
         except KapelleError as error:
-            print(f"kapelle: {' '.join(str(error).split())}", file=sys.stderr)
+            complain(str(error))
             return EXIT_WRONG
         except KeyboardInterrupt as stop:
             return exit_code(stop)
@@ -58,7 +58,7 @@ def _code(argv: Sequence[str]) -> int:
             refused = refusal(error)
             if refused is None:
                 raise
-            print(f"kapelle: {' '.join(refused.split())}", file=sys.stderr)
+            complain(refused)
             return EXIT_WRONG
 
 

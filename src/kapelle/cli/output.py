@@ -13,15 +13,21 @@ from pathlib import Path
 from typing import TextIO
 
 from kapelle.errors import OutputError
+from kapelle.settings.addresses import without_secrets
+
+
+def complain(reason: str) -> None:
+    """Print on standard error, as one line, why a command ends; without secrets of the addresses in it."""
+    print(printable(f"kapelle: {' '.join(without_secrets(reason).split())}"), file=sys.stderr)
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print a line at once; OutputError when it cannot be written (a full disk).
+    """Print a text at once, without control characters; OutputError when it cannot be written (a full disk).
 
     A closed pipe raises BrokenPipeError: the reader has seen enough, which is not an error.
     """
     try:
-        print(text, file=stream or sys.stdout, flush=True)
+        print(cleaned(text), file=stream or sys.stdout, flush=True)
     except BrokenPipeError:
         raise
     except RuntimeError:
@@ -65,6 +71,13 @@ def printable(text: str, width: int | None = None) -> str:
     if width is not None and len(shown) > width:
         return f"{shown[: max(0, width - 1)]}…"
     return shown
+
+
+def cleaned(text: str) -> str:
+    """Return a text of several lines without other control characters."""
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else _escaped(c) for c in text)
 
 
 def _escaped(character: str) -> str:

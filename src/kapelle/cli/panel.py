@@ -66,7 +66,7 @@ class Panel:
         progress = self._progress
         elapsed = int(self._clock() - self._start)
         body = Group(
-            Text(self._about, style="dim"),
+            Text(printable(self._about), style="dim"),
             Text(""),
             _now(progress),
             _facts(progress),
@@ -75,9 +75,9 @@ class Panel:
         )
         frame = Frame(
             body,
-            title=Text(f" {self._title} ", style="bold"),
+            title=Text(f" {printable(self._title)} ", style="bold"),
             title_align="left",
-            subtitle=Text(f" {elapsed // 60}:{elapsed % 60:02d}  {self._footer} ", style="dim"),
+            subtitle=Text(f" {elapsed // 60}:{elapsed % 60:02d}  {printable(self._footer)} ", style="dim"),
             subtitle_align="right",
             border_style="cyan",
         )
@@ -95,7 +95,7 @@ def _now(progress: Progress) -> RenderableType:
         bar: RenderableType = ProgressBar(total=progress.steps, completed=progress.step)
         count = f"{progress.step}/{progress.steps} steps"
     else:
-        bar = Text(progress.detail, style="dim", overflow="ellipsis", no_wrap=True)
+        bar = Text(printable(progress.detail), style="dim", overflow="ellipsis", no_wrap=True)
         count = ""
     row.add_row(Text(progress.phase, style="bold cyan"), bar, Text(count))
     return row

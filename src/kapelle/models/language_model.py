@@ -258,7 +258,9 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with loading(config.path):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(config.path)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            config.path, trust_remote_code=False
+        )
         codes = {}
         if config.quantization is not None and not trained:
             codes = four_bit(DTYPES[config.dtype], config.device)
@@ -269,6 +271,8 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
             dtype=torch.float32 if trained else DTYPES[config.dtype],
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
+            trust_remote_code=False,  # else a terminal is asked, and a pipe's `y` would run the folder's code
+            use_safetensors=True,  # nothing is unpickled
             **codes,
         )
         model, found = loaded

@@ -35,7 +35,8 @@ def made_by_transformers(path: str) -> Outline:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"), loading(path, "read"):
-        return outline_of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)))
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        return outline_of(AutoModelForCausalLM.from_config(settings, trust_remote_code=False))
 
 
 def _bare(name: str) -> str:

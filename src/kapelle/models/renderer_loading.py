@@ -17,6 +17,6 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     from transformers import AutoConfig, AutoTokenizer
 
     with loading(path):
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        settings = AutoConfig.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
         return ChatRenderer(tokenizer, context_of(settings, tokenizer))

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pydantic
 
 from kapelle.errors import did_you_mean
+from kapelle.settings.addresses import without_secrets
 from kapelle.settings.base import Settings
 
 
@@ -37,7 +38,8 @@ def explain(
         return f"Unknown key '{path}'{where}.{did_you_mean(keys[-1], _known_keys(model, keys[:-1]))}"
     if problem["type"] == "missing":
         return f"'{path}' is missing. Add it to the recipe."
-    return f"'{path}' cannot be {problem['input']!r}{where}: {problem['msg'].removeprefix('Value error, ')}."
+    value = without_secrets(repr(problem["input"]))
+    return f"'{path}' cannot be {value}{where}: {problem['msg'].removeprefix('Value error, ')}."
 
 
 def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> list[str]:

@@ -22,6 +22,10 @@ PLUGGED = (
 )
 """Sections whose keys belong to the class that their `name` finds; with another name they start empty."""
 
+MOST_VALUES = 100_000
+MOST_CHARACTERS = 10_000_000
+"""Of one YAML text, with its aliases written out."""
+
 
 def parse_setting(setting: str) -> dict[str, Any]:
     """Return `key.path=value` as nested mappings; ConfigError for any other form."""
@@ -51,12 +55,39 @@ def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
 def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text; ValueError, with the reason in one line, for invalid YAML."""
     try:
-        return yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        try:
+            root = loader.get_single_node()
+            _bound(root, len(text))
+            return None if root is None else loader.construct_document(root)
+        finally:
+            loader.dispose()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
         # The library fails in many ways on a text that only looks like a date, a number or a key.
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def _bound(root: yaml.Node | None, length: int) -> None:
+    """Raise ValueError where aliases make very much of a text: each may repeat all that was said before."""
+    left: list[yaml.Node] = [] if root is None else [root]
+    most = max(MOST_CHARACTERS, length)
+    for _ in range(MOST_VALUES):
+        if not left:
+            return
+        node = left.pop()
+        if isinstance(node, yaml.ScalarNode):
+            most -= len(node.value)
+            if most < 0:
+                break
+        if isinstance(node, yaml.SequenceNode):
+            left += node.value
+        elif isinstance(node, yaml.MappingNode):
+            left += [part for pair in node.value for part in pair]
+    raise ValueError(
+        f"with its aliases written out it holds more than {MOST_VALUES:,} values or {MOST_CHARACTERS:,} characters"
+    )
 
 
 def merge(

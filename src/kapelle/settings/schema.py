@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, create_model, field_validator
 
 from kapelle.runtime.deadlines import Patience
+from kapelle.settings.addresses import Address
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.settings.sections import (
     AlgorithmSettings,
@@ -113,7 +114,7 @@ class PastAdapter(Settings):
 class EndpointConfig(Settings):
     """A frozen agent behind an OpenAI-compatible URL."""
 
-    endpoint: Annotated[str, FROM_HERE_ON]
+    endpoint: Annotated[Address, FROM_HERE_ON]
     model: str
     api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
 

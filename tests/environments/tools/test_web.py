@@ -3,11 +3,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import SplitResult
 
 import pytest
 
+from kapelle.environments.tools import web
 from kapelle.environments.tools.web import MAX_HOPS, WebFault, any_address, fetch, fetch_json, is_public
 
 
@@ -42,6 +44,7 @@ def test_public_addresses(address: str) -> None:
         "fe80::1",
         "fe80::1%eth0",
         "fc00::1",
+        "fec0::1",
         "fd00:ec2::254",
         "ff02::1",
         "2001:db8::1",
@@ -111,6 +114,9 @@ class Pages(BaseHTTPRequestHandler):
             self.send_header("Location", moves[self.path])
             self.end_headers()
             return
+        if self.path == "/slow-headers":
+            self._drip(b"HTTP/1.1 200 OK\r\nX: ")
+            return
         self.send_response(500 if self.path == "/broken" else 200)
         if self.path == "/squeezed":
             self.send_header("Content-Encoding", "gzip")
@@ -118,14 +124,14 @@ class Pages(BaseHTTPRequestHandler):
         if self.path == "/large":
             self.wfile.write(b"x" * 3000)
         elif self.path == "/slow":
-            self._drip()
+            self._drip(b"x")
         else:
             self.wfile.write(b'{"path": "page"}')
 
-    def _drip(self) -> None:
-        for _ in range(1200):
+    def _drip(self, data: bytes) -> None:
+        for k in range(1200):
             try:
-                self.wfile.write(b"x")
+                self.wfile.write(data[k : k + 1] or b"x")
                 time.sleep(0.05)
             except OSError:
                 return
@@ -164,11 +170,12 @@ def test_a_page_is_fetched_and_redirections_followed(server: str) -> None:
         ("/squeezed", "compressed"),
         ("/large", "more than 1,000 bytes"),
         ("/slow", "took too long|failed"),
+        ("/slow-headers", "took too long|failed"),
     ],
 )
 def test_what_a_server_may_not_do(server: str, path: str, why: str) -> None:
     started = time.monotonic()
-    limit_s = 0.5 if path == "/slow" else 30.0
+    limit_s = 0.5 if path.startswith("/slow") else 30.0
     with pytest.raises(WebFault, match=why):
         fetch(f"{server}{path}", {}, allowed=first_only, max_bytes=1000, timeout_s=limit_s)
     assert time.monotonic() - started < 45.0, "the slow page alone would take 60 s"
@@ -177,6 +184,28 @@ def test_what_a_server_may_not_do(server: str, path: str, why: str) -> None:
 def test_a_key_goes_to_the_first_host_alone(server: str) -> None:
     fetch(f"{server}/elsewhere", {"Authorization": "secret"}, allowed=any_address)
     assert Pages.seen == [("/elsewhere", "secret"), ("/page", None)]
+
+
+def test_a_key_goes_to_no_other_scheme_and_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, str, bool]] = []
+    moves = {
+        "https://one.test/a": "http://one.test/b",
+        "http://one.test/b": "https://one.test:8443/c",
+        "https://one.test:8443/c": "https://ONE.test:443/d",
+    }
+
+    def hop(parts: SplitResult, headers: Mapping[str, str], *_: object) -> tuple[str | None, bytes]:
+        sent.append((parts.scheme, parts.netloc, bool(headers)))
+        return moves.get(parts.geturl()), b""
+
+    monkeypatch.setattr(web, "_one_hop", hop)
+    fetch("https://one.test/a", {"Authorization": "secret"})
+    assert sent == [
+        ("https", "one.test", True),
+        ("http", "one.test", False),
+        ("https", "one.test:8443", False),
+        ("https", "ONE.test:443", True),
+    ]
 
 
 def test_a_name_that_changes_its_mind_leads_where_it_was_checked(server: str) -> None:

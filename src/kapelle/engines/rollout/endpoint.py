@@ -16,6 +16,7 @@ from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
 from kapelle.runtime.characters import whole
 from kapelle.runtime.http import LateError, post
+from kapelle.settings.addresses import open_address, without_secrets
 from kapelle.team import Endpoint
 from kapelle.types import conversation
 
@@ -35,10 +36,11 @@ class EndpointEngine:
     ) -> None:
         """Allow `timeout` seconds per attempt, from connecting to the last byte; `transport` replaces the network in tests."""
         for policy, endpoint in endpoints.items():
-            if not endpoint.url.startswith(("http://", "https://")):
-                raise ConfigError(
-                    f"The endpoint of policy '{policy}' is '{endpoint.url}'. Give an http(s) URL."
-                )
+            try:
+                open_address(endpoint.url)
+            except ValueError as wrong:
+                shown = without_secrets(endpoint.url)
+                raise ConfigError(f"The endpoint of policy '{policy}' is '{shown}': {wrong}.") from None
         self._endpoints = dict(endpoints)
         self._timeout = timeout
         self._retries = retries

@@ -20,6 +20,7 @@ from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolS
 from kapelle.environments.tools.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
 from kapelle.runtime.file_contents import content_or_fault, folder_content
+from kapelle.settings.addresses import open_address
 from kapelle.settings.base import FREE, Settings
 from kapelle.types import Json
 
@@ -72,6 +73,8 @@ class Search(Settings):
             raise ValueError(
                 "`url` has no `{query}`, so nothing would be searched for. Put it where the query goes."
             )
+        if self.url is not None:
+            open_address(self.url)
         return self
 
     def contents(self) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ that was checked: a name that changes its mind in between leads nowhere. The sam
 from __future__ import annotations
 
 import http.client
+import io
 import ipaddress
 import json
 import socket
@@ -14,9 +15,13 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from kapelle.types import Json
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 MAX_HOPS = 5
 MAX_BYTES = 1 << 20
@@ -56,7 +61,8 @@ def is_public(address: str) -> bool:
         if found in _NAT64:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         found = inner or found
-    return found.is_global and not found.is_multicast and not found.is_reserved
+    local = isinstance(found, ipaddress.IPv6Address) and found.is_site_local  # fec0::/10, of before RFC 3879
+    return found.is_global and not (found.is_multicast or found.is_reserved or local)
 
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -87,18 +93,26 @@ def fetch(
 ) -> Page:
     """Return the page at an address; WebFault when it is refused, too large, too slow or not there.
 
-    `headers` go to the first host only.
+    `headers` go to the first server only: a redirection to another scheme, host or port goes without them.
     """
     deadline = time.monotonic() + timeout_s
-    first = _checked(url).netloc
+    first = _origin(_checked(url))
     for _ in range(MAX_HOPS):
         parts = _checked(url)
-        sent = dict(headers) if parts.netloc == first else {}
+        sent = dict(headers) if _origin(parts) == first else {}
         moved, body = _one_hop(parts, sent, allowed, resolve, deadline, max_bytes)
         if moved is None:
             return Page(url, body)
         url = urljoin(url, moved)
     raise WebFault(f"it redirects more than {MAX_HOPS} times")
+
+
+def _origin(parts: SplitResult) -> tuple[str, str, int]:
+    return parts.scheme, (parts.hostname or "").lower(), _port(parts)
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _checked(url: str) -> SplitResult:
@@ -125,17 +139,17 @@ def _one_hop(
     max_bytes: int,
 ) -> tuple[str | None, bytes]:
     """Ask one server; return where it redirects to, or its answer."""
-    host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host, port = parts.hostname or "", _port(parts)
     addresses = resolve(host, port)
     refused = [address for address in addresses if not allowed(address)]
     if refused or not addresses:
         raise WebFault(f"the host '{host[:80]}' stands for an address that is not public")
     try:
         with socket.create_connection((addresses[0], port), timeout=_left(deadline)) as plain:
+            plain.settimeout(_left(deadline))
             stream = _secured(plain, host) if parts.scheme == "https" else plain
             connection = http.client.HTTPConnection(host, port)
-            connection.sock = stream
+            connection.sock = cast("socket.socket", _Bounded(stream, deadline))
             path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
             named = host if parts.port is None else f"{host}:{port}"
             asked = {"Host": named, "Accept-Encoding": "identity", "User-Agent": "kapelle", **headers}
@@ -147,7 +161,7 @@ def _one_hop(
                 raise WebFault(f"the server answered {answer.status}")
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise WebFault("the server answered in a compressed form")
-            return None, _body(answer, stream, deadline, max_bytes)
+            return None, _body(answer, max_bytes)
     except (OSError, http.client.HTTPException, UnicodeError) as fault:
         raise WebFault(f"the request failed ({type(fault).__name__})") from None
 
@@ -163,11 +177,41 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _body(answer: http.client.HTTPResponse, stream: socket.socket, deadline: float, most: int) -> bytes:
+class _Reader(io.RawIOBase):
+    """What a connection receives until a deadline: a byte now and then holds us no longer than silence."""
+
+    def __init__(self, stream: socket.socket, deadline: float) -> None:
+        self._stream, self._deadline = stream, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        self._stream.settimeout(_left(self._deadline))
+        return self._stream.recv_into(buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """A connection that ends at a deadline, as `http.client` uses one; whoever opened the stream closes it."""
+
+    stream: socket.socket
+    deadline: float
+
+    def sendall(self, data: bytes) -> None:
+        self.stream.settimeout(_left(self.deadline))
+        self.stream.sendall(data)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Reader(self.stream, self.deadline))
+
+    def close(self) -> None:
+        pass
+
+
+def _body(answer: http.client.HTTPResponse, most: int) -> bytes:
     data = bytearray()
     while True:
-        # A server that sends a byte now and then does not hold us longer than one that sends none.
-        stream.settimeout(_left(deadline))
         part = answer.read1(65536)
         if not part:
             return bytes(data)

@@ -7,9 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.errors import EpisodeError
 from kapelle.grading.judge.grade import Ask
 from kapelle.runtime.http import post
+from kapelle.settings.addresses import Address
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Message, conversation
 
@@ -24,7 +25,7 @@ TIMEOUT = 120.0
 class JudgeEndpoint(Settings):
     """Where a judging model answers."""
 
-    endpoint: Annotated[str, FROM_HERE_ON]
+    endpoint: Annotated[Address, FROM_HERE_ON]
     """Such as `http://localhost:8000/v1`."""
     model: str
     api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
@@ -35,8 +36,6 @@ class JudgeEndpoint(Settings):
 
 def ask_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport | None = None) -> Ask:
     """Return the judge; asking raises EpisodeError when it does not answer. `transport` is for tests."""
-    if not settings.endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"The judge's endpoint is '{settings.endpoint}'. Give an http(s) URL.")
 
     async def ask(messages: Sequence[Message]) -> str:
         import httpx

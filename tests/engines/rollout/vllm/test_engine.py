@@ -219,6 +219,11 @@ class TestVersions:
         with pytest.raises(ValueError, match="`logprobs_mode` is set by kapelle"):
             Vllm(options={"logprobs_mode": "raw_logprobs"})
 
+    @pytest.mark.parametrize("name", ["trust_remote_code", "load_format", "worker_cls", "logits_processors"])
+    def test_arguments_that_run_code_are_refused(self, name: str) -> None:
+        with pytest.raises(ValueError, match=rf"`{name}` makes vLLM run code"):
+            Vllm(options={name: "mine"})
+
 
 def spoiled(how: str) -> type[StandIn]:
     """Return a stand-in that samples with other weights than it was given."""

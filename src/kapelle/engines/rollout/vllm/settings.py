@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from kapelle.engines.rollout.vllm.versions import installed, mixes_rightly, need_installed
 from kapelle.errors import ConfigError
+from kapelle.settings.addresses import open_address
 from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Policy
 from kapelle.types import Json
@@ -24,6 +25,24 @@ START = "start"
 
 OURS = ("model", "dtype", "logprobs_mode", "enable_lora", "max_loras", "max_lora_rank", "enable_sleep_mode")
 """Arguments of vLLM on which the engine depends."""
+
+CODE = frozenset(
+    [
+        "trust_remote_code",
+        "code_revision",
+        "load_format",
+        "model_loader_extra_config",
+        "worker_cls",
+        "worker_extension_cls",
+        "scheduler_cls",
+        "logits_processors",
+        "io_processor_plugin",
+        "tool_parser_plugin",
+        "reasoning_parser_plugin",
+        "middleware",
+    ]
+)
+"""Arguments of vLLM that run code by its name or read other files than safetensors."""
 
 
 class Vllm(Settings):
@@ -47,14 +66,17 @@ class Vllm(Settings):
         taken = sorted(set(value) & set(OURS))
         if taken:
             raise ValueError(f"`{taken[0]}` is set by kapelle: its value follows from team and model")
+        running = sorted(set(value) & CODE)
+        if running:
+            raise ValueError(
+                f"`{running[0]}` makes vLLM run code, or read files that may hold some, which no recipe may ask for"
+            )
         return value
 
     @field_validator("server")
     @classmethod
     def _start_or_url(cls, value: str) -> str:
-        if value in ("", START) or value.startswith(("http://", "https://")):
-            return value
-        raise ValueError(f"`{value}` is neither `{START}` nor an http(s) URL")
+        return value if value in ("", START) else open_address(value)
 
     def check(self) -> None:
         """Raise ConfigError if vLLM is missing; a server that runs elsewhere has its own."""
