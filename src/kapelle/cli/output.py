@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TextIO
 
 from kapelle.errors import OutputError
-from kapelle.settings.addresses import without_secrets
 
 
 def complain(reason: str) -> None:
     """Print on standard error, as one line, why a command ends; without secrets of the addresses in it."""
+    from kapelle.runtime.redaction import without_secrets
+
     print(printable(f"kapelle: {' '.join(without_secrets(reason).split())}"), file=sys.stderr)
 
 

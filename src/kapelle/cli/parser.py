@@ -214,6 +214,7 @@ def _validate(parser: argparse.ArgumentParser) -> None:
         help="check an environment alone (built in, or module:Class); settings are environment.key=value",
     )
     _add_real(parser)
+    add_flag(parser, "--start", "start the MCP servers that the recipe names, and check their tools too")
     add_flag(parser, "--graph", "print the workflow as a Mermaid flowchart; a workflow file alone will do")
 
 

@@ -59,10 +59,11 @@ def _dry_run(source: Source, *, as_json: bool) -> int:
     from kapelle.cli.annotated import annotated_yaml
     from kapelle.cli.weights_map import describe, weights_map
     from kapelle.setup.preparation import prepare
+    from kapelle.setup.programs import without_programs
     from kapelle.signals.reference import ReferenceLogProbs
 
     config = source.config
-    prepared = prepare(config)
+    prepared = prepare(without_programs(config)[0])
     found = weights_map(
         prepared.team,
         prepared.outlines,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
@@ -13,6 +13,8 @@ from kapelle.cli.quiet import hush
 
 if TYPE_CHECKING:
     from kapelle.environment import Environment
+
+S = TypeVar("S")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     environment = _environment(arguments)
     if environment is not None:
-        return _conform(environment)
+        return _conform(_looked_at(environment, start=arguments.start))
     from kapelle.cli.source import read_recipe
     from kapelle.cli.staged import find_stages
     from kapelle.setup.preparation import prepare
@@ -36,16 +38,28 @@ def run(arguments: argparse.Namespace) -> int:
         for stage, config in staged.checked():
             passed("stage", f"{stage.number} of {len(staged.stages)}: {stage.name}")
             _print_notes(stage.recipe.notes)
-            prepare(config, passed=passed)
+            prepare(_looked_at(config, start=arguments.start), passed=passed)
         say(f"All {len(staged.stages)} stages of {staged.recipe} are ready to train.")
         return 0
     recipe = read_recipe(arguments.words, real=arguments.real)
     set_here = sum(source != "default" for source in recipe.origin.values())
     passed("settings", f"{len(recipe.origin)} values, {set_here} of them not defaults")
     _print_notes(recipe.notes)
-    prepare(recipe.config, passed=passed)
+    prepare(_looked_at(recipe.config, start=arguments.start), passed=passed)
     say(f"{recipe.config.name} is ready to train.")
     return 0
+
+
+def _looked_at(settings: S, *, start: bool) -> S:
+    """Return the settings that are checked: without the programs that they name, unless these are to be started."""
+    if start:
+        return settings
+    from kapelle.setup.programs import without_programs
+
+    checked, left_out = without_programs(settings)
+    for program in left_out:
+        say(f"-   the MCP server `{program}` is not started; `--start` starts it and checks its tools")
+    return checked
 
 
 def _print_notes(notes: Sequence[str]) -> None:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator
 
-SECRETS = frozenset(
-    {"key", "api_key", "apikey", "api-key", "token", "access_token", "auth", "password", "secret"}
-)
-"""Names of parameters that hold what nobody else may know."""
+from kapelle.runtime.redaction import SECRETS
 
 NO_URL = "it is no http(s) URL, such as http://localhost:8000/v1"
-
-_USER = re.compile(r"(?<=://)[^/?#\s'\"]*@")
-_PARAMETER = re.compile(rf"(?i)(?<=[?&])({'|'.join(sorted(SECRETS))})=[^&#\s'\"]*")
-
-
-def without_secrets(text: str) -> str:
-    """Return a text in which the users, passwords and keys of its URLs are an ellipsis."""
-    return _PARAMETER.sub(r"\1=…", _USER.sub("…@", text))
 
 
 def open_address(value: str) -> str:

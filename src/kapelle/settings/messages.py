@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pydantic
 
 from kapelle.errors import did_you_mean
-from kapelle.settings.addresses import without_secrets
+from kapelle.runtime.redaction import without_secrets
 from kapelle.settings.base import Settings
 
 

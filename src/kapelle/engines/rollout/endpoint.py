@@ -16,7 +16,8 @@ from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
 from kapelle.runtime.characters import whole
 from kapelle.runtime.http import LateError, post
-from kapelle.settings.addresses import open_address, without_secrets
+from kapelle.runtime.redaction import without_secrets
+from kapelle.settings.addresses import open_address
 from kapelle.team import Endpoint
 from kapelle.types import conversation
 
