@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 
 from kapelle.algorithm import Algorithm, Data, Loss, Outputs, Targets
 from kapelle.algorithms.grpo import GRPO
 from kapelle.environment import Environment, Outcome
 from kapelle.functional.masking import token_mean
+from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Message, Split, Task

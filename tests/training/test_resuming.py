@@ -33,6 +33,7 @@ OTHERWISE: dict[str, Any] = {
     "training.non_finite": "skip",
     "environment.timeout": 77.0,
     "episode.timeout": 777.0,
+    "episode.environment_workers": 2,
     "engine.timeout": 77.0,
     "grader.timeout": 77.0,
     "evaluation": {"every": 1, "problems": 5, "problems_while_training": 3, "greedy": False},

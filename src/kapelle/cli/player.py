@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kapelle.rollout.play import Play
     from kapelle.settings.schema import RunConfig
 
-MAY_CHANGE = ("environment.", "evaluation.")
+MAY_CHANGE = ("environment.", "evaluation.", "episode.")
 """Settings of a run that affect what is played, not what was trained."""
 
 
@@ -71,7 +71,7 @@ def _from_run(path: Path, settings: tuple[str, ...]) -> Player:
     for setting in settings:
         if not setting.startswith(MAY_CHANGE):
             raise ConfigError(
-                f"'{setting}' would change what was trained. For a run, set keys of `environment` and `evaluation`."
+                f"'{setting}' would change what was trained. For a run, set keys of `environment`, `evaluation` and `episode`."
             )
     trainer = Trainer.from_run(path, *settings, observer=Watch(Lines(sys.stderr)))
     returns = trainer.algorithm.returns or own_returns

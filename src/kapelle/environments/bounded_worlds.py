@@ -80,13 +80,18 @@ class BoundedWorld:
         """See `environment.World`."""
         return self._now("movers", self.inner.movers)
 
-    def outcome(self) -> Outcome:
+    async def outcome(self) -> Outcome:
         """See `environment.World`."""
         return self._now("outcome", self.inner.outcome)
 
     def step(self, actions: Mapping[str, str], final: str | None = None) -> Awaitable[Mapping[str, float]]:
         """See `environment.World`."""
         return self._waiting("step", lambda: self.inner.step(actions, final))
+
+    @property
+    def scorable(self) -> bool:
+        """Whether it can score a text before the episode is over; see `environment.Scorable`."""
+        return isinstance(self.inner, Scorable)
 
     def score(self, agent: str, text: str) -> Awaitable[float]:
         """See `environment.Scorable`."""

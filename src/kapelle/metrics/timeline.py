@@ -7,9 +7,11 @@ While code of an activity runs, the time is that activity's. While all code wait
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
+
+from kapelle.runtime.stepped import Stepped
 
 T = TypeVar("T")
 
@@ -32,8 +34,11 @@ class Timeline:
 
     async def during(self, activity: str, work: Awaitable[T]) -> T:
         """Await `work`; the time in which it computes, or in which everything waits for it, counts as `activity`."""
-        done: T = await _Timed(self, activity, work)
-        return done
+        self.await_more(activity, 1)
+        try:
+            return await Stepped(work, partial(self.enter, activity), self.leave)
+        finally:
+            self.await_more(activity, -1)
 
     def enter(self, activity: str) -> None:
         """Count the time from now on as `activity`, until `leave`."""
@@ -59,31 +64,3 @@ class Timeline:
         )
         self._seconds[activity] += now - self._last
         self._last = now
-
-
-class _Timed:
-    """An awaitable around another one that notifies the timeline when it runs and when it waits."""
-
-    def __init__(self, timeline: Timeline, activity: str, work: Awaitable[Any]) -> None:
-        self._timeline, self._activity, self._work = timeline, activity, work
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        timeline, activity = self._timeline, self._activity
-        steps = self._work.__await__()
-        resume: Callable[[], Any] = partial(next, steps)
-        timeline.await_more(activity, 1)
-        try:
-            while True:
-                timeline.enter(activity)
-                try:
-                    waits_for = resume()
-                except StopIteration as done:
-                    return done.value
-                finally:
-                    timeline.leave()
-                try:
-                    resume = partial(steps.send, (yield waits_for))
-                except BaseException as error:  # noqa: BLE001 - passed on to the work, which handles it
-                    resume = partial(steps.throw, error)
-        finally:
-            timeline.await_more(activity, -1)

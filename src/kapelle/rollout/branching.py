@@ -23,20 +23,30 @@ from kapelle.types import Episode, Turn
 
 
 class Record:
-    """What a continuation replays: the turns so far and the joint action; used once."""
+    """What a continuation replays: the turns so far and the joint action; used once, and again after `rewind`."""
 
     def __init__(self, past: Sequence[Turn], now: Sequence[Turn]) -> None:
         """Take the recorded turns, and one candidate of each agent that moves next."""
-        self._given: dict[tuple[str, int], Turn] = {}
+        self._all: dict[tuple[str, int], Turn] = {}
         turns_of: Counter[str] = Counter()
         for turn in (*past, *now):
-            self._given[turn.agent, turns_of[turn.agent]] = turn
+            self._all[turn.agent, turns_of[turn.agent]] = turn
             turns_of[turn.agent] += 1
         self._past = tuple(past)
         self._now = {turn.agent for turn in now}
         self._tokens = _tokens((*past, *now))
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Replay everything once more."""
+        self._given = dict(self._all)
         self._diverged: str | None = None
         """How the replay differed from the record; None while it did not."""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the replay differed from the record so far."""
+        return self._diverged is not None
 
     def take(self, agent: str, number: int, prompt_ids: Sequence[int], turns: Sequence[Turn]) -> Turn | None:
         """Return the agent's recorded turn of this number (from 0), or None if it samples anew.

@@ -105,6 +105,11 @@ def accepted(
         total = sum(turn.reward for turn in turns if turn.agent == name) + rewards.get(name, 0.0)
         if not math.isfinite(total) or not low - slack <= total <= high + slack:
             raise EpisodeError(f"Agent '{name}' earned {total}, outside the declared range [{low}, {high}].")
+    return plain_outcome(outcome, rewards)
+
+
+def plain_outcome(outcome: Outcome, rewards: Mapping[str, float]) -> Outcome:
+    """Return the outcome in plain values, with these rewards; EpisodeError names the first value that cannot be converted."""
     info = plain(outcome.info, "info")
     if not isinstance(info, dict):
         raise EpisodeError(f"info is {_shown(info)}; it must be a mapping.")
@@ -138,12 +143,17 @@ def fault(error: BaseException, asked_before: int) -> str:
         if isinstance(error, asyncio.CancelledError):
             raise error
         raise asyncio.CancelledError from error
-    try:
-        message = str(error)
-    except Exception as again:  # noqa: BLE001 - whatever the environment's own class does
-        message = f"(its message cannot be read: {type(again).__name__})"
+    message = said(error)
     _drop_frames(error)
     return f"{type(error).__name__}: {message}"[:LONGEST]
+
+
+def said(error: BaseException) -> str:
+    """Return an error's message, whatever its class makes of it."""
+    try:
+        return str(error)
+    except Exception as again:  # noqa: BLE001 - whatever the environment's own class does
+        return f"(its message cannot be read: {type(again).__name__})"
 
 
 def _drop_frames(error: BaseException) -> None:

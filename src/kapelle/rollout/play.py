@@ -17,19 +17,21 @@ from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.environment import (
     Environment,
 )
-from kapelle.environments.bounded_worlds import open_world
+from kapelle.environments.bounded_worlds import BoundedWorld, open_world
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.branching import Record
 from kapelle.rollout.concurrency import at_once
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
 from kapelle.rollout.scene import LiveScene
+from kapelle.rollout.workers.messages import WorkerLost
+from kapelle.rollout.workers.pool import EnvironmentWorkers, lost_with
 from kapelle.runtime.attendance import Part, over
 from kapelle.runtime.deadlines import Patience, all_of, patience_here, within
 from kapelle.runtime.seeds import derive_seed
 from kapelle.runtime.watchdog import GaveUp
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.types import Episode, Group, Sampling, Task
+from kapelle.types import Episode, Group, Sampling, Task, Turn
 from kapelle.workflow import Workflow
 
 
@@ -49,11 +51,24 @@ class Play:
     """Records where the time goes."""
     patience: Patience = field(default_factory=Patience)
     """After how many seconds each kind of call is given up."""
+    workers: EnvironmentWorkers | None = field(default=None, compare=False)
+    """The processes in which worlds live; None for this one."""
+
+    def close(self) -> None:
+        """End the processes in which worlds live; the engine belongs to whoever made it."""
+        if self.workers is not None:
+            self.workers.close()
+
+
+REDONE = 2
+"""Times that an episode is played again because its world's process died while the world was at work."""
 
 
 def make_play(config: RunConfig, team: Team, engine: RolloutEngine) -> Play:
     """Return what a team's episodes are played with: environment and workflow of the settings, team and engine."""
-    return Play(team, config.environment, config.workflow, engine, patience=config.patience)
+    size = config.episode.environment_workers
+    workers = EnvironmentWorkers(config.environment, size, config.patience) if size else None
+    return Play(team, config.environment, config.workflow, engine, patience=config.patience, workers=workers)
 
 
 async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Episode:
@@ -73,28 +88,64 @@ async def _played(
     record: Record | None = None,
     sampling_seed: int | None = None,
 ) -> Episode:
-    """Play one episode, or replay a `record` and continue from it; see `play_episode`."""
+    """Play one episode, or replay a `record` and continue from it; see `play_episode`.
+
+    One whose world was lost with its process is played again from its start, with the same seed and the turns that were
+    sampled before, so that the others notice nothing. A tree and a world that does not repeat are sampled anew.
+    """
+    blamed, replayed = 0, record
+    turns: tuple[Turn, ...] = ()
+    while True:
+        played = await _attempt(play, task, seed, sample, replayed, sampling_seed)
+        if isinstance(played, Episode):
+            if replayed is record or replayed is None or not replayed.diverged:
+                return played
+            replayed = None  # its world does not repeat: its agents sample anew
+            continue
+        blamed += played.how.blamed
+        if blamed > REDONE:
+            reason = f"WorkerLost: {played.how}, {blamed} times while this episode's world was at work"
+            return Episode(task, seed, play.team.names, played.turns, error=reason)
+        turns = max(turns, played.turns, key=len)
+        if record is not None:
+            record.rewind()
+        elif play.tree is None:
+            replayed = Record(turns, ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """An attempt at an episode whose world was lost with its process, and the turns recorded by then."""
+
+    how: WorkerLost
+    turns: tuple[Turn, ...]
+
+
+async def _attempt(
+    play: Play, task: Task, seed: int, sample: int, record: Record | None, sampling_seed: int | None
+) -> Episode | _Lost:
     names, asked = play.team.names, asked_to_stop()
     scene: LiveScene | None = None
+    world: BoundedWorld | None = None
+    opened = open_world if play.workers is None else play.workers.open_world
     try:
         patience_here.set(play.patience)
-        world = await open_world(play.environment, task, names, seed, play.patience)
+        world = await opened(play.environment, task, names, seed, play.patience)
         try:
             replay = partial(_played, replace(play, tree=None), task, seed, sample)
             scene = LiveScene(play, task, seed, world, sample, record, sampling_seed, replay)
             await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
-            play.timeline.enter("grade")
-            try:
-                outcome = scene.settle(world.outcome())
-            finally:
-                play.timeline.leave()
+            outcome = scene.settle(await play.timeline.during("grade", world.outcome()))
         finally:
             over()
             await world.close()
         outcome = accepted(outcome, scene.turns, play.environment.reward_range, names)
     except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
+        lost = error if isinstance(error, WorkerLost) else lost_with(world)
         reason = fault(error, asked)
         turns, continued = (scene.turns, dict(scene.continued)) if scene else ((), {})
+        if lost is not None:
+            return _Lost(lost, turns)
         return Episode(task, seed, names, turns, error=reason, continued=continued)
     return Episode(
         task,
@@ -119,7 +170,8 @@ async def rollout(
 
     A task that is listed twice is played with other seeds the second time.
     """
-    under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent)
+    processes = play.workers.size if play.workers else 1
+    under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
     gate = asyncio.Semaphore(under_way)
     times: Counter[str] = Counter()
     seats: list[tuple[Task, int, int]] = []

@@ -14,7 +14,6 @@ from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.environment import (
     Answerable,
     Outcome,
-    Scorable,
     World,
     asks_questions,
 )
@@ -303,7 +302,7 @@ class LiveScene:
 
     async def score(self, turn: Turn) -> float:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
-        if not isinstance(self._world.inner, Scorable):
+        if not self._world.scorable:
             raise EpisodeError(
                 f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
                 "Set `workflow.score_rounds: false`, or another environment."

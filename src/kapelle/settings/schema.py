@@ -280,10 +280,13 @@ class Timed(Settings):
 
 
 class EpisodeConfig(Settings):
-    """Limits of an episode."""
+    """Limits of an episode, and where its world lives."""
 
     timeout: Annotated[float, FREE] = Field(Patience.episode, gt=0, allow_inf_nan=False)
     """Seconds after which it is given up and fails, counted from its start."""
+    environment_workers: Annotated[int, FREE] = Field(0, ge=0)
+    """Processes in which worlds live, with their games, graders and sandboxes; 0 keeps them in this one. The results
+    are the same, to the bit."""
 
 
 class GraderConfig(Settings):

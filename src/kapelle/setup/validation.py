@@ -19,6 +19,7 @@ from kapelle.rows import ReadsTokens
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.environment_forms import environment_form
 from kapelle.team import Team
 from kapelle.types import Message
 from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
@@ -40,6 +41,8 @@ def check_run(
     if isinstance(config.engine, ChecksItself):
         config.engine.check()
     environment.check(team.names)
+    if config.episode.environment_workers:
+        environment_form(environment)
     workflow.check(team.agents, environment)
     _check_turns(workflow, team)
     for path in team.bases.values():

@@ -91,6 +91,7 @@ def load_pieces(
         for note in notes_of(player):
             say("engine", note)
         play = acting = make_play(config, team, player)
+        failing.callback(play.close)
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))
         sampler = None

@@ -38,7 +38,8 @@ def train_stage(config: RunConfig, progress: ReportStep | None) -> LanguageModel
     algorithm, team = stage_team(stage)
     models = load_models(team, stage.model, {})
     play = make_play(stage, team, teacher(stage, team, models))
-    shown = demonstrations(play, stage, config.warmup.demonstrations)
+    with closing(play):
+        shown = demonstrations(play, stage, config.warmup.demonstrations)
     [policy] = [team.policies[name] for name in team.trained]
     model = models[policy.base]
     with closing(build_train_engine(stage, algorithm, team, models)) as engine:

@@ -1,0 +1,280 @@
+"""A worker as its player sees it: questions go out, answers come in, and its end is noticed whatever it does.
+
+One thread of the player (`Exchange`) reads from all workers, so that answers do not wait for the event loop's other work
+and no wait outlives the process that should answer. `server.py` is the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from kapelle.errors import EngineError
+from kapelle.rollout.workers.messages import Frames, WorkerLost, engine_error, error_from, pack
+from kapelle.rollout.workers.pulse import Pulse
+
+SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.rollout.workers.server import main; main({socket}, {pulse})"
+"""What the other process runs."""
+STDERR = 2
+"""The descriptor of the standard error stream."""
+LOOK = 0.5
+"""Seconds between two looks at whether workers that should answer still run."""
+CLOSING = 7.0
+"""Seconds that a worker has to close its worlds and end; see `server.LEAVING`."""
+CHUNK = 1 << 18
+"""Bytes that are read at a time."""
+
+Waiting = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", int]
+"""Who waits for an answer, and the session that it asked about."""
+
+
+class Worker:
+    """One process that holds worlds."""
+
+    def __init__(self, begin: bytes) -> None:
+        """Start the process; `begin` is its first frame, question 0."""
+        ours, theirs = socket.socketpair()
+        self.pulse = Pulse()
+        with theirs:
+            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [
+                    sys.executable,
+                    "-c",
+                    SERVE.format(path=sys.path, socket=theirs.fileno(), pulse=self.pulse.descriptor),
+                ],
+                pass_fds=(theirs.fileno(), self.pulse.descriptor),
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,  # what environments print there must not mix with this command's output
+                start_new_session=True,  # a Ctrl-C in the terminal is this process's to act on
+            )
+        ours.setblocking(False)
+        self.connection = ours
+        self.frames = Frames()
+        self.waiting: dict[int, Waiting] = {}
+        self.outgoing = bytearray(begin)
+        self.sessions = self.answered = 0
+        """Worlds that are open, and questions that it has answered."""
+        self.lost: str | None = None
+        """How it ended, once it has."""
+        self.refused: EngineError | None = None
+        """Why it could not begin."""
+        self.blamed: frozenset[int] = frozenset()
+        """Sessions that were at work when it ended."""
+        self.guard = threading.Lock()
+        """Held while what is outgoing or waited for is changed."""
+        self._asked = 0
+        self._seen = (0, 0.0)
+        """The last sign of life, and the seconds without another one."""
+
+    def check(self, session: int) -> None:
+        """Raise EngineError where the worker could not begin, WorkerLost where it has ended."""
+        if self.refused is not None:
+            raise self.refused
+        if self.lost is not None:
+            raise WorkerLost(self.lost, blamed=session in self.blamed)
+
+    def put(self, question: Mapping[str, Any], waiting: Waiting) -> int:
+        """Send a question and return its number; see `check` for what it raises."""
+        with self.guard:
+            self.check(waiting[2])
+            self._asked += 1
+            number = self._asked
+            frame = pack({"id": number, **question})
+            self.waiting[number] = waiting
+            self.outgoing += frame
+            self._send()
+        return number
+
+    def flush(self) -> bool:
+        """Send what the socket takes; return whether something is left."""
+        with self.guard:
+            self._send()
+            return bool(self.outgoing)
+
+    def _send(self) -> None:
+        with suppress(OSError):  # full, or its end, which is noticed where answers are read
+            while self.outgoing:
+                del self.outgoing[: self.connection.send(self.outgoing[:CHUNK])]
+
+    def silent_for(self, passed: float) -> float:
+        """Return for how many seconds it has given no sign of life, `passed` of them since the last look."""
+        beats = self.pulse.beats
+        before, silent = self._seen
+        self._seen = (beats, 0.0 if beats != before or not self.waiting else silent + passed)
+        return self._seen[1]
+
+    def end(self, how: str | None = None) -> list[Waiting]:
+        """End the process if it still runs; return who waits for answers that will not come."""
+        self.kill()
+        with self.guard:
+            if self.lost is not None:
+                return []
+            self.lost = how or _how_it_ended(self.process.returncode)
+            left, self.waiting = list(self.waiting.values()), {}
+            session = self.pulse.session
+            self.blamed = frozenset([session] if session else [session for *_, session in left])
+            self.connection.close()
+            self.pulse.close()
+        return left
+
+    def kill(self) -> None:
+        """End the process and what it has started, at once."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"an environment worker ended with exit code {code}"
+    with suppress(ValueError):
+        return f"an environment worker was ended by {signal.Signals(-code).name}"
+    return f"an environment worker was ended by signal {-code}"
+
+
+class Exchange:
+    """The thread that reads what workers answer, notices when one has ended, and ends one that gives no sign of life."""
+
+    def __init__(self, silence: float) -> None:
+        """`silence` is for how many seconds a worker may owe an answer without a sign of life."""
+        self._silence = silence
+        self.deaths = 0
+        """Workers in a row that have ended before they answered anything."""
+        self._workers: dict[Worker, None] = {}
+        self._selector = selectors.DefaultSelector()
+        self._ears, self._bell = socket.socketpair()
+        self._bell.setblocking(False)
+        self._selector.register(self._ears, selectors.EVENT_READ)
+        self._new: list[Worker] = []
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="kapelle-environment-workers", daemon=True)
+        self._thread.start()
+
+    def add(self, worker: Worker) -> None:
+        """Watch a worker that was started just now."""
+        self._new.append(worker)
+        self.ring()
+
+    def ring(self) -> None:
+        """Let the thread look now."""
+        with suppress(OSError):
+            self._bell.send(b"!")
+
+    def close(self) -> None:
+        """End all workers: first by closing their sockets, then by force."""
+        self._over = True
+        self.ring()
+        self._thread.join()
+        workers = [*self._workers, *self._new]
+        for worker in workers:
+            with suppress(OSError):
+                worker.connection.shutdown(socket.SHUT_RDWR)
+        until = time.monotonic() + CLOSING
+        for worker in workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, until - time.monotonic()))
+            _tell(worker.end("the environment workers were closed"), worker)
+        self._selector.close()
+        self._ears.close()
+        self._bell.close()
+
+    def _run(self) -> None:
+        looked = time.monotonic()
+        while not self._over:
+            ready = self._selector.select(LOOK)
+            self._admit()
+            answers: defaultdict[asyncio.AbstractEventLoop, list[tuple[Waiting, Any]]] = defaultdict(list)
+            for key, events in ready:
+                if key.data is None:
+                    self._ears.recv(CHUNK)
+                elif key.data in self._workers:
+                    self._read(key.data, events, answers)
+            for loop, given in answers.items():
+                with suppress(RuntimeError):  # that loop has ended: nobody waits any more
+                    loop.call_soon_threadsafe(partial(_deliver, given))
+            now = time.monotonic()
+            self._look_around(now - looked)
+            looked = now
+
+    def _admit(self) -> None:
+        while self._new:
+            worker = self._new.pop()
+            self._workers[worker] = None
+            self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+        for worker in self._workers:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.flush() else 0)
+            if self._selector.get_key(worker.connection).events != events:
+                self._selector.modify(worker.connection, events, worker)
+
+    def _read(self, worker: Worker, events: int, answers: Mapping[Any, list[tuple[Waiting, Any]]]) -> None:
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = worker.connection.recv(CHUNK)
+            for answer in worker.frames.feed(data):
+                if answer["id"] == 0 and "error" in answer:
+                    worker.refused = engine_error(answer["error"])
+                    data = b""  # it serves nobody
+                worker.answered += answer["id"] > 0
+                waiting = worker.waiting.pop(answer["id"], None)
+                if waiting is not None:
+                    answers[waiting[0]].append((waiting, answer))
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            data = b""
+        if not data:
+            self._bury(worker)
+
+    def _bury(self, worker: Worker, how: str | None = None) -> None:
+        self._selector.unregister(worker.connection)
+        del self._workers[worker]
+        if how is None:
+            with suppress(subprocess.TimeoutExpired):  # it has closed its socket and is about to end
+                worker.process.wait(LOOK)
+        left = worker.end(how)
+        self.deaths = 0 if worker.answered else self.deaths + 1
+        _tell(left, worker)
+
+    def _look_around(self, passed: float) -> None:
+        # A longer time between two looks is a pause of this whole process and counts for one look.
+        for worker in list(self._workers):
+            if worker.silent_for(min(passed, 2 * LOOK)) > self._silence:
+                self._bury(worker, f"an environment worker gave no sign of life for {self._silence:g} s")
+
+
+def _deliver(given: list[tuple[Waiting, Any]]) -> None:
+    for (_, future, _), answer in given:
+        if future.done():
+            continue
+        if "error" in answer:
+            future.set_exception(error_from(answer["error"]))
+        else:
+            future.set_result(answer["value"])
+
+
+def _tell(left: list[Waiting], worker: Worker) -> None:
+    """Tell those who wait that no answer will come."""
+    for loop, future, session in left:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(partial(_fail, future, worker, session))
+
+
+def _fail(future: asyncio.Future[Any], worker: Worker, session: int) -> None:
+    if not future.done():
+        try:
+            worker.check(session)
+        except (EngineError, WorkerLost) as error:
+            future.set_exception(error)

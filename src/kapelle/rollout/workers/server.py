@@ -1,0 +1,196 @@
+"""The process that holds worlds for another one, which starts it (`process.py`).
+
+It ends when the other side closes the socket or is gone, after it has closed the worlds that are open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from kapelle.environment import Environment
+from kapelle.environments.bounded_worlds import BoundedWorld, open_world
+from kapelle.errors import EpisodeError
+from kapelle.rollout.outcomes import payments, plain_outcome, share, text
+from kapelle.rollout.workers.messages import VERSION, Frames, error_form, outcome_form, pack
+from kapelle.rollout.workers.pulse import Pulse
+from kapelle.runtime import interrupts
+from kapelle.runtime.deadlines import Patience, patience_here
+from kapelle.runtime.descriptors import raise_limit
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.interrupts import listed
+from kapelle.runtime.stepped import Stepped
+from kapelle.setup.environment_forms import environment_from
+from kapelle.types import Task
+
+BEAT = 0.5
+"""Seconds between two signs of life."""
+LEAVING = 5.0
+"""Seconds that worlds have to close when nobody is left to play them."""
+CHUNK = 1 << 16
+"""Bytes that are read at a time."""
+
+
+def main(descriptor: int, pulse: int) -> None:
+    """Serve worlds over a socket until its other side is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they ask the other process, which then closes the socket
+        signal.signal(number, signal.SIG_IGN)
+    server = _Server(socket.socket(fileno=descriptor), Pulse(pulse))
+    interrupts.commands.append(server)  # the watchdog may end this process where a world cannot be broken off
+    raise_limit()
+    threading.Thread(target=server.live, args=(os.getppid(),), name="kapelle-pulse", daemon=True).start()
+    run_async(server.serve)
+
+
+class _Server:
+    """Worlds by the number of their session."""
+
+    def __init__(self, connection: socket.socket, pulse: Pulse) -> None:
+        self._connection, self._pulse = connection, pulse
+        self._sessions: dict[int, _Session] = {}
+        self._environment: Environment | None = None
+        self._patience = Patience()
+        self._left: float | None = None
+        """When the other side left."""
+
+    def live(self, parent: int) -> None:
+        """Say again and again that this process runs, and end it when nobody is left and it does not end by itself."""
+        while True:
+            self._pulse.beat()
+            if self._left is None and os.getppid() != parent:
+                self._left = time.monotonic()
+            if self._left is not None and time.monotonic() - self._left > LEAVING:
+                os._exit(1)
+            time.sleep(BEAT)
+
+    async def serve(self) -> None:
+        """Answer until the other side has left, then close all worlds."""
+        reader, writer = await asyncio.open_connection(sock=self._connection)
+        frames, calls = Frames(), set[asyncio.Task[None]]()
+        with suppress(ConnectionError):
+            while data := await reader.read(CHUNK):
+                for question in frames.feed(data):
+                    task = asyncio.create_task(self._answer(question, writer))
+                    calls.add(task)
+                    task.add_done_callback(calls.discard)
+        self._left = time.monotonic()
+        await asyncio.gather(
+            *(session.close() for session in self._sessions.values()), return_exceptions=True
+        )
+        with suppress(OSError):
+            writer.close()
+
+    async def _answer(self, question: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+        answer: dict[str, Any] = {"id": question["id"]}
+        try:
+            work = self._work(question)
+            number = question.get("session", 0)
+            answer["value"] = await Stepped(work, partial(self._pulse.enter, number), self._pulse.leave)
+        except BaseException as error:  # noqa: BLE001 - whatever goes wrong is raised where somebody waits for it
+            answer["error"] = error_form(error)
+        try:
+            frame = pack(answer)
+        except EpisodeError as error:
+            frame = pack({"id": question["id"], "error": error_form(error)})
+        with suppress(OSError):
+            writer.write(frame)
+
+    async def _work(self, question: Mapping[str, Any]) -> object:
+        call, number = question["call"], question.get("session", 0)
+        if call == "serve":
+            self._begin(question)
+            return None
+        if self._environment is None:  # the other side has been told why, and ends this process
+            await asyncio.Event().wait()
+        if call == "reset":
+            assert self._environment is not None
+            patience_here.set(self._patience)
+            session = _Session(self._environment, self._patience, tuple(question["agents"]))
+            self._sessions[number] = session
+            try:
+                return await session.reset(Task(**question["task"]), question["seed"])
+            except BaseException:
+                self._sessions.pop(number, None)
+                raise
+        session = self._sessions[number]
+        patience_here.set(self._patience)
+        if call == "close":
+            del self._sessions[number]
+            await session.close()
+            return None
+        return await session.answer(question)
+
+    def _begin(self, question: Mapping[str, Any]) -> None:
+        if question["version"] != VERSION:
+            raise EpisodeError(f"it speaks version {VERSION} and was asked for {question['version']}")
+        self._patience = Patience(**question["patience"])
+        self._environment = environment_from(question["environment"])
+
+
+class _Session:
+    """One world, and what its agents were shown last."""
+
+    def __init__(self, environment: Environment, patience: Patience, agents: tuple[str, ...]) -> None:
+        self._environment, self._patience, self._agents = environment, patience, agents
+        self._world: BoundedWorld | None = None
+        self._shown: dict[str, object] = {}
+        self._calls: list[asyncio.Task[Any] | None] = []
+
+    @property
+    def world(self) -> BoundedWorld:
+        assert self._world is not None, "a world is reset first"
+        return self._world
+
+    async def reset(self, task: Task, seed: int) -> dict[str, Any]:
+        with listed(asyncio.current_task(), self._calls):
+            self._world = await open_world(self._environment, task, self._agents, seed, self._patience)
+        return {"scorable": self.world.scorable, "view": self._view()}
+
+    async def answer(self, question: Mapping[str, Any]) -> object:
+        with listed(asyncio.current_task(), self._calls):
+            if (most := question.get("allow_answers")) is not None:
+                self.world.allow_answers(most)
+            if question["call"] == "act":
+                paid = await self.world.step(question["actions"], question["final"])
+                return {"rewards": payments(paid, self._agents), "view": self._view()}
+            if question["call"] == "score":
+                agent = question["agent"]
+                score = await self.world.score(agent, question["text"])
+                return share(score, f"The world's score of a text of '{agent}'")
+            outcome = await self.world.outcome()
+            return outcome_form(plain_outcome(outcome, payments(outcome.rewards, self._agents)))
+
+    def _view(self) -> dict[str, Any]:
+        """Return who may move and what agents are shown, where that has changed; errors as what asking would raise."""
+        shown = {
+            agent: _asked(lambda a=agent: text(self.world.observe(a), f"What the world shows '{a}'"))  # type: ignore[misc]
+            for agent in self._agents
+        }
+        changed = {agent: each for agent, each in shown.items() if self._shown.get(agent) != each}
+        self._shown.update(shown)
+        return {"movers": _asked(lambda: tuple(self.world.movers())), "shown": changed}
+
+    async def close(self) -> None:
+        """Break off what the world is doing and close it."""
+        under_way = [task for task in self._calls if task is not None]
+        for task in under_way:
+            task.cancel()
+        if under_way:
+            await asyncio.wait(under_way)
+        if self._world is not None:
+            await self._world.close()
+
+
+def _asked(ask: Callable[[], object]) -> dict[str, Any]:
+    try:
+        return {"value": ask()}
+    except BaseException as error:  # noqa: BLE001 - raised where it is asked for
+        return {"error": error_form(error)}

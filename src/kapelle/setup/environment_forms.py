@@ -1,0 +1,92 @@
+"""An environment as plain data from which another process makes an equal one: its class by name, and its settings."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from kapelle.environment import Environment, environment_class
+from kapelle.errors import ConfigError
+from kapelle.settings.base import Settings
+from kapelle.settings.schema import timed
+
+
+def environment_form(environment: Environment) -> dict[str, Any]:
+    """Return an environment as JSON that `environment_from` reads.
+
+    ConfigError where another process could not import its class, or would make another one of its settings.
+    """
+    if not isinstance(environment, Settings):
+        raise ConfigError(f"The environment '{environment.name}' must be a subclass of kapelle.Settings.")
+    settings = environment.model_dump(mode="json")
+    form = {"class": _importable_name(environment, settings.get("name")), "settings": settings}
+    try:
+        made = environment_from(form)
+        same = isinstance(made, Settings) and made.model_dump(mode="json") == settings
+    except (pydantic.ValidationError, ConfigError) as error:
+        raise _refused(environment, f"cannot be made anew from its own settings: {error}") from None
+    if not same:
+        raise _refused(environment, "is another one when it is made anew from its own settings")
+    return form
+
+
+def environment_from(form: Mapping[str, Any]) -> Environment:
+    """Return the environment of a form."""
+    kind = environment_class(form["class"])
+    if "timeout" in form["settings"]:
+        kind = timed(kind, "environment")
+    made: Environment = kind.model_validate(form["settings"])  # type: ignore[attr-defined]
+    return made
+
+
+def _importable_name(environment: Settings, name: object) -> str:
+    """Return a name under which other processes find the environment's class."""
+    own = type(environment)
+    try:
+        if isinstance(name, str) and _is(own, environment_class(name)):
+            return name
+    except ConfigError:  # it is called otherwise than it is found
+        pass
+    if own.__module__ == "__main__" or "<locals>" in own.__qualname__:
+        where = (
+            "stands in the program that was started"
+            if own.__module__ == "__main__"
+            else "is made in a function"
+        )
+        raise _refused(environment, f"{where}, where no other process can import it")
+    if not _has_source(own.__module__):
+        raise _refused(environment, f"is of the module '{own.__module__}', which cannot be imported")
+    found = f"{own.__module__}:{own.__qualname__}"
+    try:
+        if _is(own, environment_class(found)):
+            return found
+    except ConfigError:
+        pass
+    raise _refused(environment, f"is not what `{found}` imports")
+
+
+def _has_source(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _is(own: type, found: type) -> bool:
+    """Return whether settings of a class are those of the class that was found, but for what `timed` adds."""
+    return issubclass(own, found) and (own.__module__, own.__qualname__) == (
+        found.__module__,
+        found.__qualname__,
+    )
+
+
+def _refused(environment: Settings, why: str) -> ConfigError:
+    kind = type(environment)
+    return ConfigError(
+        f"`episode.environment_workers` plays in other processes, but the environment {kind.__qualname__} {why}. Move its "
+        "class to the top of a module of its own, and name it `module:Class` in `environment.name`; or set "
+        "`episode.environment_workers: 0`."
+    )
