@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, declare_runs
+from kapelle.cli.serve_arguments import declare_serve
 from kapelle.errors import ConfigError, did_you_mean
 
 RECIPE_HELP = "a built-in recipe (`kapelle recipes ls`) or a YAML file"
@@ -343,6 +344,13 @@ COMMANDS: Mapping[str, Command] = {
         "play a game in the terminal against a script, a solver or a trained team",
         "play",
         _play,
+    ),
+    "serve": Command(
+        "policy RUN [--name NAME] [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] "
+        "[--calls N] [--timeout S]",
+        "offer a run's team to programs, as a server of OpenAI's chat completions",
+        "serve",
+        declare_serve,
     ),
     "runs": Command(
         "(ls [FOLDER] | show RUN | rollback RUN --to STEP [--dry-run]) [--json]",

@@ -98,6 +98,10 @@ class LightTokenizer:
         """Return a text's token ids as `input_ids`."""
         return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
 
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """Return tokens as text."""
+        return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
 
 @lru_cache(maxsize=1)
 def _template() -> Template:

@@ -54,6 +54,10 @@ class ChatTokenizer(Protocol):
         """Return a text's token ids as `input_ids`."""
         ...
 
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> Any:
+        """Return tokens as text."""
+        ...
+
 
 class ChatRenderer:
     """Renders conversations with a tokeniser's chat template."""
@@ -92,6 +96,10 @@ class ChatRenderer:
     def completion(self, text: str) -> tuple[int, ...]:
         """Return the ids of a completion that is written by hand, end of turn included."""
         return (*self._ids(text), *self._closing)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return tokens as text, special ones as they are written."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
     def _closing(self) -> tuple[int, ...]:

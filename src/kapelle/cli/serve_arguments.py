@@ -1,0 +1,59 @@
+"""The arguments of `kapelle serve`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
+
+CALLS, SECONDS = 1024, 600.0
+"""Answers under way at once, and the seconds that one may take, unless set otherwise."""
+
+
+def declare_serve(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "words", nargs="*", metavar="policy RUN", help="what to serve, and the run directory it comes from"
+    )
+    parser.add_argument("--name", metavar="NAME", help="what clients call the team (the run's name)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="PORT", help="port to listen on; 0 takes a free one (8000)"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of the TLS certificate, with its chain")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its key")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name by which callers address this service; may be given several times",
+    )
+    parser.add_argument(
+        "--calls",
+        type=_positive(int),
+        default=CALLS,
+        metavar="N",
+        help=f"most answers under way at once ({CALLS})",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=SECONDS,
+        metavar="S",
+        help=f"seconds that one call may take ({SECONDS:g})",
+    )
+
+
+def _positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    def read(text: str) -> Number:
+        number = kind(text)
+        if not 0 < number < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+        return number
+
+    return read

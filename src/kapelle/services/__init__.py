@@ -1,0 +1,1 @@
+"""Servers: what runs in one process, offered to others over the wire."""

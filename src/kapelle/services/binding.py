@@ -1,0 +1,99 @@
+"""Where a service listens and who may call it: loopback by default, and beyond it never without TLS and a token."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kapelle.errors import ConfigError
+
+TOKEN = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable with the token that every call has to carry; a command line would show it to others."""
+LEAST_TOKEN = 16
+"""Characters of a token beyond loopback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Where a service listens and who may call it."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one."""
+    token: str | None = field(default=None, repr=False)
+    """What every call carries as `Authorization: Bearer …`; None asks for none."""
+    certificate: Path | None = None
+    """PEM file of the TLS certificate, its chain included."""
+    key: Path | None = None
+    """PEM file of the certificate's private key."""
+    names: tuple[str, ...] = ()
+    """Further names by which callers may address the service (`Host`), such as that of this machine."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(
+                f"The port {self.port} does not exist. Name one from 0 to 65535; 0 takes a free one."
+            )
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("TLS needs a certificate and its key: give both --tls-cert and --tls-key.")
+        for file in (self.certificate, self.key):
+            if file is not None and not os.access(file, os.R_OK):
+                raise ConfigError(f"The TLS file {file} cannot be read.")
+        if self.token is not None and not (
+            self.token.isascii() and self.token.isprintable() and self.token.strip()
+        ):
+            raise ConfigError(f"The token in {TOKEN} is empty or not printable ASCII. Set another one.")
+        if is_loopback(self.host):
+            return
+        lacking = [] if self.certificate is not None else ["TLS (--tls-cert and --tls-key)"]
+        if self.token is None or len(self.token) < LEAST_TOKEN:
+            lacking.append(f"a token of {LEAST_TOKEN} characters or more (the environment variable {TOKEN})")
+        if lacking:
+            raise ConfigError(
+                f"'{self.host}' can be reached from other machines, and that needs {' and '.join(lacking)}. Add what is "
+                "missing, or leave --host out to serve this machine only."
+            )
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Names in `Host` under which the service may be addressed, in lower case and without a port.
+
+        A page of somebody else whose name was made to point here (DNS rebinding) sends its own name.
+        """
+        return frozenset(
+            name.lower() for name in ("localhost", "127.0.0.1", "[::1]", _in_url(self.host), *self.names)
+        )
+
+    def url(self, port: int) -> str:
+        """Return the address under which the service is found when it listens on a port."""
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://{_in_url(self.host)}:{port}"
+
+    def admits(self, token: str | None) -> bool:
+        """Return whether a caller with this token may call; compared in constant time."""
+        if self.token is None:
+            return True
+        given = b"" if token is None else token.encode("utf-8", "surrogatepass")
+        return hmac.compare_digest(given, self.token.encode()) and token is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reached from this machine alone; names other than `localhost` count as not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def token_here() -> str | None:
+    """Return the token that this process's environment names; None where there is none."""
+    return os.environ.get(TOKEN)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

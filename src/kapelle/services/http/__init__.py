@@ -1,0 +1,1 @@
+"""Plain HTTP for services: where one listens, who may call it, and what it answers when something is wrong."""

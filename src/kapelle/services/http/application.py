@@ -1,0 +1,265 @@
+"""An ASGI application of a few routes: one table, one check before each of them, one place where errors become answers.
+
+Whatever a caller sends, it gets an answer in OpenAI's error form at worst; tracebacks go to the log of this process. A
+call whose caller goes away is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from kapelle.services.binding import Binding
+from kapelle.services.http.guard import check_body, check_call, too_long
+from kapelle.services.http.refusals import Refusal, wrong
+from kapelle.types import Json
+
+T = TypeVar("T")
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+LOG = logging.getLogger("kapelle.services")
+MOST_BYTES = 4 << 20
+"""Of one body."""
+BODY_SECONDS = 60.0
+"""For which a body may take to arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a route."""
+
+    path: str
+    """What follows the route's own path."""
+    session: str | None
+    """The session that the caller names, by header or by path; None where it names none."""
+    headers: Mapping[str, str]
+    body: Json
+    """The body's JSON object; None for methods without a body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer."""
+
+    body: Json | bytes
+    """JSON, or bytes of the content type in `headers`."""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer in pieces, as server-sent events."""
+
+    events: AsyncIterator[Json | str]
+    """JSON values, or texts that are sent as they are."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[Call], Awaitable[Answer | Stream]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method and path, and what answers it."""
+
+    method: str
+    path: str
+    """A path that ends in `/` takes every path below it."""
+    handler: Handler
+
+
+SESSION = "x-kapelle-session"
+"""Header that names a session."""
+_SAFETY = {
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Application:
+    """Routes behind one check; give it to an ASGI server."""
+
+    def __init__(self, binding: Binding, routes: Sequence[Route]) -> None:
+        self._binding = binding
+        self.routes = tuple(routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        assert scope["type"] == "http", "the server is started without lifespan"
+        try:
+            answer = await self._answer(scope, receive)
+        except _Gone:
+            return
+        except Refusal as refusal:
+            answer = Answer(refusal.row(), refusal.status, refusal.headers)
+        except Exception:
+            LOG.exception("A call of %s failed.", scope["method"])
+            failed = Refusal(500, "The service failed; its log says why.", None, "internal_error")
+            answer = Answer(failed.row(), failed.status)
+        if isinstance(answer, Stream):
+            await _until_gone(_send_events(answer, send), receive)
+        else:
+            await _send_whole(answer, send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer | Stream:
+        method, headers = scope["method"], _headers(scope)
+        check_call(self._binding, method, headers)
+        session, path = _session(scope["path"])
+        route, rest = self._route(method, path)
+        body = None
+        if method == "POST":
+            check_body(headers, MOST_BYTES)
+            body = _parsed(await _body(receive))
+        call = Call(rest, session or headers.get(SESSION), headers, body)
+        if call.session is not None and not _is_name(call.session):
+            raise wrong("A session's name has 1 to 128 letters, digits and any of `._-`.", SESSION)
+        return await _until_gone(route.handler(call), receive)
+
+    def _route(self, method: str, path: str) -> tuple[Route, str]:
+        found = [
+            route
+            for route in self.routes
+            if path == route.path
+            or (route.path.endswith("/") and path.startswith(route.path) and route.path != "/")
+        ]
+        if not found:
+            raise Refusal(404, "There is no such path here.", None, "not_found")
+        asked = "GET" if method == "HEAD" else method
+        for route in found:
+            if route.method == asked:
+                return route, path[len(route.path) :]
+        allowed = ", ".join(sorted({route.method for route in found}))
+        raise Refusal(405, f"This path takes {allowed}.", None, "method_not_allowed", {"allow": allowed})
+
+
+class _Gone(Exception):
+    """The caller went away."""
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for raw, value in scope["headers"]:
+        name = raw.decode("latin-1").lower()
+        text = value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    return headers
+
+
+def _session(path: str) -> tuple[str | None, str]:
+    """Return the session and the path of `/sessions/NAME/v1/…`, for programs that can be told no more than an address."""
+    parts = path.split("/", 3)
+    if len(parts) == 4 and parts[:2] == ["", "sessions"] and parts[3].startswith("v1/"):
+        return parts[2], f"/{parts[3]}"
+    return None, path
+
+
+def _is_name(session: str) -> bool:
+    return 0 < len(session) <= 128 and session.isascii() and all(c.isalnum() or c in "._-" for c in session)
+
+
+async def _body(receive: Receive) -> bytes:
+    read = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Gone
+                read += message.get("body", b"")
+                if len(read) > MOST_BYTES:
+                    raise too_long(MOST_BYTES)
+                if not message.get("more_body", False):
+                    return bytes(read)
+    except TimeoutError:
+        raise Refusal(
+            408, f"The body was not complete after {BODY_SECONDS:g} s.", None, "body_too_slow"
+        ) from None
+
+
+def _parsed(body: bytes) -> Json:
+    from pydantic_core import from_json
+
+    try:
+        # Bounded: its numbers have 4,300 digits at most, its brackets a depth of 200; half characters are refused.
+        value = from_json(body, allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        raise Refusal(400, f"The body is no JSON: {error}.", None, "invalid_json") from None
+    if not isinstance(value, dict):
+        raise Refusal(400, "The body must be a JSON object.", None, "invalid_json")
+    return value
+
+
+async def _until_gone(work: Awaitable[T], receive: Receive) -> T:
+    """Await work; cancel it and raise `_Gone` when the caller goes away first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise _Gone
+    finally:
+        for each in (task, gone):
+            if not each.done():
+                each.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await each
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_whole(answer: Answer, send: Send) -> None:
+    if isinstance(answer.body, bytes):
+        body, kind = answer.body, {}
+    else:
+        body, kind = _dumped(answer.body), {"content-type": "application/json"}
+    headers = {**_SAFETY, **kind, **answer.headers, "content-length": str(len(body))}
+    await send({"type": "http.response.start", "status": answer.status, "headers": _raw(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_events(stream: Stream, send: Send) -> None:
+    headers = {**_SAFETY, "content-type": "text/event-stream", **stream.headers}
+    await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
+    async with aclosing(stream.events) as events:  # type: ignore[type-var]
+        async for event in _told(events):
+            data = event.encode() if isinstance(event, str) else _dumped(event)
+            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _told(events: AsyncIterator[Json | str]) -> AsyncIterator[Json | str]:
+    """Yield events; one that fails ends them with an error that clients read."""
+    try:
+        async for event in events:
+            yield event
+    except Refusal as refusal:
+        yield refusal.row()
+    except Exception:
+        LOG.exception("A stream failed.")
+        yield Refusal(500, "The service failed; its log says why.", None, "internal_error").row()
+
+
+def _dumped(value: Json) -> bytes:
+    # Escaped: a model may write half a character, which UTF-8 does not know.
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,0 +1,177 @@
+"""A request of OpenAI's chat completions, read strictly: whatever cannot be done is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from kapelle.services.http.refusals import Refusal, wrong
+from kapelle.types import Json, Sampling
+
+MOST_CHOICES = 128
+MOST_STOPS = 16
+LONGEST_STOP = 1024
+"""Characters of one stop string."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+
+class Part(_Strict):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Function(_Strict):
+    """What a tool call calls."""
+
+    name: str
+    arguments: str
+    """JSON, as text."""
+
+
+class ToolCall(_Strict):
+    """A tool call of an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class ChatMessage(_Strict):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Its content as one text."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
+
+
+class ToolFunction(_Strict):
+    """A tool's name and its arguments as a JSON schema."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Strict):
+    """A tool that the agent may call."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class StreamOptions(_Strict):
+    """What a stream tells beside its words."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class PlainText(_Strict):
+    """The one form of answers there is."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(_Strict):
+    """One request; a parameter that is not here is refused."""
+
+    model: str
+    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logprobs: bool = False
+    top_logprobs: Literal[0] = 0
+    tools: list[Tool] = Field([], max_length=128)
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: Literal[True] = True
+    # What clients send to say nothing of their own; any other value is refused.
+    response_format: PlainText = PlainText(type="text")
+    presence_penalty: float = Field(0.0, ge=0.0, le=0.0)
+    frequency_penalty: float = Field(0.0, ge=0.0, le=0.0)
+    logit_bias: dict[str, float] = Field({}, max_length=0)
+    store: Literal[False] = False
+    # Labels for the provider's own records, which change nothing.
+    user: str | None = None
+    metadata: dict[str, str] = {}
+    safety_identifier: str | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
+        stops = [value] if isinstance(value, str) else value or []
+        if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
+            raise ValueError(f"takes at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters")
+        return value
+
+    def sampling(self, own: Sampling) -> Sampling:
+        """Return how to sample: as asked for, else as the agent does by itself."""
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or own.stop)
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return Sampling(
+            min(limits, default=own.max_tokens),
+            own.temperature if self.temperature is None else self.temperature,
+            own.top_p if self.top_p is None else self.top_p,
+            own.top_k,
+            stops,
+        )
+
+
+def read_request(body: Mapping[str, Json]) -> ChatRequest:
+    """Return a request; raises Refusal (400) that names the first parameter that is wrong or not supported."""
+    try:
+        return ChatRequest.model_validate(_without_nulls(body))
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _without_nulls(value: Json) -> Json:
+    """Return a request without parameters that are null, which say as much as none; so down to its messages."""
+    if not isinstance(value, dict):
+        return value
+    messages = value.get("messages")
+    kept = {name: each for name, each in value.items() if each is not None}
+    if isinstance(messages, list):
+        kept["messages"] = [
+            {name: each for name, each in message.items() if each is not None}
+            if isinstance(message, dict)
+            else message
+            for message in messages
+        ]
+    return kept
+
+
+def _refusal(error: ValidationError) -> Refusal:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # Names of keys come from the caller: bounded, and shown as what they are.
+    place = ".".join(str(part)[:64] for part in first["loc"] if not (isinstance(part, str) and "[" in part))[
+        :200
+    ]
+    if first["type"] == "extra_forbidden":
+        return wrong(f"The parameter `{place}` is not supported.", place)
+    return wrong(f"`{place}`: {first['msg']}.", place)

@@ -1,0 +1,68 @@
+"""Completions as OpenAI's clients read them: whole, and as the chunks of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kapelle.engines.rollout.protocol import Completion
+from kapelle.services.policy.conversation import call_row, parse_answer
+from kapelle.types import Json
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids → text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all chunks of one answer have in common."""
+
+    model: str
+    identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def row(self, kind: str) -> dict[str, Json]:
+        """Return the fields that stand before the choices."""
+        return {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
+
+
+def choice_row(index: int, completion: Completion, *, tools: bool, decode: Decode | None) -> dict[str, Json]:
+    """Return one choice; `tools` looks for calls, `decode` is given where log-probs are asked for."""
+    message, reason = message_of(completion, tools=tools)
+    logprobs = (
+        None if decode is None else {"content": token_rows(completion.ids, completion.logprobs, decode)}
+    )
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+
+def message_of(completion: Completion, *, tools: bool) -> tuple[dict[str, Json], str]:
+    """Return the message that a completion is, and why it ended."""
+    message: dict[str, Json] = {"role": "assistant", "content": completion.text, "refusal": None}
+    calls = parse_answer(completion.text) if tools else None
+    if calls is None or not calls.calls:
+        return message, completion.finish_reason
+    rows = [call_row(call, f"call_{secrets.token_hex(12)}") for call in calls.calls]
+    return {**message, "content": calls.content, "tool_calls": rows}, "tool_calls"
+
+
+def token_rows(ids: Sequence[int], logprobs: Sequence[float], decode: Decode) -> list[Json]:
+    """Return each sampled token with its log-prob; bytes that are no whole character have no `bytes`."""
+    rows: list[Json] = []
+    for number, logprob in zip(ids, logprobs, strict=True):
+        text = decode([number])
+        known = None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass"))
+        rows.append({"token": text, "logprob": logprob, "bytes": known, "top_logprobs": []})
+    return rows
+
+
+def usage_row(prompt: int, completions: Sequence[Completion]) -> dict[str, Json]:
+    """Return how many tokens were read and written."""
+    written = sum(len(completion.ids) for completion in completions)
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def weights_row(completion: Completion) -> Mapping[str, Json]:
+    """Return which weights answered."""
+    return {"version": completion.version, "weights_hash": completion.weights_hash}

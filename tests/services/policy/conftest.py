@@ -1,0 +1,48 @@
+"""A team that is served on a free port, and OpenAI's own client to talk with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from openai import OpenAI
+from tests.support.tiny import sections, stir
+
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.policy.serving import Limits, PolicyServer, serve_policy
+from kapelle.training.trainer import Trainer
+
+
+@pytest.fixture(scope="package")
+def play() -> Iterator[Play]:
+    """Two agents that debate, `first` and `second`, each with an adapter of its own."""
+    agents = [{"name": "first", "system": "You speak first."}, {"name": "second"}]
+    team = {**sections()["team"], "agents": agents}
+    with Trainer(**sections(team=team)) as trainer:
+        for seed, name in enumerate(trainer.team.trained):
+            model = trainer.models[trainer.team.policies[name].base]
+            stir(model.bank.parameters(name), seed)
+            trainer.play.engine.load(name, model.bank.parameters(name), version=7)
+        yield trainer.play
+
+
+@pytest.fixture(scope="package")
+def server(play: Play) -> Iterator[PolicyServer]:
+    """The team, served as `duo`."""
+    with serve_policy(play, "duo", Binding(), Limits()) as served:
+        yield served
+
+
+@pytest.fixture(scope="package")
+def client(server: PolicyServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made:
+        yield made
+
+
+@pytest.fixture(scope="package")
+def web() -> Iterator[httpx.Client]:
+    """A client that does as it is told; making one takes long."""
+    with httpx.Client(timeout=60.0) as made:
+        yield made

@@ -1,0 +1,105 @@
+"""Who may call the policy server: every route, with every credential."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+
+import httpx
+import pytest
+
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.policy.serving import Limits, PolicyServer, serve_policy
+
+TOKEN = "the-right-token-0123456789"  # noqa: S105
+
+
+@pytest.fixture(scope="module")
+def guarded(play: Play) -> Iterator[PolicyServer]:
+    with serve_policy(play, "duo", Binding(token=TOKEN, names=("trainer.example",)), Limits()) as served:
+        yield served
+
+
+def basic(password: str) -> str:
+    return f"Basic {base64.b64encode(f'me:{password}'.encode()).decode()}"
+
+
+CREDENTIALS: Mapping[str, tuple[dict[str, str], int | None]] = {
+    "none": ({}, 401),
+    "empty": ({"authorization": ""}, 401),
+    "no token": ({"authorization": "Bearer"}, 401),
+    "wrong": ({"authorization": f"Bearer {TOKEN[:-1]}x"}, 401),
+    "beginning": ({"authorization": f"Bearer {TOKEN[:-1]}"}, 401),
+    "longer": ({"authorization": f"Bearer {TOKEN}x"}, 401),
+    "other scheme": ({"authorization": f"Digest {TOKEN}"}, 401),
+    "bare": ({"authorization": TOKEN}, 401),
+    "as a cookie": ({"cookie": f"token={TOKEN}"}, 401),
+    "wrong password": ({"authorization": basic("x")}, 401),
+    "no base64": ({"authorization": f"Basic {TOKEN}"}, 401),
+    "other name": ({"authorization": f"Bearer {TOKEN}", "host": "evil.example"}, 421),
+    "no name": ({"authorization": f"Bearer {TOKEN}", "host": ""}, 421),
+    "other page": ({"authorization": f"Bearer {TOKEN}", "origin": "https://evil.example"}, 403),
+    "page of a file": ({"authorization": f"Bearer {TOKEN}", "origin": "null"}, 403),
+    "right": ({"authorization": f"Bearer {TOKEN}"}, None),
+    "right password": ({"authorization": basic(TOKEN)}, None),
+    "added name": ({"authorization": f"Bearer {TOKEN}", "host": "trainer.example:8000"}, None),
+}
+"""What a caller sends, and how it is refused; None for one who may call."""
+
+
+def test_every_route_is_behind_the_same_check(guarded: PolicyServer) -> None:
+    """All routes that exist, and paths that do not, with every credential."""
+    paths = [(route.method, route.path) for route in guarded.service.routes()]
+    assert ("POST", "/v1/chat/completions") in paths
+    assert ("GET", "/health") in paths
+    elsewhere = [("GET", "/none"), ("POST", "/none"), ("DELETE", "/v1/models"), ("HEAD", "/health")]
+    with httpx.Client(base_url=guarded.url) as client:
+        for method, path in [
+            *paths,
+            *(("POST", f"/sessions/s{p}") for m, p in paths if m == "POST"),
+            *elsewhere,
+        ]:
+            for name, (headers, refused) in CREDENTIALS.items():
+                said = client.request(method, path, headers=headers, json={} if method == "POST" else None)
+                # Reading changes nothing, and the browser shows no other page what was read.
+                if refused is None or (refused == 403 and method in ("GET", "HEAD")):
+                    assert said.status_code not in (401, 403, 421), (method, path, name)
+                else:
+                    assert said.status_code == refused, (method, path, name)
+                    assert TOKEN not in said.text
+                    if method != "HEAD":
+                        assert set(said.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_page_of_its_own_may_call(guarded: PolicyServer, web: httpx.Client) -> None:
+    headers = {"authorization": basic(TOKEN), "origin": guarded.url}
+    said = web.post(f"{guarded.url}/v1/chat/completions", json={}, headers=headers)
+    assert (said.status_code, said.json()["error"]["param"]) == (400, "model")
+
+
+def test_a_form_of_another_page_is_no_call(server: PolicyServer, web: httpx.Client) -> None:
+    """What a browser sends without asking first is refused, even with no `Origin`."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        said = web.post(f"{server.url}/v1/chat/completions", content=b"{}", headers={"content-type": kind})
+        assert said.status_code == 415, kind
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_that_is_too_long_is_not_read(
+    server: PolicyServer, web: httpx.Client, *, declared: bool
+) -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(5):
+            yield b"[" * (1 << 20)
+
+    content = b"[" * (5 << 20) if declared else pieces()
+    said = web.post(
+        f"{server.url}/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+    )
+    assert said.status_code == 413
+
+
+def test_a_compressed_body_is_refused(server: PolicyServer, web: httpx.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert web.post(f"{server.url}/v1/chat/completions", content=b"x", headers=headers).status_code == 415

@@ -1,0 +1,131 @@
+"""The policy server, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from kapelle.engines.rollout.protocol import Request
+from kapelle.rollout.play import Play
+from kapelle.runtime.event_loop import run_async
+from kapelle.services.policy.serving import PolicyServer
+from kapelle.types import Message, Sampling, Task
+
+
+def test_the_team_and_its_agents_are_models(client: OpenAI) -> None:
+    listed = client.models.list().data
+    assert [model.id for model in listed] == ["duo/first", "duo/second"]
+    assert client.models.retrieve("duo/second").id == "duo/second"
+    with pytest.raises(NotFoundError, match="Did you mean 'duo/first'"):
+        client.models.retrieve("duo/frist")
+
+
+def test_an_agent_answers_with_the_tokens_its_own_weights_sample(client: OpenAI, play: Play) -> None:
+    """What the server says is what the engine says of the same prompt, seed and settings."""
+    messages = (Message("system", "You speak first."), Message("user", "2+2?"))
+    for agent, given in (("first", messages), ("second", messages[1:])):
+        policy = play.team.policy(agent).name
+        ids = play.engine.renderer(policy).start(given)
+        request = Request(
+            policy, agent, given, ids, Sampling(max_tokens=6, temperature=0.7, top_p=0.9), 5, Task("", "")
+        )
+        known = run_async(lambda request=request: play.engine.generate(request))  # type: ignore[misc]
+        said = client.chat.completions.create(
+            model=f"duo/{agent}",
+            messages=[{"role": "user", "content": "2+2?"}],
+            max_tokens=6,
+            temperature=0.7,
+            top_p=0.9,
+            seed=5,
+            logprobs=True,
+        )
+        [choice] = said.choices
+        assert choice.message.content == known.text
+        assert choice.finish_reason == known.finish_reason
+        assert choice.logprobs is not None
+        assert [each.logprob for each in choice.logprobs.content or []] == list(known.logprobs)
+        assert said.usage is not None
+        assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (len(ids), len(known.ids))
+        assert said.system_fingerprint == known.weights_hash
+        assert said.model_extra == {"kapelle": {"version": 7, "weights_hash": known.weights_hash}}
+
+
+def test_the_callers_system_message_takes_the_agents_place(client: OpenAI) -> None:
+    def tokens(*messages: tuple[str, str]) -> int:
+        asked = [{"role": role, "content": content} for role, content in messages]
+        said = client.chat.completions.create(model="duo/first", messages=asked, seed=1)  # type: ignore[arg-type]
+        assert said.usage is not None
+        return said.usage.prompt_tokens
+
+    own = tokens(("user", "x"))
+    assert own == tokens(("system", "You speak first."), ("user", "x"))
+    assert own == tokens(("system", "You speak last!!"), ("user", "x")), (
+        "as long, and only one of them is read"
+    )
+
+
+def test_choices_are_drawn_apart_and_repeat_with_their_seed(client: OpenAI) -> None:
+    def drawn(n: int, seed: int) -> list[str | None]:
+        said = client.chat.completions.create(
+            model="duo/second", messages=[{"role": "user", "content": "x"}], n=n, seed=seed, max_tokens=8
+        )
+        assert [choice.index for choice in said.choices] == list(range(n))
+        return [choice.message.content for choice in said.choices]
+
+    three = drawn(3, 11)
+    assert len(set(three)) == 3
+    assert drawn(3, 11) == three
+    assert drawn(1, 11) == three[:1]
+    assert drawn(3, 12) != three
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(
+    client: OpenAI, extra: dict[str, object], named: str
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        client.chat.completions.create(  # type: ignore[call-overload]
+            model="duo/first", messages=[{"role": "user", "content": "x"}], **extra
+        )
+    assert refused.value.param == named
+    assert f"`{named}`" in refused.value.message
+
+
+def test_what_says_nothing_is_taken(client: OpenAI) -> None:
+    client.chat.completions.create(
+        model="duo/first",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "x"}], "name": "ann"}],
+        presence_penalty=0.0,
+        logit_bias={},
+        response_format={"type": "text"},
+        tools=[],
+        user="ann",
+        store=False,
+    )
+
+
+def test_a_prompt_beyond_the_context_is_refused(client: OpenAI) -> None:
+    for letters in (300, 100_000):
+        with pytest.raises(BadRequestError) as refused:
+            client.chat.completions.create(
+                model="duo/first", messages=[{"role": "user", "content": "x" * letters}]
+            )
+        assert refused.value.code == "context_length_exceeded"
+
+
+def test_it_says_that_it_is_well(server: PolicyServer, web: httpx.Client) -> None:
+    said = web.get(f"{server.url}/health")
+    assert (said.status_code, said.json()["status"]) == (200, "ok")
