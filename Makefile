@@ -27,7 +27,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-fast test-sandbox test-vllm test-faults check format docs clean help
+.PHONY: demo test test-fast test-sandbox test-vllm test-ranks test-faults check format docs clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -43,6 +43,9 @@ test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solut
 
 test-vllm: $(VLLM_VENV)/.ready ## ask vLLM's CPU build what every engine is asked, in an environment of its own (minutes)
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W ignore $(or $(TESTS),tests/engines/rollout)
+
+test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, and kill some (minutes)
+	@$(BIN)/python -m pytest -m ranks $(or $(TESTS),tests/training tests/cli)
 
 test-faults: $(STAMPS)/test ## break everything around runs: kills, disks, bits, worlds (20 minutes; ARGS="--only kills")
 	@$(BIN)/python -m tests.faults --page docs/faults.md $(ARGS)

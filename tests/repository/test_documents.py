@@ -43,6 +43,9 @@ def wrong(words: list[str]) -> str | None:
         return f"no target {missing}" if missing else None
     if program in {"kapelle", ".venv/bin/kapelle"}:
         return _wrong_kapelle(rest)
+    if program == "torchrun":
+        at = rest.index("-m")
+        return _wrong_kapelle(rest[at + 2 :]) if rest[at + 1] == "kapelle" else "it starts another program"
     if program in {"python", ".venv/bin/python"}:
         missing = [word for word in rest if word.endswith(".py") and not (ROOT / word).exists()]
         return f"no file {missing}" if missing else None

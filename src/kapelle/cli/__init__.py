@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from kapelle.cli.output import complain, say
+from kapelle.cli.output import complain, leave_ranks_here, say
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import exit_code, leave, termination
 from kapelle.errors import KapelleError
@@ -69,4 +69,5 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     command, arguments = parsed
     code: int = importlib.import_module(f"kapelle.cli.{command.module}").run(arguments)
+    leave_ranks_here()
     return code

@@ -10,16 +10,28 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from kapelle.errors import OutputError
+from kapelle.errors import ConfigError, OutputError
+
+if TYPE_CHECKING:
+    from kapelle.runtime.ranks import Seat
 
 
 def complain(reason: str) -> None:
-    """Print on standard error, as one line, why a command ends; without secrets of the addresses in it."""
+    """Print on standard error, as one line, why a command ends; without secrets of the addresses in it.
+
+    Of several ranks that end, one prints.
+    """
     from kapelle.runtime.redaction import without_secrets
 
-    print(printable(f"kapelle: {' '.join(without_secrets(reason).split())}"), file=sys.stderr)
+    line = printable(f"kapelle: {' '.join(without_secrets(reason).split())}")
+    if _seat() is None:
+        print(line, file=sys.stderr)
+        return
+    from kapelle.runtime.rank_group import say_for_all
+
+    say_for_all(line)
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
@@ -61,6 +73,30 @@ def program() -> str:
 def command(*words: str) -> str:
     """Return a command line of this program that a shell reads as these words."""
     return " ".join([program(), *map(shlex.quote, words)])
+
+
+def is_first() -> bool:
+    """Return whether this process is the one that prints: alone, or rank 0 of several."""
+    seat = _seat()
+    return seat is None or seat.rank == 0
+
+
+def _seat() -> Seat | None:
+    if "RANK" not in os.environ:
+        return None
+    from kapelle.runtime.ranks import seat_here
+
+    try:
+        return seat_here()
+    except ConfigError:
+        return None
+
+
+def leave_ranks_here() -> None:
+    """Leave the other ranks of a run, once all are done."""
+    held = sys.modules.get("kapelle.runtime.rank_group")
+    if held is not None:
+        held.leave_ranks()
 
 
 def printable(text: str, width: int | None = None) -> str:

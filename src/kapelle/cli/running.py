@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kapelle.cli.lines import Lines
-from kapelle.cli.output import command, say
+from kapelle.cli.output import command, is_first, say
 from kapelle.cli.progress import Progress, Watch, point_of
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
@@ -28,7 +28,8 @@ NextCommands = Callable[[str], Sequence[tuple[str, str]]]
 
 def announce(title: str, *, as_json: bool) -> None:
     """Print at once that something is happening: importing torch takes seconds."""
-    say(f"{title}: loading torch and transformers …", sys.stderr if as_json else sys.stdout)
+    if is_first():
+        say(f"{title}: loading torch and transformers …", sys.stderr if as_json else sys.stdout)
 
 
 def train(source: Source, title: str, next_commands: NextCommands, *, as_json: bool, plain: bool) -> int:
@@ -48,6 +49,8 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
                 stopped_by = summary.stopped_by
         except KeyboardInterrupt as stop:
             stopped_by = exit_code(stop)
+    if not is_first():
+        return stopped_by
     report = _report(watch, summary, run_dir, parameters, stopped_by)
     if as_json:
         say(json.dumps(report.row()))
@@ -144,7 +147,10 @@ def _parameters(trainer: Trainer) -> int:
 def _view(
     stream: TextIO, title: str, about: Sequence[str], run_dir: Path, *, plain: bool
 ) -> Iterator[Callable[[Progress], None]]:
-    """Yield the view of the progress: a live panel in a terminal, else lines."""
+    """Yield the view of the progress: a live panel in a terminal, else lines; nothing but in the first of several ranks."""
+    if not is_first():
+        yield lambda _: None
+        return
     if plain or not stream.isatty() or os.environ.get("TERM") == "dumb":
         for line in [*about, f"The run is kept in {run_dir}."]:
             say(line, stream)

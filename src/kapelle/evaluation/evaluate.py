@@ -13,6 +13,7 @@ from kapelle.former_names import release_caches
 from kapelle.metrics.definitions import by_part, own_returns, rollout_metrics
 from kapelle.metrics.statistics import Rate, area_under_curve, rate_of
 from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.shared import shared_rollout
 from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runtime.seeds import derive_seed
 from kapelle.types import Episode, Group, Sampling, Split, Task
@@ -141,6 +142,15 @@ async def evaluate_tasks(
 ) -> Evaluation:
     """Play every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
     groups = await rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
+    release_caches(play.engine)
+    return summarise(groups, returns)
+
+
+def evaluate_shared(
+    play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
+) -> Evaluation:
+    """Do the same from synchronous code, each of the play's ranks its share."""
+    groups = shared_rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
     release_caches(play.engine)
     return summarise(groups, returns)
 

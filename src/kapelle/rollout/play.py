@@ -27,6 +27,7 @@ from kapelle.rollout.workers.messages import WorkerLost
 from kapelle.rollout.workers.pool import EnvironmentWorkers, lost_with
 from kapelle.runtime.attendance import Part, over
 from kapelle.runtime.deadlines import Patience, all_of, patience_here, within
+from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.seeds import derive_seed
 from kapelle.runtime.watchdog import GaveUp
 from kapelle.settings.schema import RunConfig
@@ -51,6 +52,8 @@ class Play:
     """Records where the time goes."""
     patience: Patience = field(default_factory=Patience)
     """After how many seconds each kind of call is given up."""
+    ranks: Ranks = ALONE
+    """The processes that play the same tasks; `shared_rollout` deals them out."""
     workers: EnvironmentWorkers | None = field(default=None, compare=False)
     """The processes in which worlds live; None for this one."""
 
@@ -64,11 +67,12 @@ REDONE = 2
 """Times that an episode is played again because its world's process died while the world was at work."""
 
 
-def make_play(config: RunConfig, team: Team, engine: RolloutEngine) -> Play:
+def make_play(config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE) -> Play:
     """Return what a team's episodes are played with: environment and workflow of the settings, team and engine."""
     size = config.episode.environment_workers
     workers = EnvironmentWorkers(config.environment, size, config.patience) if size else None
-    return Play(team, config.environment, config.workflow, engine, patience=config.patience, workers=workers)
+    world = (config.environment, config.workflow)
+    return Play(team, *world, engine, patience=config.patience, ranks=ranks, workers=workers)
 
 
 async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Episode:
@@ -164,11 +168,17 @@ async def _attempt(
 
 
 async def rollout(
-    play: Play, tasks: Sequence[Task], samples: int, seed: int, max_concurrent: int = 4096
+    play: Play,
+    tasks: Sequence[Task],
+    samples: int,
+    seed: int,
+    max_concurrent: int = 4096,
+    own: Sequence[int] | None = None,
 ) -> list[Group]:
     """Play `samples` episodes of every task at once and return one group per task, in order.
 
-    A task that is listed twice is played with other seeds the second time.
+    A task that is listed twice is played with other seeds the second time. With `own` only the tasks at these places are
+    played, as they would be among all.
     """
     processes = play.workers.size if play.workers else 1
     under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
@@ -179,6 +189,9 @@ async def rollout(
         again = ("again", times[task.id]) if times[task.id] else ()
         times[task.id] += 1
         seats += [(task, k, derive_seed(seed, task.id, k, *again)) for k in range(samples)]
+    if own is not None:
+        seats = [seat for g in own for seat in seats[g * samples : (g + 1) * samples]]
+        tasks = [tasks[g] for g in own]
 
     queued = len(seats) > under_way
     parts: dict[int, Part] = {}

@@ -93,19 +93,11 @@ def _targets(lora: Lora, weights: Mapping[str, torch.Tensor]) -> list[str]:
     return sorted({name.split(".")[-3] for name in weights if name.endswith(".lora_A.weight")})
 
 
-def read_checkpoint(
-    folder: Path,
-    engine: TrainEngine,
-    team: Team,
-    bases: Mapping[str, str],
-    warn: Callable[[str], None],
-    take_credit: Callable[[Mapping[str, object]], None],
-) -> Mapping[str, Any]:
-    """Load the newest valid checkpoint into the engine, the algorithm's state and the generators; return its loop part.
+def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
+    """Return the newest valid checkpoint of a folder.
 
-    The returned mapping also has the `folder` that it was read from. `warn` is called with a sentence for each newer
-    checkpoint that is damaged or holds numbers that are not finite. Raises CheckpointError when there is no valid one,
-    or when it belongs to other base weights or to other adapters than this team's.
+    `warn` is called with a sentence for each newer one that is damaged or holds numbers that are not finite. Raises
+    CheckpointError when there is no valid one.
     """
     newest = checkpoint.newest_valid(folder, _refuse_poison)
     for rejected in newest.rejected:
@@ -117,11 +109,26 @@ def read_checkpoint(
             f"There is no whole checkpoint in {folder}.{why} Restore one from a copy, or start the run anew in another "
             f"--run-dir. `kapelle runs show {shlex.quote(str(folder.parent))}` shows what is there."
         )
-    state = checkpoint.read(newest.folder)
+    return newest.folder
+
+
+def read_checkpoint(
+    folder: Path,
+    engine: TrainEngine,
+    team: Team,
+    bases: Mapping[str, str],
+    take_credit: Callable[[Mapping[str, object]], None],
+) -> Mapping[str, Any]:
+    """Load a valid checkpoint into the engine, the algorithm's state and the generators; return its loop part.
+
+    The returned mapping also has the `folder` that it was read from. Raises CheckpointError when it belongs to other base
+    weights or to other adapters than this team's.
+    """
+    state = checkpoint.read(folder)
     loop: Mapping[str, Any] = state["loop"]
     if loop["bases"] != bases:
         raise CheckpointError(
-            f"The checkpoint {newest.folder} belongs to other base weights than those of `model.path` now. Name the "
+            f"The checkpoint {folder} belongs to other base weights than those of `model.path` now. Name the "
             "model that it was trained with. A warm-up that was repeated with another number of threads, version of torch "
             "or processor is another model too."
         )
@@ -129,13 +136,13 @@ def read_checkpoint(
     for name in sorted(saved.keys() & now.keys()):
         if saved[name] != now[name]:
             raise CheckpointError(
-                f"The checkpoint {newest.folder} has an adapter '{name}' of {saved[name]}, but this team has one of "
+                f"The checkpoint {folder} has an adapter '{name}' of {saved[name]}, but this team has one of "
                 f"{now[name]}. Leave `lora` and `critic_lora` as they were."
             )
     engine.load_state(state["train"])
     take_credit(state["credit"])
     restore_random(loop["random"])
-    return {**loop, "folder": newest.folder}
+    return {**loop, "folder": folder}
 
 
 def _way_back(whole: Path) -> str:

@@ -87,6 +87,8 @@ _catching: list[Interrupts] = []
 _to_notify: list[Callable[[], None]] = []
 _unbroken: list[object] = []
 """Holds something for every block that may not be broken off."""
+agreements: list[Agreement] = []
+"""Holds one while this process must not stop by itself."""
 _foreign: dict[int, Any] = {}
 """What handled the signals before the outermost `catch_interrupts` or command did, and handles them in a forked child."""
 
@@ -96,9 +98,39 @@ def begin_stop(number: int, again: Callable[[], BaseException]) -> None:
     _stops.append(StopSignal(number, again))
 
 
+class Agreement:
+    """When processes that do the same work stop: all at once, where they meet (`ranks.py`).
+
+    Until they have met, a signal counts only inside the work that a process does for itself.
+    """
+
+    def __init__(self) -> None:
+        self.reached = False
+        """Whether they have agreed to stop."""
+        self.apart = False
+        """Whether this process is doing its own share of the work."""
+
+    def meet(self, asked: int) -> None:
+        """Take what they have found out together: the signal that some of them was sent, or 0."""
+        self.reached = bool(asked)
+        if asked:
+            for each in _catching:
+                if each.received is None:
+                    each.receive(asked)
+
+
+def asked_by() -> int:
+    """Return the number of the first signal that asked code inside `catch_interrupts` to stop, or 0."""
+    return next((int(each.received) for each in _catching if each.received is not None), 0)
+
+
+def _held_back() -> bool:
+    return bool(_catching) and any(not each.reached and not each.apart for each in agreements)
+
+
 def pending_stop() -> StopSignal | None:
     """Return the signal that is being acted on now; None without one, and where nothing may be broken off."""
-    return _stops[0] if _stops and not _unbroken else None
+    return _stops[0] if _stops and not _unbroken and not _held_back() else None
 
 
 def end_stops(first: int = 0) -> None:
@@ -108,7 +140,7 @@ def end_stops(first: int = 0) -> None:
 
 def stop_asked() -> bool:
     """Return whether code inside `catch_interrupts` should stop now."""
-    return not _unbroken and any(each.received is not None for each in _catching)
+    return not _unbroken and bool(asked_by()) and not _held_back()
 
 
 class _Here(threading.local):
@@ -242,7 +274,7 @@ def _forget() -> None:
     Arrivals.forget()
     for number, handler in _foreign.items():
         _give_to(number, handler)
-    for kept in (_foreign, _catching, _stops, _to_notify, _unbroken, commands):
+    for kept in (_foreign, _catching, _stops, _to_notify, _unbroken, commands, agreements):
         kept.clear()
 
 

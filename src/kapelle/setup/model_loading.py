@@ -15,6 +15,7 @@ from kapelle.environment import Recorded, Scripted
 from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
 from kapelle.runtime.deadlines import call
+from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.settings.schema import ModelConfig, RunConfig
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
@@ -84,9 +85,16 @@ def build_engine(config: RunConfig, models: Mapping[str, LanguageModel], team: T
 
 
 def build_train_engine(
-    config: RunConfig, algorithm: Algorithm, team: Team, models: Mapping[str, LanguageModel]
+    config: RunConfig,
+    algorithm: Algorithm,
+    team: Team,
+    models: Mapping[str, LanguageModel],
+    ranks: Ranks = ALONE,
 ) -> TrainEngine:
-    """Return the recipe's train engine, which holds the weights that are trained; `models` are by base name."""
+    """Return the recipe's train engine, which holds the weights that are trained; `models` are by base name.
+
+    `ranks` are the processes that build the same one.
+    """
     training = config.training
     embeddings = algorithm.need(Embeddings)
     setup = TrainSetup(
@@ -104,6 +112,7 @@ def build_train_engine(
         config.seed,
         references=algorithm.need(ReferenceLogProbs) is not None,
         embedders=embeddings is not None and embeddings.reader == "base",
+        ranks=ranks,
     )
     return cast("TrainEngineSettings", config.train_engine).build(setup)
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kapelle.algorithm import Algorithm
-from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_tasks, greedy_play
+from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_shared, greedy_play
 from kapelle.metrics.definitions import own_returns
-from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.settings.schema import RunConfig
@@ -52,9 +51,7 @@ class HeldOut:
         if self._config.evaluation.greedy if greedy is None else greedy:
             play = greedy_play(play)
         tasks = choose_tasks(play.environment, "test", problems)
-        return run_async(
-            lambda: evaluate_tasks(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
-        )
+        return evaluate_shared(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
 
     def _judge(self, done: int, problems: int) -> Evaluation:
         acting, engine, samples = self._pieces.acting, self._pieces.engine, self._algorithm.data.group_size

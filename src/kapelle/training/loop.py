@@ -22,9 +22,9 @@ from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metri
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.play import Play
+from kapelle.rollout.shared import shared_rollout
 from kapelle.rows import Loads, Sample, Sampled, Signals, gathered, turns_of
-from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig
@@ -235,7 +235,7 @@ class Loop:
         """Play each task once more, all agents greedy."""
         seed = derive_seed(self._config.seed, "greedy", number)
         tasks = [group.task for group in groups]
-        played = run_async(lambda: rollout(greedy_play(play), tasks, 1, seed))
+        played = shared_rollout(greedy_play(play), tasks, 1, seed)
         if self._config.reward_model is None:
             return played
         # The returns that it is compared with have the model's term too.

@@ -2,6 +2,8 @@
 
 An interrupted step is undone. If that is impossible because weights have changed, the run returns to its newest
 checkpoint; without one, nothing may be saved or learned until one is loaded.
+
+Of several ranks the first one writes, finds and keeps checkpoints; all load the same one, from a folder that all see.
 """
 
 from __future__ import annotations
@@ -11,10 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError
-from kapelle.runs.checkpoint_contents import read_checkpoint, write_checkpoint, write_policies
+from kapelle.runs.checkpoint_contents import (
+    find_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+    write_policies,
+)
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.writer import RunDirectory, read_evaluations
 from kapelle.runtime.interrupts import StopRequested, stop_asked, unbroken
+from kapelle.runtime.ranks import ALONE, Ranks, told
 from kapelle.settings.schema import RunConfig
 from kapelle.training.held_out import HeldOut
 from kapelle.training.loop import Step
@@ -31,13 +39,20 @@ class Progress:
         held_out: HeldOut,
         run: RunDirectory | None,
         say: Callable[[str], None],
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Take what is trained and where it is saved; `say` gets a line for each damaged checkpoint."""
+        """Take what is trained and where it is saved; `say` gets a line for each damaged checkpoint.
+
+        Of several `ranks` only the first one has a `run`.
+        """
         self._config = config
         self._pieces = pieces
         self._held_out = held_out
         self._run = run
         self._say = say
+        self._ranks = ranks
+        self.kept: bool = told(ranks, "run directory", lambda: run is not None)
+        """Whether what is learned is saved."""
         self.done = 0
         """Steps behind the weights."""
         self.owed = False
@@ -52,7 +67,7 @@ class Progress:
     def step(self) -> Step:
         """Take the next step."""
         loop = self._pieces.loop
-        loop.may_go_back = self._run is not None
+        loop.may_go_back = self.kept
         try:
             step = loop.step(self.done + 1)
         except StopRequested:
@@ -68,7 +83,7 @@ class Progress:
     def _take_back(self) -> None:
         """Undo an interrupted step, or return to the last checkpoint."""
         with unbroken():
-            if not self._pieces.loop.take_back() and self._run is not None:
+            if not self._pieces.loop.take_back() and self.kept:
                 self.go_back()
                 self.went_back = True
 
@@ -83,32 +98,35 @@ class Progress:
     @property
     def is_new(self) -> bool:
         """Whether there are steps that no checkpoint holds."""
-        return self._run is not None and self._saved not in (None, self.done)
+        return self.kept and self._saved not in (None, self.done)
 
     def keep_start(self) -> None:
         """Write the first checkpoint of a run that has none."""
         # Before the first row, so that a run killed before its first save has a checkpoint to return to.
-        if self._run is not None and self._saved is None:
-            self._write(self._run)
+        if self.kept and self._saved is None:
+            self._write()
 
     def save(self) -> Path:
         """Write a checkpoint, remove surplus ones, and return its folder; if that fails nothing is lost."""
-        assert self._run is not None, "a trainer without a run directory keeps nothing"
+        assert self.kept, "a trainer without a run directory keeps nothing"
         self.refuse_torn()
-        folder = self._write(self._run)
-        if not stop_asked():  # pruning takes time, and the next save does it
+        folder = self._write()
+        if self._run is not None and not stop_asked():  # pruning takes time, and the next save does it
             self._run.prune(self._config.checkpoint.keep, folder)
         return folder
 
-    def _write(self, run: RunDirectory) -> Path:
-        made = self._pieces
-        state, policies = made.loop.state(), self.write_policies
+    def _write(self) -> Path:
         with unbroken():
-            folder = write_checkpoint(
-                run, self.done, made.engine, made.team, made.base_hashes, policies, state
-            )
+            folder = Path(told(self._ranks, "checkpoint", self._written))
         self._saved = self.done
         return folder
+
+    def _written(self) -> str:
+        made, run = self._pieces, self._run
+        assert run is not None, "the first rank has the run directory"
+        state, policies = made.loop.state(), self.write_policies
+        folder = write_checkpoint(run, self.done, made.engine, made.team, made.base_hashes, policies, state)
+        return str(folder.absolute())
 
     def write_policies(self, folder: Path) -> None:
         """Write every trained policy in a form that others can load, and a verifier with its judgement."""
@@ -118,7 +136,9 @@ class Progress:
     def load(self, folder: Path) -> Mapping[str, Any]:
         """Load the newest whole checkpoint of a folder and return its loop part."""
         made, take = self._pieces, self._pieces.loop.load_state
-        loop = read_checkpoint(folder, made.engine, made.team, made.base_hashes, self._say, take)
+        found = told(self._ranks, "checkpoint", lambda: str(find_checkpoint(folder, self._say).absolute()))
+        whole = Path(found) if self._ranks.rank else folder / Path(found).name
+        loop = read_checkpoint(whole, made.engine, made.team, made.base_hashes, take)
         self.done = int(loop["step"])
         self._torn = False
         made.loop.publish()
@@ -126,16 +146,28 @@ class Progress:
 
     def go_back(self) -> None:
         """Return the run to its newest checkpoint, with its rows and episodes."""
-        run = self._run
-        assert run is not None, "a trainer without a run directory has nothing to go back to"
-        if not list_checkpoints(run.checkpoints):
-            run.start_anew()
+        assert self.kept, "a trainer without a run directory has nothing to go back to"
+        if not told(self._ranks, "checkpoints", self._any):
             return
-        loop = self.load(run.checkpoints)
+        loop = self.load(self._run.checkpoints if self._run is not None else Path())
+        self.owed = told(self._ranks, "rewind", lambda: self._rewound(loop))
+        self._saved = self.done
+
+    def _any(self) -> bool:
+        """Return whether there are checkpoints; without any the run starts anew."""
+        assert self._run is not None, "the first rank has the run directory"
+        found = bool(list_checkpoints(self._run.checkpoints))
+        if not found:
+            self._run.start_anew()
+        return found
+
+    def _rewound(self, loop: Mapping[str, Any]) -> bool:
+        """Return the run's files to a checkpoint; return whether its evaluation is missing."""
+        run = self._run
+        assert run is not None, "the first rank has the run directory"
         # An evaluation at the start or the end is done again in `train`; one at a former end stays.
         repeated = not 0 < self.done < self._config.training.steps
         run.rewind(loop["positions"], None if repeated else self.done)
         run.point_latest(loop["folder"])
-        self._saved = self.done
         # A run that was stopped inside an evaluation owes it, before its next step.
-        self.owed = self.done not in [row["step"] for row in read_evaluations(run.path)]
+        return self.done not in [row["step"] for row in read_evaluations(run.path)]

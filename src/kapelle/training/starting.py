@@ -20,6 +20,7 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, make_play
 from kapelle.runs.checkpoint_contents import check_start, check_verifier, load_policies, load_verifier
+from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
 from kapelle.setup.preparation import Prepared
 from kapelle.signals.reference import ReferenceLogProbs
@@ -65,19 +66,24 @@ def load_pieces(
     rollout_engine: RolloutEngine | None,
     warmup: ReportStep,
     say: Callable[[str, str], None],
+    ranks: Ranks = ALONE,
 ) -> Pieces:
     """Warm up the base if the recipe does, load all models and build the engines and the loop.
 
     `rollout_engine` replaces the recipe's; the caller closes it. `warmup` is called at every step of the warm-up, `say`
-    at every phase.
+    at every phase. Of several `ranks`, which all load everything, the first one warms up for all.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
     held: dict[str, LanguageModel] = {}
-    warmed = prepared.on_bases(warmed_bases(config, team, warmup, say, held), held)
+    bases = first_then_others(ranks, "warm-up", lambda: warmed_bases(config, team, warmup, say, held))
+    warmed = prepared.on_bases(bases, held)
     say("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = warmed.load()
     hashes = {base: hash_of_base(model) for base, model in models.items()}
-    engine = build_train_engine(config, algorithm, warmed.team, models)
+    check_same(
+        ranks, "loading", {f"the content of '{team.bases[base]}'": found for base, found in hashes.items()}
+    )
+    engine = build_train_engine(config, algorithm, warmed.team, models, ranks)
     with ExitStack() as failing:
         failing.callback(engine.close)
         verifier = algorithm.need(VerifierScores)
@@ -90,13 +96,13 @@ def load_pieces(
             failing.callback(player.close)
         for note in notes_of(player):
             say("engine", note)
-        play = acting = make_play(config, team, player)
+        play = acting = make_play(config, team, player, ranks)
         failing.callback(play.close)
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))
         sampler = None
         if config.training.overlap and algorithm.plays:
-            _check_apart(warmed, rollout_engine)
+            _check_apart(warmed, rollout_engine, ranks)
             sampler = SamplingProcess(config, team, warmed.team.bases, hashes, engine)
             failing.callback(sampler.close)
         loop = Loop(config, algorithm, acting, engine, player=play.engine, sampler=sampler)
@@ -105,8 +111,13 @@ def load_pieces(
     return Pieces(team, models, hashes, engine, play, acting, loop, closing)
 
 
-def _check_apart(prepared: Prepared, rollout_engine: RolloutEngine | None) -> None:
-    """Refuse `training.overlap` for what another process cannot build for itself."""
+def _check_apart(prepared: Prepared, rollout_engine: RolloutEngine | None, ranks: Ranks) -> None:
+    """Refuse `training.overlap` for what another process cannot build for itself, and for several ranks."""
+    if ranks.size > 1:
+        raise ConfigError(
+            f"`training.overlap` samples in a second process, but {ranks.size} processes share the sampling already. Set "
+            "`training.overlap: false`."
+        )
     held = [path for path in prepared.team.bases.values() if path in prepared.given]
     if rollout_engine is None and not held:
         return

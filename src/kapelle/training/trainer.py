@@ -18,12 +18,14 @@ from kapelle.evaluation.evaluate import Evaluation
 from kapelle.former_names import observer_of
 from kapelle.models.language_model import LanguageModel
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
+from kapelle.runtime.ranks import told
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.preparation import prepare, rows_left_out
 from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.training.circumstances import note_start
 from kapelle.training.held_out import HeldOut
+from kapelle.training.joining import check_same_run, join_ranks, of_the_first
 from kapelle.training.loop import Step
 from kapelle.training.observer import Observer, Silent, report_notes
 from kapelle.training.progress import Progress
@@ -65,21 +67,26 @@ class Trainer:
         for line in rows_left_out(self.config):
             self.observer.phase("data", line)
         check_weights(prepared, start_from or {})
-        self._records = open_records(run_dir, self.config, origin or {}, self.observer, resume=resume)
+        ranks = self.ranks = join_ranks(self.config)
+        if ranks.rank:
+            self.observer = Silent()
+        check_same_run(ranks, self.config, self.team, start_from or {})
+        opened = partial(open_records, run_dir, self.config, origin or {}, self.observer, resume=resume)
+        self._records = of_the_first(ranks, opened)
         self._closing = ExitStack()
         self._closing.callback(self._records.close)
         try:
-            made = load_pieces(prepared, engine, self.observer.warmup, partial(self._records.phase, 0))
+            made = load_pieces(prepared, engine, self.observer.warmup, partial(self._records.phase, 0), ranks)
             self._closing.push(made.closing)
             self.models, self.base_hashes = made.models, made.base_hashes
             self.engine, self.play, self._loop = made.engine, made.play, made.loop
             self._held_out = HeldOut(self.config, self.algorithm, made)
             run, say = self._records.run, partial(self.observer.phase, "checkpoint")
-            self._progress = Progress(self.config, made, self._held_out, run, say)
+            self._progress = Progress(self.config, made, self._held_out, run, say, ranks)
             if start_from:
                 begin_with(start_from, made, self.algorithm)
             self._records.track(self.config)
-            if run is not None and run.resumed:
+            if told(ranks, "resume", lambda: run is not None and run.resumed):
                 self._progress.go_back()
             if run is not None:
                 note_start(run, self.config, self.team, self.done, start_from or {}, self.observer)
@@ -127,7 +134,7 @@ class Trainer:
             step = progress.step()
             self._records.step(step, last)
             self._measure(last)
-            if self._records.run is not None and self.done % every == 0:
+            if progress.kept and self.done % every == 0:
                 self.save()
             yield step
 

@@ -21,9 +21,9 @@ from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Environment
 from kapelle.evaluation.evaluate import Evaluation, choose_tasks
 from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.play import Play
+from kapelle.rollout.shared import shared_rollout
 from kapelle.rows import label_of, turns_of
-from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import verifier_samples
@@ -129,7 +129,7 @@ def judge_held_out(
     Questions of the first `steps` steps, which were trained on, are left out.
     """
     tasks = held_out_tasks(config, play.environment, steps, problems)
-    groups = run_async(lambda: rollout(play, tasks, samples, derive_seed(config.seed, "held-out")))
+    groups = shared_rollout(play, tasks, samples, derive_seed(config.seed, "held-out"))
     judged = _judged(groups, engine)
     episodes = [episode for group in groups for episode in group.episodes]
     return Evaluation(

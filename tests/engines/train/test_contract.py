@@ -1,4 +1,4 @@
-"""What a run relies on in a train engine, asked of each: the built-in one, a second tiny one, and a sketch of several processes."""
+"""What a run relies on in a train engine, asked of each: the built-in one, and a second tiny one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.engines.train.two_processes import TwoProcesses
 from tests.support.plain_engine import Plain
 from tests.support.tiny import (
     LORA,
@@ -44,7 +43,6 @@ from kapelle.types import Message
 ENGINES: Mapping[str, TrainEngineSettings] = {
     "torch": Torch(),
     "plain": Plain(),
-    "two processes": TwoProcesses(),
 }
 USUAL = Rate()
 LENGTHS = [(3, 5), (7, 2), (4, 1), (5, 4)]
@@ -54,9 +52,7 @@ NLL = Objective(negative_log_likelihood, ValueLossConfig().build(), parity=False
 Make = Callable[..., TrainEngine]
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "two processes")) for name in ENGINES]
-)
+@pytest.fixture(params=ENGINES)
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Builds engines on a fresh base: policies `a` and `b` with adapters, `still` that does not learn, a critic `v`."""
     made: list[TrainEngine] = []

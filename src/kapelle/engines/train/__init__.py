@@ -4,7 +4,10 @@ from collections.abc import Mapping
 
 from kapelle.former_names import contents_of
 
-BUILTIN: Mapping[str, str] = {"torch": "kapelle.engines.train.torch.settings:Torch"}
+BUILTIN: Mapping[str, str] = {
+    "torch": "kapelle.engines.train.torch.settings:Torch",
+    "ddp": "kapelle.engines.train.torch.settings:Ddp",
+}
 """Name in a recipe → `module:Class`, imported on first use."""
 
 __getattr__ = contents_of(__name__)

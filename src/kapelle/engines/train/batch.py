@@ -113,7 +113,7 @@ def pack(
     waiting: list[TokenTree] = []
     filled = 0
     for tree in unfold(samples, share):
-        for piece in _pieces(tree, max_tokens):
+        for piece in pieces(tree, max_tokens):
             if waiting and filled + piece.size > max_tokens:
                 yield _batch(waiting, samples, device)
                 waiting, filled = [], 0
@@ -123,7 +123,7 @@ def pack(
         yield _batch(waiting, samples, device)
 
 
-def _pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
+def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
     """Split a tree that is too large between its branches; the prefix is then computed once per piece."""
     branches: list[TokenBranch] = []
     filled = len(tree.prefix)

@@ -22,6 +22,7 @@ from kapelle.former_names import renamed_in
 from kapelle.rows import Sample
 from kapelle.runtime.on_demand import Tensor
 from kapelle.runtime.plugins import find_class
+from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Critic, Policy
 
@@ -65,6 +66,8 @@ class TrainSetup:
     """Whether every trained policy has a frozen reference (`reference_name`), a copy of it at the start."""
     embedders: bool = False
     """Whether every policy's base, as it is at the start, gives embeddings (`embedder_name`)."""
+    ranks: Ranks = ALONE
+    """The processes that build the same engine, and call it with the same arguments in the same order."""
 
     def optimizer_of(self, learner: Policy | Critic) -> OptimizerConfig:
         """Return the optimiser's settings of a policy or critic: the run's, with its own rate as `lr` and its own schedule."""

@@ -54,6 +54,16 @@ class UpdateSums:
         for name, (total, weight) in {"loss": (loss.total.detach(), loss.weight), **loss.metrics}.items():
             book(sums, f"{name}/{learner}", float(total), float(weight))
 
+    def merge(self, other: UpdateSums) -> None:
+        """Add what another process has accumulated."""
+        for name, weight in other.weight.items():
+            self.weight[name] = self.weight.get(name, 0.0) + weight
+        for name, metrics in other.sums.items():
+            for metric, (total, weight) in metrics.items():
+                book(self.sums.setdefault(name, {}), metric, total, weight)
+        self.bad |= other.bad
+        self.gaps.extend(other.gaps)
+
     def watch(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
         """Add the statistics that every policy has, whatever its loss: entropy, and ratios to the sampler."""
         sums, mask_K = self.sums.setdefault(policy, {}), targets.mask_K

@@ -14,7 +14,7 @@ from kapelle.engines.train.protocol import Objective, Published, TrainSetup
 from kapelle.engines.train.torch.forward import Forward
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.engines.train.torch.learners import Learners
-from kapelle.engines.train.torch.sharing import Alone, Sharing
+from kapelle.engines.train.torch.sharing import Alone, AmongRanks, Sharing
 from kapelle.engines.train.torch.update import Updater
 from kapelle.rows import Sample
 
@@ -25,13 +25,14 @@ class TorchTrainEngine:
     def __init__(self, setup: TrainSetup, sharing: Sharing | None = None) -> None:
         """Add adapters and heads to the models and make one learner for each policy that is trained.
 
-        `sharing` connects the processes that share every step; None uses this process alone.
+        `sharing` connects the processes that share every step; None those of `setup.ranks`.
         """
         self._held = Learners(setup)
         self._forward = Forward(
             self._held, setup.limits.microbatch_tokens, recompute=setup.limits.gradient_checkpointing
         )
-        self._updater = Updater(self._held, self._forward, setup.limits, setup.seed, sharing or Alone())
+        self._sharing = sharing or (AmongRanks(setup.ranks) if setup.ranks.size > 1 else Alone())
+        self._updater = Updater(self._held, self._forward, setup.limits, setup.seed, self._sharing)
 
     @property
     def versions(self) -> Mapping[str, int]:
@@ -57,11 +58,11 @@ class TorchTrainEngine:
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
-        return self._forward.embed(samples)
+        return self._sharing.rows(samples, self._forward.embed)
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
-        return self._forward.score(samples)
+        return self._sharing.rows(samples, self._forward.score)
 
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Take the optimiser steps of one update; see the protocol."""

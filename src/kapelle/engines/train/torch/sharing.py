@@ -1,44 +1,127 @@
-"""How processes that hold the same learners share the work of one optimiser step.
+"""How processes that hold the same learners share the work of scoring and of one optimiser step.
 
-Every process takes a part of the step's samples; losses, weights and gradients are summed over all processes before they
-are divided. The step is then the one that a single process takes, however the samples are split.
+Every process takes a part of the samples. Rows are gathered; losses, weights and gradients are summed over all processes
+before they are divided. The step is then the one that a single process takes, however the samples are split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
+from kapelle.engines.train.dealing import deal
 from kapelle.engines.train.sums import UpdateSums
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.rows import Sample
+from kapelle.runtime.ranks import Ranks
+from kapelle.runtime.tensor_files import packed, unpacked
+
+Accumulate = Callable[[Sequence[Sample]], UpdateSums]
+"""Adds samples' gradients to those of the learners; returns the sums."""
 
 
 class Sharing(Protocol):
     """One of the processes that share a step."""
 
-    def share(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return this process's part of a step's samples, bundles whole; possibly empty."""
+    def rows(
+        self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
+    ) -> list[Tensor]:
+        """Return what `work` returns, a tensor for each sample, every process working at a part of them."""
         ...
 
-    def join(self, sums: UpdateSums, learners: Mapping[str, Learner]) -> None:
-        """Sum `sums` and the learners' gradients over all processes."""
-        ...
-
-    def give_up(self) -> None:
-        """Tell the other processes, which wait in `join`, that this one failed before it."""
+    def summed(
+        self, samples: Sequence[Sample], accumulate: Accumulate, learners: Mapping[str, Learner]
+    ) -> UpdateSums:
+        """Accumulate this process's part of a step's samples; then sum the sums and gradients over all processes."""
         ...
 
 
 class Alone:
     """A single process that does all the work."""
 
-    def share(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return all samples."""
-        return samples
+    def rows(
+        self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
+    ) -> list[Tensor]:
+        """Do the work."""
+        return work(samples)
 
-    def join(self, sums: UpdateSums, learners: Mapping[str, Learner]) -> None:
-        """Do nothing: the sums are complete."""
+    def summed(
+        self, samples: Sequence[Sample], accumulate: Accumulate, learners: Mapping[str, Learner]
+    ) -> UpdateSums:
+        """Accumulate all samples."""
+        return accumulate(samples)
 
-    def give_up(self) -> None:
-        """Do nothing: no process waits."""
+
+class AmongRanks:
+    """One of the ranks of a run; each takes samples with about as many tokens as the others'."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Share with these ranks."""
+        self._ranks = ranks
+
+    def rows(
+        self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
+    ) -> list[Tensor]:
+        """Work at this rank's samples and gather all rows."""
+        dealt = deal(samples, self._ranks.size)
+
+        def share() -> bytes:
+            own = work([samples[k] for k in dealt[self._ranks.rank]])
+            return packed(None, {str(k): row for k, row in enumerate(own)})
+
+        found: dict[int, Tensor] = {}
+        for chosen, part in zip(dealt, self._ranks.together("score", share), strict=True):
+            _, rows = unpacked(part)
+            found |= {k: rows[str(place)] for place, k in enumerate(chosen)}
+        return [found[k] for k in range(len(samples))]
+
+    def summed(
+        self, samples: Sequence[Sample], accumulate: Accumulate, learners: Mapping[str, Learner]
+    ) -> UpdateSums:
+        """Accumulate this rank's samples and add up what all ranks have accumulated."""
+        own = [samples[k] for k in deal(samples, self._ranks.size)[self._ranks.rank]]
+        parts = [
+            unpacked(part)
+            for part in self._ranks.together("update", lambda: _part(accumulate(own), learners))
+        ]
+        with_gradient = {name: set[int]() for name in learners}
+        joined = UpdateSums()
+        for plain, tensors in parts:
+            joined.merge(_sums_of(plain, tensors))
+            for name, numbers in plain["gradients"].items():
+                with_gradient[name] |= set(numbers)
+        # A parameter that no rank's loss depends on stays without a gradient: the optimiser leaves it alone.
+        self._ranks.add(
+            [_gradient(learners[name], number) for name in learners for number in sorted(with_gradient[name])]
+        )
+        return joined
+
+
+def _gradient(learner: Learner, number: int) -> Tensor:
+    parameter = list(learner.parameters.values())[number]
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _part(sums: UpdateSums, learners: Mapping[str, Learner]) -> bytes:
+    gradients = {
+        name: [k for k, p in enumerate(learner.parameters.values()) if p.grad is not None]
+        for name, learner in learners.items()
+    }
+    plain = {
+        "weight": sums.weight,
+        "sums": sums.sums,
+        "bad": sorted(sums.bad),
+        "gaps": [name for name, _ in sums.gaps],
+        "gradients": gradients,
+    }
+    return packed(plain, {str(k): gap_K for k, (_, gap_K) in enumerate(sums.gaps)})
+
+
+def _sums_of(plain: Any, tensors: Mapping[str, Tensor]) -> UpdateSums:
+    gaps = [(name, tensors[str(k)]) for k, name in enumerate(plain["gaps"])]
+    return UpdateSums(plain["weight"], plain["sums"], set(plain["bad"]), gaps)

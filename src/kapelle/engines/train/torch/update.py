@@ -40,6 +40,7 @@ class Updater:
         self._limits = limits
         self._seed = seed
         self._sharing = sharing
+        self._score = partial(sharing.rows, work=forward.score)
 
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Take the optimiser steps of one update; every learner on its own samples.
@@ -65,7 +66,7 @@ class Updater:
 
     def _gaps(self, samples: Sequence[Sample]) -> list[tuple[str, Tensor]]:
         policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
-        scored = self._forward.score(policy)
+        scored = self._score(policy)
         return [
             (sample.learner, (s - sample.columns[Column.BEHAVIOUR]).abs())
             for s, sample in zip(scored, policy, strict=True)
@@ -86,15 +87,14 @@ class Updater:
             own = [gap for name, gap in gaps if homes[name][0].dtype == kind]
             judged = [sample for sample in samples if homes[sample.learner][0].dtype == kind]
             bound = self._limits.parity_tolerance or PARITY[kind]
-            check_parity(own, bound, totals, partial(arbitrate, judged, self._forward.score, homes))
+            check_parity(own, bound, totals, partial(arbitrate, judged, self._score, homes))
 
     def _step(
         self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], fresh: bool
     ) -> None:
         learners = self._learners.by_name
         try:
-            sums = self._summed(self._sharing.share(samples), objective)
-            self._sharing.join(sums, learners)
+            sums = self._sharing.summed(samples, partial(self._accumulate, objective), learners)
             if fresh:
                 self._compare(sums.gaps, samples, totals)
             for name in learners:
@@ -105,16 +105,8 @@ class Updater:
                 learner.forget_gradient()  # or the next update would include it
             raise
 
-    def _summed(self, samples: Sequence[Sample], objective: Objective) -> UpdateSums:
+    def _accumulate(self, objective: Objective, samples: Sequence[Sample]) -> UpdateSums:
         sums = UpdateSums()
-        try:
-            self._accumulate(samples, objective, sums)
-        except BaseException:
-            self._sharing.give_up()
-            raise
-        return sums
-
-    def _accumulate(self, samples: Sequence[Sample], objective: Objective, sums: UpdateSums) -> None:
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._learners.dropout():
             for _, batch in self._forward.batches(samples):
@@ -134,6 +126,7 @@ class Updater:
                     losses.append(learner.scaled(loss.total * factor))
                 if losses:
                     torch.autograd.backward(losses)
+        return sums
 
     def _take_step(self, name: str, sums: UpdateSums, totals: dict[str, list[float]]) -> None:
         learner, weight = self._learners.by_name[name], sums.weight.get(name, 0.0)

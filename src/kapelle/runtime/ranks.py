@@ -1,0 +1,140 @@
+"""Processes that run one program on the same data and share its work: *ranks*, as `torchrun` calls them.
+
+Heavy work is shared, decisions are made by every rank for itself, from the same data, so that they are the same. Ranks meet
+in `together`, and nowhere else: each does its share of something, then all hold every share. Whatever prevents one rank
+from doing its share (an error, a request to stop) is raised in all of them at that moment, so that none waits for another
+that does not come. `rank_group.py` has the processes; a program alone is `ALONE`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kapelle.errors import ConfigError
+from kapelle.runtime.on_demand import Tensor
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher tells each process, as `torchrun` does."""
+
+
+class Ranks(Protocol):
+    """This process among those that share a program's work."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0; rank 0 writes and shows what all know."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        ...
+
+    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+        """Do this rank's share of something and return all shares, by rank.
+
+        `at` says what it is; ranks that meet at different places are a defect, and raise EngineError. An error of one rank
+        is raised in every rank, of the same type where it is one of `errors.py`; so is StopRequested.
+        """
+        ...
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Sum each tensor over all ranks, in place; every rank gives tensors of the same shapes, and gets the same bits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A program that is one process."""
+
+    rank: int = 0
+    size: int = 1
+
+    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+        """Do the work."""
+        return [work()]
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Do nothing: the sums are complete."""
+
+
+ALONE = Alone()
+
+
+def told(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
+    """Let rank 0 alone do something, and return in every rank what it returned: plain JSON."""
+    if ranks.size == 1:
+        return work()
+    return json.loads(ranks.together(at, lambda: b"" if ranks.rank else json.dumps(work()).encode())[0])
+
+
+def first_then_others(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
+    """Let rank 0 do something that leaves traces on the disk, then the others, which find them; return each one's own."""
+    if ranks.size == 1:
+        return work()
+    done: list[Any] = []
+
+    def share() -> bytes:
+        done.append(work())
+        return b""
+
+    ranks.together(at, lambda: b"" if ranks.rank else share())
+    ranks.together(at, lambda: share() if ranks.rank else b"")
+    return done[0]
+
+
+def check_same(ranks: Ranks, at: str, own: Mapping[str, Any]) -> None:
+    """Raise ConfigError in every rank if some rank's values, by name, differ from those of rank 0."""
+    if ranks.size == 1:
+        return
+    every = [json.loads(each) for each in ranks.together(at, lambda: json.dumps(own).encode())]
+    for rank, found in enumerate(every):
+        names = sorted(name for name in {*every[0], *found} if every[0].get(name) != found.get(name))
+        if names:
+            shown = "; ".join(
+                f"{name} is {found.get(name)!r} there and {every[0].get(name)!r} on rank 0"
+                for name in names[:3]
+            )
+            more = f", and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ConfigError(
+                f"Rank {rank} does not run what rank 0 runs: {shown}{more}. Start every process with the same command, the "
+                "same files and the same versions."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The place of this process among those that a launcher has started."""
+
+    rank: int
+    size: int
+    address: str
+    port: int
+    local: int
+    """Number of this process on its machine."""
+
+
+def seat_here(environ: Mapping[str, str] = os.environ) -> Seat | None:
+    """Return the place that the launcher gave this process; None without one, or where it is alone.
+
+    Raises ConfigError for a place that makes no sense.
+    """
+    given = {name: environ[name] for name in VARIABLES if name in environ}
+    if len(given) < len(VARIABLES):
+        return None
+    try:
+        rank, size, port = (int(given[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        local = int(environ.get("LOCAL_RANK", rank))
+    except ValueError:
+        rank, size, port, local = 0, 0, 0, 0
+    if not 0 <= rank < size:
+        said = ", ".join(f"{name}={value}" for name, value in given.items())
+        raise ConfigError(
+            f"The launcher's variables make no sense: {said}. RANK counts from 0 to WORLD_SIZE - 1. Start the processes with "
+            "`torchrun`, or unset these variables to run alone."
+        )
+    return Seat(rank, size, given["MASTER_ADDR"], port, local) if size > 1 else None

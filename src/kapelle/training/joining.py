@@ -1,0 +1,47 @@
+"""How the ranks of a run begin: they join, find out that all run the same, and the first one opens the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kapelle.runtime.ranks import ALONE, Ranks, check_same, seat_here, told
+from kapelle.runtime.trees import leaves
+from kapelle.settings.schema import RunConfig
+from kapelle.team import Team
+from kapelle.training.circumstances import circumstances
+from kapelle.training.observer import Silent
+from kapelle.training.records import Records
+
+WAITING = 1800.0
+"""Seconds for which a rank waits for the others where the train engine has no `timeout`."""
+
+
+def join_ranks(config: RunConfig) -> Ranks:
+    """Return the processes that a launcher has started with this one, joined; `ALONE` without a launcher."""
+    if seat_here() is None:
+        return ALONE
+    from kapelle.runtime.rank_group import ranks_here
+
+    return ranks_here(float(getattr(config.train_engine, "timeout", WAITING)))
+
+
+def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> None:
+    """Raise ConfigError in every rank unless all have the same settings, data, weights and versions."""
+    if ranks.size == 1:
+        return
+    own = {f"`{key}`": value for key, value in leaves(config.model_dump(mode="json"), "")}
+    for kind, found in circumstances(config, team, began_from).items():
+        if kind != "machine":
+            own |= {
+                f"{kind[:-1] if kind == 'versions' else kind} of {name}": value
+                for name, value in found.items()
+            }
+    check_same(ranks, "start", own)
+
+
+def of_the_first(ranks: Ranks, opened: Callable[[], Records]) -> Records:
+    """Return the records of a run; those of all ranks but the first record nothing."""
+    held: list[Records] = []
+    told(ranks, "records", lambda: held.append(opened()))
+    return held[0] if held else Records(None, Silent())

@@ -1,0 +1,153 @@
+"""Ranks tell one another their shares, their errors and their requests to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.support.ranks import Raised, free_port, run_ranks
+
+from kapelle.errors import NumericsError
+from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_if_asked
+from kapelle.runtime.rank_group import RankGroup, leave_ranks, ranks_here
+from kapelle.runtime.ranks import Ranks, Seat, check_same
+
+
+@pytest.fixture
+def group() -> Iterator[RankGroup]:
+    made = RankGroup(Seat(0, 1, "127.0.0.1", free_port(), 0), 30.0)
+    yield made
+    made.leave()
+
+
+def test_shares_and_sums_come_back(group: RankGroup) -> None:
+    assert group.together("here", lambda: b"\x00 mine") == [b"\x00 mine"]
+    assert group.together("here", bytes) == [b""]
+    tensors = [torch.arange(6.0).view(2, 3), torch.ones(2, dtype=torch.float64)]
+    group.add(tensors)
+    assert torch.equal(tensors[0], torch.arange(6.0).view(2, 3))
+
+
+def test_a_stop_waits_until_the_ranks_meet(group: RankGroup) -> None:
+    with catch_interrupts() as stopped:
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop_if_asked()  # what all decide alike is not broken off by one
+        with pytest.raises(StopRequested):
+            group.together("a share", share)
+        with pytest.raises(StopRequested):
+            stop_if_asked()
+        assert stopped.exit_code == 143
+
+
+def share() -> bytes:
+    stop_if_asked()
+    return b""
+
+
+def test_an_error_has_the_number_of_its_rank(group: RankGroup) -> None:
+    with pytest.raises(NumericsError, match="Rank 0: not finite"):
+        group.together("here", lambda: (_ for _ in ()).throw(NumericsError("not finite")))
+    assert group.together("there", lambda: b"still here") == [b"still here"]
+
+
+def meetings() -> list[object]:
+    """What goes well and what does not, in one pair of processes."""
+    ranks = ranks_here(60.0)
+    found: list[object] = [ranks.together("a", lambda: f"from {ranks.rank}".encode() * (1 + 5 * ranks.rank))]
+    ones = [torch.full((3,), float(ranks.rank + 1)), torch.full((2, 2), 10.0)]
+    ranks.add(ones)
+    found.append([each.flatten().tolist() for each in ones])
+    for attempt in (_one_fails, _one_stops, lambda r: check_same(r, "start", {"`seed`": r.rank}), _apart):
+        try:
+            attempt(ranks)
+        except BaseException as error:  # noqa: BLE001 - what is looked at
+            found.append(f"{type(error).__name__}: {error}")
+    with catch_interrupts() as stopped:
+        if ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        stop_if_asked()
+        ranks.together("b", bytes)
+        found.append(stopped.exit_code)
+    return found
+
+
+OTHER = (
+    "ConfigError: Rank 1 does not run what rank 0 runs: `seed` is 1 there and 0 on rank 0. Start every process with the "
+    "same command, the same files and the same versions."
+)
+APART = (
+    "EngineError: The ranks have come apart: rank 0 at 'place 0', rank 1 at 'place 1'. Something that all decide alike was "
+    "decided differently; please report it, with the recipe."
+)
+
+
+def _one_fails(ranks: Ranks) -> None:
+    def work() -> bytes:
+        if ranks.rank == 1:
+            raise NumericsError("a loss is not finite")
+        return b""
+
+    ranks.together("update", work)
+
+
+def _one_stops(ranks: Ranks) -> None:
+    def work() -> bytes:
+        if ranks.rank == 0:
+            raise StopRequested
+        return b""
+
+    ranks.together("rollout", work)
+
+
+def _apart(ranks: Ranks) -> None:
+    ranks.together(f"place {ranks.rank}", bytes)
+
+
+@pytest.mark.slow
+def test_two_processes_meet() -> None:
+    first, second = run_ranks(2, meetings)
+    assert first == second
+    assert first == [
+        [b"from 0", b"from 1" * 6],
+        [[3.0] * 3, [20.0] * 4],
+        "NumericsError: Rank 1: a loss is not finite",
+        "StopRequested: ",
+        OTHER,
+        APART,
+        130,
+    ]
+
+
+def one_is_lost() -> object:
+    ranks = ranks_here(60.0)
+    ranks.together("a", bytes)
+    if ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ranks.together("b", bytes)
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_is_named() -> None:
+    first, second = run_ranks(2, one_is_lost)
+    assert second == Raised("it died")
+    assert isinstance(first, Raised)
+    assert first.startswith("EngineError: Rank 1 is gone: it died without a word")
+
+
+def one_never_joins() -> object:
+    if os.environ["RANK"] == "1":
+        return None
+    return ranks_here(1.0)
+
+
+@pytest.mark.slow
+def test_one_that_never_joins_is_named() -> None:
+    first, _ = run_ranks(2, one_never_joins)
+    assert "1 of 2 processes have not joined: rank 1." in first
+
+
+def test_leaving_without_having_joined_does_nothing() -> None:
+    leave_ranks()

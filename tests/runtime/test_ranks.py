@@ -1,0 +1,66 @@
+"""The place of a process among others, and what ranks agree on before they begin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kapelle.errors import ConfigError
+from kapelle.runtime.on_demand import Tensor
+from kapelle.runtime.ranks import ALONE, Seat, check_same, first_then_others, seat_here, told
+
+GIVEN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
+
+
+class Second:
+    """Rank 1 of 2, where rank 0 shares what it is given."""
+
+    rank, size = 1, 2
+
+    def __init__(self, *theirs: object) -> None:
+        self.theirs = [json.dumps(each).encode() for each in theirs]
+        self.shared: list[bytes] = []
+
+    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+        self.shared.append(work())
+        return [self.theirs.pop(0), self.shared[-1]]
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        raise AssertionError(tensors)
+
+
+def test_the_launchers_variables_give_the_place() -> None:
+    assert seat_here(GIVEN) == Seat(1, 4, "node", 29500, 0)
+    assert seat_here({}) is None
+    assert seat_here({"RANK": "0"}) is None
+    assert seat_here(GIVEN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize("wrong", [{"RANK": "4"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"WORLD_SIZE": "two"}])
+def test_a_place_that_makes_no_sense_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="RANK counts from 0 to WORLD_SIZE - 1"):
+        seat_here(GIVEN | wrong)
+
+
+def test_what_the_first_finds_out_all_know() -> None:
+    assert told(ALONE, "here", lambda: 3) == 3
+    second = Second({"found": [1, 2]})
+    assert told(second, "here", lambda: pytest.fail("only the first looks")) == {"found": [1, 2]}
+    assert second.shared == [b""]
+
+
+def test_others_work_after_the_first() -> None:
+    second, order = Second(None, None), iter(["made", "made again"])
+    assert first_then_others(second, "here", lambda: next(order)) == "made"
+    assert second.shared == [b"", b""]
+
+
+def test_ranks_that_run_something_else_are_told_what() -> None:
+    same = {"`seed`": 1, "version of torch": "2"}
+    check_same(Second(same), "start", same)
+    with pytest.raises(ConfigError, match=r"Rank 1 .* `seed` is 2 there and 1 on rank 0\."):
+        check_same(Second(same), "start", same | {"`seed`": 2})
+    with pytest.raises(ConfigError, match=r"data of mine is None there and 'a' on rank 0"):
+        check_same(Second(same | {"data of mine": "a"}), "start", same)
