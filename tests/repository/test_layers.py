@@ -28,6 +28,7 @@ FOR_HELP = {
     "kapelle.cli.output",
     "kapelle.cli.parser",
     "kapelle.cli.run_arguments",
+    "kapelle.cli.launch_arguments",
     "kapelle.cli.serve_arguments",
     "kapelle.cli.stopping",
     "kapelle.errors",

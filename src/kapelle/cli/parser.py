@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, declare_runs
+from kapelle.cli.launch_arguments import declare_launch
+from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_runs
 from kapelle.cli.serve_arguments import declare_serve
 from kapelle.errors import ConfigError, did_you_mean
 
@@ -142,10 +143,8 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         metavar="A:key=value",
         help="a setting for one row alone, or a YAML file of `A: {algorithm: {…}}`; may be given several times",
     )
-    parser.add_argument("--seeds", type=_count, default=5, metavar="N", help="runs of each (5)")
-    parser.add_argument(
-        "--jobs", type=_count, metavar="N", help="runs at a time, one thread each (the cores)"
-    )
+    parser.add_argument("--seeds", type=count, default=5, metavar="N", help="runs of each (5)")
+    parser.add_argument("--jobs", type=count, metavar="N", help="runs at a time, one thread each (the cores)")
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
@@ -175,15 +174,15 @@ def _collect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show", metavar="FILE", help="play nothing; show what a file of graded answers holds"
     )
-    parser.add_argument("--tasks", type=_count, default=200, metavar="N", help="train tasks to play (200)")
-    parser.add_argument("--samples", type=_count, default=4, metavar="K", help="episodes per task (4)")
+    parser.add_argument("--tasks", type=count, default=200, metavar="N", help="train tasks to play (200)")
+    parser.add_argument("--samples", type=count, default=4, metavar="K", help="episodes per task (4)")
     add_flag(parser, "--json", ONE_OBJECT)
 
 
 def _play(parser: argparse.ArgumentParser) -> None:
     what = "an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory"
     _add_words(parser, "ENV|RUN …", f"{what}; {SETTINGS_HELP}")
-    parser.add_argument("--seat", type=_count, default=1, metavar="N", help="the seat that is yours (1)")
+    parser.add_argument("--seat", type=count, default=1, metavar="N", help="the seat that is yours (1)")
     parser.add_argument(
         "--against",
         metavar="WHO",
@@ -299,11 +298,10 @@ def _add_player(parser: argparse.ArgumentParser) -> None:
     _add_real(parser)
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
+def _launch(parser: argparse.ArgumentParser) -> None:
+    _add_words(parser, "RECIPE …", f"{RECIPE_HELP}; overlays; settings, {SETTINGS_HELP}")
+    _add_real(parser)
+    declare_launch(parser)
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -318,6 +316,14 @@ COMMANDS: Mapping[str, Command] = {
         "train a team as described by a recipe",
         "train",
         _train,
+    ),
+    "launch": Command(
+        "(--slurm | --kubernetes) RECIPE [--real] [overlay.yaml …] [key.path=value …] [--nodes N] [--processes P] [--gpus N] "
+        "[--cpus N] [--memory GB] [--time TIME] [--image IMAGE] [--volume CLAIM] [--name NAME] [--run-dir DIR] "
+        "[--output FILE] [--unchecked]",
+        "write the batch script or manifest that trains a recipe on a cluster",
+        "launch",
+        _launch,
     ),
     "eval": Command(
         "(RUN | --model PATH --environment NAME [--real]) [key.path=value …] [--no-baselines] [--json]",

@@ -25,3 +25,11 @@ def declare_runs(parser: argparse.ArgumentParser) -> None:
 def add_flag(parser: argparse.ArgumentParser, name: str, meaning: str) -> None:
     """Add an argument that is there or not, and takes no value."""
     parser.add_argument(name, action="store_true", help=meaning)
+
+
+def count(text: str) -> int:
+    """Return a whole number from 1; for `type` of an argument."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number

@@ -55,6 +55,11 @@ class EnvironmentWorkers(Closing):
         self._starting = threading.Lock()
         self._end: weakref.finalize[..., Any] | None = None
 
+    @property
+    def running(self) -> list[Worker]:
+        """The processes that have been started and not ended."""
+        return [worker for worker in self._workers if worker is not None and worker.lost is None]
+
     def close(self) -> None:
         """End all processes; a world that is opened later starts new ones."""
         with self._starting:
