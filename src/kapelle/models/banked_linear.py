@@ -184,8 +184,7 @@ class _Routed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, order: Linear, x_NI: Tensor, *tensors: Tensor) -> Tensor:
-        out_NO = x_NI.new_empty(len(x_NI), len(tensors[order.weight_OI]))
-        kept = forward_linear(order, tensors, x_NI, out_NO)
+        out_NO, kept = forward_linear(order, tensors, x_NI)
         ctx.save_for_backward(x_NI, *tensors, *flat(kept))
         ctx.order = order
         return out_NO
@@ -195,6 +194,6 @@ class _Routed(torch.autograd.Function):
         saved = ctx.saved_tensors
         x_NI, tensors, order = saved[0], saved[1 : len(ctx.needs_input_grad) - 1], ctx.order
         grads = Gradients(ctx.needs_input_grad[2:])
-        dx_NI = torch.empty_like(x_NI) if ctx.needs_input_grad[1] else None
-        backward_linear(order, tensors, unflat(saved[1 + len(tensors) :]), x_NI, given[0], dx_NI, grads)
+        kept = unflat(saved[1 + len(tensors) :])
+        dx_NI = backward_linear(order, tensors, kept, x_NI, given[0], grads, wanted=ctx.needs_input_grad[1])
         return (None, dx_NI, *grads.values)

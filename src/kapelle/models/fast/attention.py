@@ -11,6 +11,7 @@ size, P = B·J pairs of sequence and key head, S = G·L queries of a pair.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def attention(
 
     The last keys are the queries' own: with or without a mask, no query attends to a key after its own.
     """
-    if q_BLHE.device.type == "cpu" and k_BMJE.shape[1] <= MOST:
+    if by_products(q_BLHE, k_BMJE.shape[1]):
         gathered: Tensor = _Products.apply(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale)  # type: ignore[no-untyped-call]
         return gathered
     mask_B1LM = None if mask_BLM is None else mask_BLM[:, None]
@@ -38,6 +39,11 @@ def attention(
     return fused_attention(q_BHLE, k_BJME, v_BJME, mask_B1LM, causal=mask_BLM is None, scale=scale).transpose(
         1, 2
     )
+
+
+def by_products(q: Tensor, keys: int) -> bool:
+    """Return whether products are the faster way for queries to so many keys."""
+    return q.device.type == "cpu" and keys <= MOST
 
 
 def fused_attention(
@@ -69,50 +75,67 @@ def repeats_keys(device: torch.device, dtype: torch.dtype, *, masked: bool) -> b
 
 
 class _Products(torch.autograd.Function):
-    """softmax(q·kᵀ)·v; query heads that share a key head lie one below the other in one product."""
+    """softmax(q·kᵀ)·v of one set of sequences."""
 
     @staticmethod
     def forward(
         ctx: Any, q_BLHE: Tensor, k_BMJE: Tensor, v_BMJE: Tensor, mask_BLM: Tensor | None, scale: float
     ) -> Tensor:
-        heads, keys, length = k_BMJE.shape[2], k_BMJE.shape[1], q_BLHE.shape[1]
-        k_PME, v_PME = _paired(k_BMJE, heads), _paired(v_BMJE, heads)
-        hidden_BLM = _future(length, q_BLHE) if mask_BLM is None else _hidden(mask_BLM, q_BLHE)
         out_BLHE = torch.empty_like(q_BLHE, memory_format=torch.contiguous_format)
-        kept: list[Tensor] = []
-        for first in range(0, length, STEP):
-            rows, seen = slice(first, first + STEP), keys - max(0, length - first - STEP)
-            q_PSE = _paired(q_BLHE[:, rows], heads).mul_(scale)
-            weight_PSM = torch.bmm(q_PSE, k_PME[:, :seen].transpose(1, 2))
-            scores = weight_PSM.view(len(q_BLHE), q_BLHE.shape[2], -1, seen)
-            scores.add_(hidden_BLM[:, None, rows, :seen])
-            torch.softmax(weight_PSM, -1, out=weight_PSM)
-            _unpair(torch.bmm(weight_PSM, v_PME[:, :seen]), out_BLHE[:, rows])
-            kept += (q_PSE, weight_PSM)
-        ctx.save_for_backward(k_PME, v_PME, *kept)
-        ctx.scale, ctx.heads = scale, heads
+        ctx.save_for_backward(*forward_products(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale, out_BLHE))
+        ctx.scale = scale
         return out_BLHE
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        k_PME, v_PME, *kept = ctx.saved_tensors
-        dout_BLHE, keys = given[0], k_PME.shape[1]
-        dq_BLHE = torch.empty_like(dout_BLHE, memory_format=torch.contiguous_format)
-        dk_PME, dv_PME = torch.empty_like(k_PME), torch.empty_like(v_PME)
-        # From the last queries, which attend to all keys, so that the first product fills every gradient.
-        for number in reversed(range(len(kept) // 2)):
-            q_PSE, weight_PSM = kept[2 * number : 2 * number + 2]
-            rows, seen = slice(number * STEP, (number + 1) * STEP), weight_PSM.shape[2]
-            beta = 0 if seen == keys else 1
-            dout_PSE = _paired(dout_BLHE[:, rows], ctx.heads)
-            dv_PME[:, :seen].baddbmm_(weight_PSM.transpose(1, 2), dout_PSE, beta=beta)
-            dweight_PSM = torch.bmm(dout_PSE, v_PME[:, :seen].transpose(1, 2))
-            dscore_PSM = torch._softmax_backward_data(dweight_PSM, weight_PSM, -1, weight_PSM.dtype)  # noqa: SLF001 — the one public name of this kernel is autograd
-            dk_PME[:, :seen].baddbmm_(dscore_PSM.transpose(1, 2), q_PSE, beta=beta)
-            _unpair(torch.bmm(dscore_PSM, k_PME[:, :seen]).mul_(ctx.scale), dq_BLHE[:, rows])
-        size = len(dq_BLHE)
-        dk_BMJE, dv_BMJE = (x.view(size, ctx.heads, keys, -1).transpose(1, 2) for x in (dk_PME, dv_PME))
-        return dq_BLHE, dk_BMJE, dv_BMJE, None, None
+        dq_BLHE = torch.empty_like(given[0], memory_format=torch.contiguous_format)
+        dk_BJME, dv_BJME = backward_products(ctx.saved_tensors, given[0], ctx.scale, dq_BLHE)
+        return dq_BLHE, dk_BJME.transpose(1, 2), dv_BJME.transpose(1, 2), None, None
+
+
+def forward_products(
+    q_BLHE: Tensor, k_BMJE: Tensor, v_BMJE: Tensor, mask_BLM: Tensor | None, scale: float, out_BLHE: Tensor
+) -> list[Tensor]:
+    """Fill `out_BLHE` with softmax(q·kᵀ)·v; return what the backward pass needs.
+
+    Query heads that share a key head lie one below the other in one product.
+    """
+    heads, keys, length = k_BMJE.shape[2], k_BMJE.shape[1], q_BLHE.shape[1]
+    k_PME, v_PME = _paired(k_BMJE, heads), _paired(v_BMJE, heads)
+    hidden_BLM = _future(length, q_BLHE) if mask_BLM is None else _hidden(mask_BLM, q_BLHE)
+    kept: list[Tensor] = [k_PME, v_PME]
+    for first in range(0, length, STEP):
+        rows, seen = slice(first, first + STEP), keys - max(0, length - first - STEP)
+        q_PSE = _paired(q_BLHE[:, rows], heads).mul_(scale)
+        weight_PSM = torch.bmm(q_PSE, k_PME[:, :seen].transpose(1, 2))
+        scores = weight_PSM.view(len(q_BLHE), q_BLHE.shape[2], -1, seen)
+        scores.add_(hidden_BLM[:, None, rows, :seen])
+        torch.softmax(weight_PSM, -1, out=weight_PSM)
+        _unpair(torch.bmm(weight_PSM, v_PME[:, :seen]), out_BLHE[:, rows])
+        kept += (q_PSE, weight_PSM)
+    return kept
+
+
+def backward_products(
+    kept: Sequence[Tensor], dout_BLHE: Tensor, scale: float, dq_BLHE: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Fill `dq_BLHE` from what `forward_products` kept; return the gradients `_BJME` of keys and values."""
+    k_PME, v_PME, *steps = kept
+    keys, heads = k_PME.shape[1], len(k_PME) // len(dout_BLHE)
+    dk_PME, dv_PME = torch.empty_like(k_PME), torch.empty_like(v_PME)
+    # From the last queries, which attend to all keys, so that the first product fills every gradient.
+    for number in reversed(range(len(steps) // 2)):
+        q_PSE, weight_PSM = steps[2 * number : 2 * number + 2]
+        rows, seen = slice(number * STEP, (number + 1) * STEP), weight_PSM.shape[2]
+        beta = 0 if seen == keys else 1
+        dout_PSE = _paired(dout_BLHE[:, rows], heads)
+        dv_PME[:, :seen].baddbmm_(weight_PSM.transpose(1, 2), dout_PSE, beta=beta)
+        dweight_PSM = torch.bmm(dout_PSE, v_PME[:, :seen].transpose(1, 2))
+        dscore_PSM = torch._softmax_backward_data(dweight_PSM, weight_PSM, -1, weight_PSM.dtype)  # noqa: SLF001 — the one public name of this kernel is autograd
+        dk_PME[:, :seen].baddbmm_(dscore_PSM.transpose(1, 2), q_PSE, beta=beta)
+        _unpair(torch.bmm(dscore_PSM, k_PME[:, :seen]).mul_(scale), dq_BLHE[:, rows])
+    size = len(dq_BLHE)
+    return dk_PME.view(size, heads, keys, -1), dv_PME.view(size, heads, keys, -1)
 
 
 def _paired(x_BLHE: Tensor, heads: int) -> Tensor:

@@ -53,48 +53,50 @@ class Project(torch.autograd.Function):
         ctx: Any, task: Heads, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return `q_NHE`, `k_NJE` and `v_NJE` in the compute type."""
-        size, turned = cos_N1E.shape[-1], task.heads + task.key_heads
+        size = cos_N1E.shape[-1]
         h_ND, inverse_N1 = _normed(x_ND, tensors[0], task.eps, task.dtype)
-        all_NO = h_ND.new_empty(len(h_ND), (turned + task.key_heads) * size)
-        kept = [
-            forward_linear(linear, tensors, h_ND, out_NO)
-            for linear, out_NO in zip(task.linears, _columns(task, all_NO, size), strict=True)
-        ]
-        raw_NTE = all_NO[:, : turned * size].view(-1, turned, size).to(x_ND.dtype)
-        inverse_NT1 = None
-        plain_NTE = raw_NTE
-        if task.normed:
-            inverse_NT1 = _inverse(raw_NTE, task.eps)
-            plain_NTE = (raw_NTE * inverse_NT1).mul_(_head_weights(task, tensors))
-        turned_NTE = _turn(plain_NTE, cos_N1E, sin_N1E).to(task.dtype)
+        outs, kept = zip(*(forward_linear(linear, tensors, h_ND) for linear in task.linears), strict=True)
+        raw: list[Tensor | None] = []
+        read: list[Tensor] = []
+        for number, out_NO in enumerate(outs[:2]):
+            raw_NTE = out_NO.view(len(h_ND), -1, size).to(x_ND.dtype)
+            plain_NTE, inverse_NT1 = raw_NTE, None
+            if task.normed:
+                inverse_NT1 = _inverse(raw_NTE, task.eps)
+                plain_NTE = (raw_NTE * inverse_NT1).mul_(tensors[1 + number])
+            read.append(_turn(plain_NTE, cos_N1E, sin_N1E).to(task.dtype))
+            raw += (raw_NTE, inverse_NT1) if task.normed else (None, None)
         ctx.task = task
         ctx.counts = [len(each) for each in kept]
         ctx.save_for_backward(
-            x_ND, cos_N1E, sin_N1E, h_ND, inverse_N1, raw_NTE if task.normed else None, inverse_NT1,
+            x_ND, cos_N1E, sin_N1E, h_ND, inverse_N1, *raw,
             *tensors, *(tensor for each in kept for tensor in flat(each)),
         )  # fmt: skip
-        values_NJE = all_NO[:, turned * size :].view(-1, task.key_heads, size)
-        return turned_NTE[:, : task.heads], turned_NTE[:, task.heads :], values_NJE
+        return read[0], read[1], outs[2].view(len(h_ND), -1, size)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x and of the tensors."""
         task: Heads = ctx.task
-        x_ND, cos_N1E, sin_N1E, h_ND, inverse_N1, raw_NTE, inverse_NT1, *rest = ctx.saved_tensors
+        x_ND, cos_N1E, sin_N1E, h_ND, inverse_N1, *rest = ctx.saved_tensors
+        raw, rest = rest[:4], rest[4:]
         grads = Gradients(ctx.needs_input_grad[4:])
         tensors = rest[: len(grads.wanted)]
-        dturned_NTE = torch.cat(given[:2], 1).to(x_ND.dtype)
-        draw_NTE = _turn(dturned_NTE, cos_N1E, -sin_N1E)
-        if task.normed:
-            draw_NTE = _heads_backward(task, tensors, draw_NTE, raw_NTE, inverse_NT1, grads)
-        draw_NTE = draw_NTE.to(task.dtype)
-        outs = (draw_NTE[:, : task.heads], draw_NTE[:, task.heads :], given[2])
+        outs = []
+        for number, given_NTE in enumerate(given[:2]):
+            draw_NTE = _turn(given_NTE.to(x_ND.dtype), cos_N1E, -sin_N1E)
+            if task.normed:
+                raw_NTE, inverse_NT1 = raw[2 * number : 2 * number + 2]
+                draw_NTE = _heads_backward(1 + number, tensors, draw_NTE, raw_NTE, inverse_NT1, grads)
+            outs.append(draw_NTE.to(task.dtype))
         stream = ctx.needs_input_grad[1] or grads.wanted[0]
-        dh_ND = torch.empty_like(h_ND) if stream else None
+        dh_ND: Tensor | None = None
         left = _each(rest[len(tensors) :], ctx.counts)
-        for number, (linear, kept, out) in enumerate(zip(task.linears, left, outs, strict=True)):
-            flat_NO = out.reshape(len(h_ND), -1) if number == 2 else out.flatten(1)
-            backward_linear(linear, tensors, kept, h_ND, flat_NO, dh_ND, grads, fresh=number == 0)
+        for linear, kept, out in zip(task.linears, left, (*outs, given[2]), strict=True):
+            given_NO = out.reshape(len(h_ND), -1)
+            dh_ND = backward_linear(
+                linear, tensors, kept, h_ND, given_NO, grads, more_NI=dh_ND, wanted=stream
+            )
         dx_ND = None if dh_ND is None else _norm_backward(x_ND, tensors[0], inverse_N1, dh_ND, None, grads)
         return (None, dx_ND, None, None, *grads.values)
 
@@ -107,13 +109,12 @@ class Mlp(torch.autograd.Function):
         """Return the stream `_ND` after the layer."""
         gate, up, down = task.linears
         h_ND, inverse_N1 = _normed(x_ND, tensors[0], task.eps, task.dtype)
-        gate_NF = h_ND.new_empty(len(h_ND), len(tensors[gate.weight_OI]))
-        up_NF = torch.empty_like(gate_NF)
-        kept = [forward_linear(gate, tensors, h_ND, gate_NF), forward_linear(up, tensors, h_ND, up_NF)]
+        gate_NF, of_gate = forward_linear(gate, tensors, h_ND)
+        up_NF, of_up = forward_linear(up, tensors, h_ND)
         lit_NF = silu(gate_NF)
         inner_NF = lit_NF * up_NF
-        out_ND = torch.empty_like(h_ND)
-        kept.append(forward_linear(down, tensors, inner_NF, out_ND))
+        out_ND, of_down = forward_linear(down, tensors, inner_NF)
+        kept = [of_gate, of_up, of_down]
         ctx.task = task
         ctx.counts = [len(each) for each in kept]
         ctx.save_for_backward(
@@ -131,13 +132,15 @@ class Mlp(torch.autograd.Function):
         tensors = rest[: len(grads.wanted)]
         kept = _each(rest[len(tensors) :], ctx.counts)
         gate, up, down = task.linears
-        dinner_NF, dh_ND = torch.empty_like(gate_NF), torch.empty_like(h_ND)
-        backward_linear(down, tensors, kept[2], inner_NF, given[0].to(task.dtype), dinner_NF, grads)
+        given_ND = given[0].to(task.dtype)
+        dinner_NF = backward_linear(down, tensors, kept[2], inner_NF, given_ND, grads)
+        assert dinner_NF is not None, "it was asked for"
         dup_NF = torch.mul(dinner_NF, lit_NF, out=lit_NF)
         dgate_NF = dinner_NF.mul_(up_NF)
         torch.ops.aten.silu_backward.grad_input(dgate_NF, gate_NF, grad_input=dgate_NF)
-        backward_linear(gate, tensors, kept[0], h_ND, dgate_NF, dh_ND, grads)
-        backward_linear(up, tensors, kept[1], h_ND, dup_NF, dh_ND, grads, fresh=False)
+        dh_ND = backward_linear(gate, tensors, kept[0], h_ND, dgate_NF, grads)
+        dh_ND = backward_linear(up, tensors, kept[1], h_ND, dup_NF, grads, more_NI=dh_ND)
+        assert dh_ND is not None, "it was asked for"
         dx_ND = _norm_backward(x_ND, tensors[0], inverse_N1, dh_ND, given[0], grads)
         return (None, dx_ND, *grads.values)
 
@@ -150,11 +153,6 @@ def _each(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Any]:
         left.append(unflat(tensors[first : first + 2 * count]))
         first += 2 * count
     return left
-
-
-def _columns(task: Heads, all_NO: Tensor, size: int) -> Sequence[Tensor]:
-    first, second = task.heads * size, (task.heads + task.key_heads) * size
-    return all_NO[:, :first], all_NO[:, first:second], all_NO[:, second:]
 
 
 def _inverse(x: Tensor, eps: float) -> Tensor:
@@ -185,25 +183,17 @@ def _norm_backward(
     return dx_ND.addcmul_(x_ND, pull_N1)
 
 
-def _head_weights(task: Heads, tensors: Sequence[Tensor]) -> Tensor:
-    """Return the weights of the heads' norms, `_TE`."""
-    return torch.cat((tensors[1].expand(task.heads, -1), tensors[2].expand(task.key_heads, -1)))
-
-
 def _heads_backward(
-    task: Heads,
+    place: int,
     tensors: Sequence[Tensor],
     given_NTE: Tensor,
     raw_NTE: Tensor,
     inverse_NT1: Tensor,
     grads: Gradients,
 ) -> Tensor:
-    """Return the gradient of the heads' norms' inputs; `given_NTE` is used up."""
-    if grads.wanted[1] or grads.wanted[2]:
-        each_TE = (given_NTE * raw_NTE).mul_(inverse_NT1).sum(0)
-        grads.put(1, tensors[1], lambda: each_TE[: task.heads].sum(0))
-        grads.put(2, tensors[2], lambda: each_TE[task.heads :].sum(0))
-    given_NTE.mul_(_head_weights(task, tensors))
+    """Return the gradient of the input of the heads' norm whose weight is at `place`; `given_NTE` is used up."""
+    grads.put(place, tensors[place], lambda: (given_NTE * raw_NTE).mul_(inverse_NT1).sum((0, 1)))
+    given_NTE.mul_(tensors[place])
     pull_NT1 = (given_NTE * raw_NTE).sum(-1, keepdim=True)
     pull_NT1.mul_(inverse_NT1**3).mul_(-1 / raw_NTE.shape[-1])
     return given_NTE.mul_(inverse_NT1).addcmul_(raw_NTE, pull_NT1)

@@ -19,9 +19,9 @@ from torch.nn.functional import rms_norm
 
 from kapelle.functional.masking import as_float
 from kapelle.models.banked_linear import computes_in, order_of
-from kapelle.models.fast.attention import attention
 from kapelle.models.fast.blocks import Gated, Heads, Mlp, Project
-from kapelle.models.fast.plan import Bucket, Plan
+from kapelle.models.fast.plan import Plan
+from kapelle.models.fast.planned import attend_by_plan
 
 KNOWN = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 """Values of `config.model_type` whose layers are RMSNorm, rotary attention and SwiGLU, and nothing else."""
@@ -133,22 +133,9 @@ class FlatModel:
         """Return attention inside one pass, by a plan."""
 
         def attend(_layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
-            pieces = [self._bucket(bucket, q_NHE, k_NJE, v_NJE) for bucket in plan.buckets]
-            joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            return joined if plan.where_N is None else joined.index_select(0, plan.where_N)
+            return attend_by_plan(plan, q_NHE, k_NJE, v_NJE, self.scale)
 
         return attend
-
-    def _bucket(self, bucket: Bucket, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
-        keys = bucket.query_BL if bucket.key_BM is None else bucket.key_BM
-        gathered_BLHE = attention(
-            _rows(q_NHE, bucket.query_BL),
-            _rows(k_NJE, keys),
-            _rows(v_NJE, keys),
-            bucket.mask_BLM,
-            self.scale,
-        )
-        return gathered_BLHE.flatten(0, 1)
 
     def _norm(self, x: Tensor, norm: Any) -> Tensor:
         return rms_norm(x, (x.shape[-1],), norm.weight.to(x.dtype), self.eps)
@@ -173,7 +160,3 @@ def flat_of(model: Any) -> FlatModel | None:
         )  # codes are read by their layers alone
     )
     return FlatModel(model) if plain else None
-
-
-def _rows(x_NHE: Tensor, place_BL: Tensor) -> Tensor:
-    return x_NHE.index_select(0, place_BL.flatten()).view(*place_BL.shape, *x_NHE.shape[1:])

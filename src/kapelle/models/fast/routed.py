@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kapelle.models.fast.grouped import AdapterGroup, add_updates, backward_updates, takes_groups
+from kapelle.models.fast.products import product
 
 
 class Leg(NamedTuple):
@@ -76,17 +77,16 @@ def unflat(tensors: Sequence[Tensor]) -> list[Kept]:
     return [Kept(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
-def forward_linear(order: Linear, tensors: Tensors, x_NI: Tensor, out_NO: Tensor) -> list[Kept]:
-    """Fill `out_NO` (rows may be strided) in the type of `x_NI`; return what the backward pass needs."""
-    weight_OI = tensors[order.weight_OI].to(x_NI.dtype)
-    torch.mm(x_NI, weight_OI.t(), out=out_NO)
+def forward_linear(order: Linear, tensors: Tensors, x_NI: Tensor) -> tuple[Tensor, list[Kept]]:
+    """Return the output `_NO` in the type of `x_NI`, and what the backward pass needs."""
+    out_NO = product(x_NI, tensors[order.weight_OI].to(x_NI.dtype))
     if takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
         kept = [Kept(*add_updates(_groups(order, tensors), x_NI, out_NO))]
     else:
         kept = [_add_factors(leg, tensors, x_NI, out_NO) for leg in order.legs]
     if order.bias_O is not None:
         out_NO.add_(tensors[order.bias_O])
-    return kept
+    return out_NO, kept
 
 
 def _add_factors(leg: Leg, tensors: Tensors, x_NI: Tensor, out_NO: Tensor) -> Kept:
@@ -114,15 +114,14 @@ def backward_linear(
     kept: Sequence[Kept],
     x_NI: Tensor,
     given_NO: Tensor,
-    dx_NI: Tensor | None,
     grads: Gradients,
     *,
-    fresh: bool = True,
-) -> None:
-    """Fill `dx_NI`, or add to it when it is not `fresh`; fill `grads`. The forward pass's types are the same."""
+    more_NI: Tensor | None = None,
+    wanted: bool = True,
+) -> Tensor | None:
+    """Return the gradient of `x_NI` plus `more_NI` (used up), None where it is not `wanted`; fill `grads`."""
     weight_OI = tensors[order.weight_OI]
-    if dx_NI is not None:
-        dx_NI.addmm_(given_NO, weight_OI.to(x_NI.dtype), beta=0 if fresh else 1)
+    dx_NI = product(given_NO, weight_OI.to(x_NI.dtype).t(), more_NI) if wanted else None
     grouped = takes_groups(x_NI, given_NO.shape[1], len(order.legs))
     if grouped:
         _backward_groups(order, tensors, kept[0], x_NI, given_NO, dx_NI, grads)
@@ -133,6 +132,7 @@ def backward_linear(
     grads.put(order.weight_OI, weight_OI, lambda: given_NO.t() @ x_NI)
     if order.bias_O is not None:
         grads.put(order.bias_O, tensors[order.bias_O], lambda: given_NO.sum(0))
+    return dx_NI
 
 
 def _backward_groups(
