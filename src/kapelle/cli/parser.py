@@ -352,7 +352,7 @@ COMMANDS: Mapping[str, Command] = {
         _play,
     ),
     "serve": Command(
-        "policy RUN [--name NAME] [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] "
+        "policy RUN [--record FOLDER] [--name NAME] [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] "
         "[--calls N] [--timeout S]",
         "offer a run's team to programs, as a server of OpenAI's chat completions",
         "serve",

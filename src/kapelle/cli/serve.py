@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     with (
         catch_interrupts(lambda _: stop.set()) as stopped,
         unbroken(),
-        serve_policy(trainer.play, name, binding, limits) as server,
+        serve_policy(trainer.play, name, binding, limits, _file(arguments.record)) as server,
     ):
         say(f"{name} is served at {server.url}/v1 as {', '.join(server.models)}")
         stop.wait()

@@ -17,6 +17,11 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words", nargs="*", metavar="policy RUN", help="what to serve, and the run directory it comes from"
     )
+    parser.add_argument(
+        "--record",
+        metavar="FOLDER",
+        help="keep what programs do with the agents, as episodes, once they post a reward",
+    )
     parser.add_argument("--name", metavar="NAME", help="what clients call the team (the run's name)")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (127.0.0.1)"

@@ -15,6 +15,7 @@ from kapelle.environment import (
     Alive,
     Environment,
     Skipping,
+    World,
     asks_questions,
 )
 from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
@@ -100,9 +101,13 @@ class Tools(HandsOnQuestions):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
         """Open the world of one question, with tools of its own for each agent."""
+        return self.around(self._asks.start(task, agents, seed), agents)
+
+    def around(self, question: World, agents: Sequence[str]) -> ToolsWorld:
+        """Return a question's world with tools of its own for each agent."""
         schemas = [schema.as_json() for tool in self.tools for schema in tool.schemas()]
         return ToolsWorld(
-            self._asks.start(task, agents, seed),
+            question,
             {agent: [tool.open() for tool in self.tools] for agent in agents},
             tools_prompt(schemas, self.form),
             CallRules(self.form, self.max_turns, self.call_s, self.max_characters),

@@ -101,6 +101,10 @@ class ChatRenderer:
         """Return tokens as text, special ones as they are written."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def spoken(self, ids: Sequence[int]) -> str:
+        """Return tokens as an agent's text: without special ones."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
     @cached_property
     def _closing(self) -> tuple[int, ...]:
         """The token that ends a turn, as the template writes it; the tokeniser's own where it writes none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -29,9 +30,15 @@ def play() -> Iterator[Play]:
 
 
 @pytest.fixture(scope="package")
-def server(play: Play) -> Iterator[PolicyServer]:
-    """The team, served as `duo`."""
-    with serve_policy(play, "duo", Binding(), Limits()) as served:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which rewarded sessions are kept."""
+    return tmp_path_factory.mktemp("recorded")
+
+
+@pytest.fixture(scope="package")
+def server(play: Play, recorded: Path) -> Iterator[PolicyServer]:
+    """The team, served as `duo` and recorded."""
+    with serve_policy(play, "duo", Binding(), Limits(), recorded) as served:
         yield served
 
 

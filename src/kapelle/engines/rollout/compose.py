@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine, notes_of
+from kapelle.engines.rollout.protocol import (
+    Completion,
+    Hear,
+    Renderer,
+    Request,
+    RolloutEngine,
+    ServesCallers,
+    heard,
+    notes_of,
+)
 from kapelle.former_names import release_caches
 
 
@@ -32,6 +41,16 @@ class ComposedEngine:
     async def generate(self, request: Request) -> Completion:
         """Return one completion from the engine that holds the policy."""
         return await self._engine_of[request.policy].generate(request)
+
+    def serve(self) -> None:
+        """Let no answer wait for others, in the engines that can."""
+        for engine in self._engines:
+            if isinstance(engine, ServesCallers):
+                engine.serve()
+
+    async def stream(self, request: Request, hear: Hear | None) -> Completion:
+        """Return one completion from the engine that holds the policy; `hear` gets its tokens as they come."""
+        return await heard(self._engine_of[request.policy], request, hear)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Hand new weights to the engine that holds the policy."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.protocol import Completion, Hear, Request
 from kapelle.errors import EngineError
 from kapelle.runtime.attendance import Part, Room, current
 from kapelle.runtime.deadlines import stand_in_line
@@ -39,6 +39,8 @@ class Pending(Generic[Output]):
     output: Output | None = None
     """The output of its row; None while it waits."""
     notified: bool = False
+    hear: Hear | None = None
+    """Called with the tokens of its row as they come; None where only the whole answer is wanted."""
 
     def order(self) -> tuple[int, tuple[int, ...], str, int]:
         """Sort key among the requests that arrived since the last decoding; those outside rollouts keep their order."""
@@ -73,9 +75,10 @@ class Line(Generic[Output]):
     """Those since the last decoding."""
     waiting: list[Pending[Output]] = field(default_factory=list)
 
-    async def answer_to(self, request: Request) -> Completion:
+    async def answer_to(self, request: Request, hear: Hear | None = None) -> Completion:
         """Let a request arrive and wait for its answer."""
         pending: Pending[Output] = begin(request)
+        pending.hear = hear
         self.arrived.append(pending)
         try:
             return await pending.future
@@ -86,6 +89,11 @@ class Line(Generic[Output]):
         """Append the requests that arrived to those that wait, in an order that does not depend on time."""
         self.waiting += sorted(self.arrived, key=Pending.order)
         self.arrived = []
+
+    def drop_cancelled(self) -> None:
+        """Forget the requests that nobody waits for any more."""
+        self.arrived = [pending for pending in self.arrived if not pending.future.done()]
+        self.waiting = [pending for pending in self.waiting if not pending.future.done()]
 
 
 def begin(request: Request) -> Pending[Output]:

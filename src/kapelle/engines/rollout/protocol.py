@@ -7,7 +7,7 @@ seed, never on the other requests in its batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -132,6 +132,30 @@ class HasNotes(Protocol):
     def notes(self) -> Sequence[str]:
         """Sentences for the user, such as why it will be slow; empty for nothing."""
         ...
+
+
+Hear = Callable[[Sequence[int], Sequence[float]], None]
+"""Takes the next token ids of an answer and their log-probs."""
+
+
+@runtime_checkable
+class ServesCallers(Protocol):
+    """An engine that can also answer callers who come at any time and want to read while it writes."""
+
+    def serve(self) -> None:
+        """Let no answer wait for others, from now on; what is sampled then need not repeat to the bit."""
+        ...
+
+    async def stream(self, request: Request, hear: Hear | None) -> Completion:
+        """Return one completion as `generate` does; `hear` gets its tokens as they come, all but the last ones."""
+        ...
+
+
+async def heard(engine: RolloutEngine, request: Request, hear: Hear | None) -> Completion:
+    """Return one completion; `hear` gets its tokens as they come, from engines that can tell."""
+    if hear is not None and isinstance(engine, ServesCallers):
+        return await engine.stream(request, hear)
+    return await engine.generate(request)
 
 
 def notes_of(engine: RolloutEngine) -> Sequence[str]:

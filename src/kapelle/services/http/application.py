@@ -61,6 +61,8 @@ class Stream:
     events: AsyncIterator[Json | str]
     """JSON values, or texts that are sent as they are."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    held: AsyncIterator[Any] | None = None
+    """What `events` reads from, closed in any case: an iterator that was never begun closes nothing."""
 
 
 Handler = Callable[[Call], Awaitable[Answer | Stream]]
@@ -110,7 +112,13 @@ class Application:
             failed = Refusal(500, "The service failed; its log says why.", None, "internal_error")
             answer = Answer(failed.row(), failed.status)
         if isinstance(answer, Stream):
-            await _until_gone(_send_events(answer, send), receive)
+            try:
+                await _until_gone(_send_events(answer, send), receive)
+            except _Gone:
+                return
+            finally:
+                if answer.held is not None:
+                    await answer.held.aclose()  # type: ignore[attr-defined]
         else:
             await _send_whole(answer, send)
 

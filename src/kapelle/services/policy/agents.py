@@ -1,32 +1,36 @@
-"""What answers a call of one agent: its prompt as ids, its policy, and the rollout engine beside all other calls."""
+"""What answers a call of one agent: its policy, sampled by the rollout engine beside all other calls."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.protocol import Completion, Request, heard
 from kapelle.errors import ContextError, EngineError
 from kapelle.rollout.play import Play
 from kapelle.runtime.seeds import derive_seed
+from kapelle.services.http.application import LOG
 from kapelle.services.http.refusals import Refusal, wrong
 from kapelle.services.policy.chat_form import ChatRequest
-from kapelle.services.policy.completions import Decode
-from kapelle.services.policy.conversation import read_messages
 from kapelle.services.policy.engine_thread import EngineThread
 from kapelle.types import Message, Sampling, Task
 
 
 @runtime_checkable
 class Decodes(Protocol):
-    """A renderer that turns single tokens into text."""
+    """A renderer that turns tokens into text."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return tokens as text, special ones as they are written."""
+        ...
+
+    def spoken(self, ids: Sequence[int]) -> str:
+        """Return tokens as an agent's text: without special ones."""
         ...
 
 
@@ -43,21 +47,44 @@ class Prompt:
     """One for each choice."""
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """Tokens of a choice that came."""
+
+    choice: int
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A choice that is complete."""
+
+    choice: int
+    completion: Completion
+
+
+Tell = Callable[[Any], None]
+"""Takes news for whoever listens."""
+
+
 class Agents:
     """The agents of a team, each asked by itself."""
 
     def __init__(self, play: Play, thread: EngineThread) -> None:
         self.play = play
-        self._thread = thread
+        self.thread = thread
 
-    def prompt(self, agent: str, request: ChatRequest) -> Prompt:
-        """Return what an agent is asked by a request; Refusal (400) for one that it cannot read."""
-        known = self.play.team[agent]
-        tools = request.tools if request.tool_choice == "auto" else ()
-        messages = tuple(read_messages(request.messages, tools, known.system))
+    def prompt(
+        self, agent: str, request: ChatRequest, messages: Sequence[Message], ids: Sequence[int] | None
+    ) -> Prompt:
+        """Return what an agent is asked by a request; Refusal (400) for what it cannot read.
+
+        `messages` are its whole conversation; `ids` the same as tokens, where they are known already.
+        """
         renderer = self.play.engine.renderer(self.play.team.policy(agent).name)
         try:
-            ids = renderer.start(messages)
+            ids = tuple(ids if ids is not None else renderer.start(messages))
         except ContextError as error:
             raise too_long(str(error)) from None
         room = renderer.context - len(ids)
@@ -65,44 +92,89 @@ class Agents:
             raise too_long(
                 f"The prompt has {len(ids):,} tokens; the agent's model reads {renderer.context:,}."
             )
-        sampling = request.sampling(known.sampling)
+        sampling = request.sampling(self.play.team[agent].sampling)
         seed = secrets.randbits(62) if request.seed is None else request.seed
         seeds = (seed, *(derive_seed(seed, "choice", k) for k in range(1, request.n)))
-        return Prompt(
-            agent, messages, ids, replace(sampling, max_tokens=min(sampling.max_tokens, room)), seeds
-        )
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        return Prompt(agent, tuple(messages), ids, sampling, seeds)
 
-    def decode(self, agent: str) -> Decode:
-        """Return what turns an agent's tokens into text; Refusal (400) where its engine has none."""
+    def decodes(self, agent: str) -> Decodes | None:
+        """Return what turns an agent's tokens into text; None where its engine has nothing that does."""
         renderer = self.play.engine.renderer(self.play.team.policy(agent).name)
-        if not isinstance(renderer, Decodes):
-            raise wrong(
-                f"The tokens of '{agent}' are not known here, and so neither are their log-probs.", "logprobs"
-            )
-        return renderer.decode
+        return renderer if isinstance(renderer, Decodes) else None
 
-    async def complete(self, prompt: Prompt) -> Sequence[Completion]:
-        """Return a completion for each seed, sampled beside everything else that is asked."""
-        return await self._thread.ask(lambda: self._complete(prompt))
+    async def complete(self, prompt: Prompt) -> list[Completion]:
+        """Return a completion for each seed."""
+        return [
+            each.completion async for each in self.answers(prompt, listening=False) if isinstance(each, Done)
+        ]
 
-    async def _complete(self, prompt: Prompt) -> Sequence[Completion]:
+    def answers(self, prompt: Prompt, *, listening: bool) -> AsyncIterator[News | Done]:
+        """Yield each choice, in their order unless somebody is listening; then with its tokens as they come."""
+        return told(self.thread, lambda tell: self._complete(prompt, tell, listening=listening))
+
+    async def _complete(self, prompt: Prompt, tell: Tell, *, listening: bool) -> None:
         policy = self.play.team.policy(prompt.agent).name
         task = Task("served", prompt.messages[-1].content)
-        requests = [
-            Request(policy, prompt.agent, prompt.messages, prompt.ids, prompt.sampling, seed, task)
-            for seed in prompt.seeds
-        ]
+
+        async def one(choice: int, seed: int) -> Completion:
+            request = Request(policy, prompt.agent, prompt.messages, prompt.ids, prompt.sampling, seed, task)
+
+            def hear(ids: Sequence[int], logprobs: Sequence[float]) -> None:
+                tell(News(choice, ids, logprobs))
+
+            completion = checked(await heard(self.play.engine, request, hear if listening else None), policy)
+            if listening:
+                tell(Done(choice, completion))
+            return completion
+
+        completions = await asyncio.gather(*(one(k, seed) for k, seed in enumerate(prompt.seeds)))
+        if not listening:
+            for choice, completion in enumerate(completions):
+                tell(Done(choice, completion))
+
+
+async def told(
+    thread: EngineThread, work: Callable[[Callable[[Any], None]], Coroutine[Any, Any, None]]
+) -> AsyncIterator[Any]:
+    """Yield what work beside the engine tells, until it ends; work that nobody listens to any more is cancelled.
+
+    Raises Refusal where the work fails.
+    """
+    here = asyncio.get_running_loop()
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    over = object()
+
+    def tell(news: Any) -> None:
+        with suppress(RuntimeError):  # the loop of a server that was closed meanwhile
+            here.call_soon_threadsafe(queue.put_nowait, news)
+
+    task = asyncio.ensure_future(thread.ask(lambda: work(tell)))
+    task.add_done_callback(lambda _: tell(over))
+    try:
+        while (news := await queue.get()) is not over:
+            yield news
         try:
-            completions = await asyncio.gather(*map(self.play.engine.generate, requests))
+            task.result()
         except EngineError as error:
+            LOG.error("The engine failed: %s", error)
             raise Refusal(
                 503, "The engine that samples failed; the service's log says why.", None, "engine"
-            ) from error
-        if not all(math.isfinite(logprob) for each in completions for logprob in each.logprobs):
-            raise Refusal(
-                500, f"The weights of '{policy}' are broken: their log-probs are not finite.", None, "weights"
-            )
-        return completions
+            ) from None
+    finally:
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+def checked(completion: Completion, policy: str) -> Completion:
+    """Return a completion; Refusal (500) for one of weights that are broken."""
+    if not all(map(math.isfinite, completion.logprobs)):
+        raise Refusal(
+            500, f"The weights of '{policy}' are broken: their log-probs are not finite.", None, "weights"
+        )
+    return completion
 
 
 def too_long(message: str) -> Refusal:

@@ -147,7 +147,7 @@ def read_request(body: Mapping[str, Json]) -> ChatRequest:
     try:
         return ChatRequest.model_validate(_without_nulls(body))
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise refusal_of(error) from None
 
 
 def _without_nulls(value: Json) -> Json:
@@ -166,7 +166,8 @@ def _without_nulls(value: Json) -> Json:
     return kept
 
 
-def _refusal(error: ValidationError) -> Refusal:
+def refusal_of(error: ValidationError) -> Refusal:
+    """Return the refusal (400) of a body, which names the first parameter that is wrong."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     # Names of keys come from the caller: bounded, and shown as what they are.
     place = ".".join(str(part)[:64] for part in first["loc"] if not (isinstance(part, str) and "[" in part))[

@@ -37,6 +37,22 @@ def choice_row(index: int, completion: Completion, *, tools: bool, decode: Decod
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
+def chunk_row(
+    head: Head,
+    choice: int,
+    delta: Mapping[str, Json],
+    logprobs: Json,
+    reason: str | None,
+    extra: Mapping[str, Json] | None = None,
+) -> dict[str, Json]:
+    """Return one piece of one choice; `extra` is what it says beyond OpenAI's form."""
+    row: dict[str, Json] = {
+        **head.row("chat.completion.chunk"),
+        "choices": [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
+    }
+    return {**row, "kapelle": extra} if extra else row
+
+
 def message_of(completion: Completion, *, tools: bool) -> tuple[dict[str, Json], str]:
     """Return the message that a completion is, and why it ended."""
     message: dict[str, Json] = {"role": "assistant", "content": completion.text, "refusal": None}

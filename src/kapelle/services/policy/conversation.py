@@ -27,7 +27,7 @@ def read_messages(
 
     Tools stand before the first message that is no system message, where agents of the environment `tools` read them.
     """
-    read = [_message(message) for message in messages]
+    read = [read_message(message) for message in messages]
     if not any(message.role == "system" for message in read) and system:
         read.insert(0, Message("system", system))
     if tools:
@@ -41,7 +41,8 @@ def read_messages(
     return read
 
 
-def _message(message: ChatMessage) -> Message:
+def read_message(message: ChatMessage) -> Message:
+    """Return one message as an agent reads it; Refusal (400) for calls that are none."""
     role = "system" if message.role == "developer" else message.role
     if role != "assistant" and message.tool_calls:
         raise wrong("Only messages of the role `assistant` call tools.", "messages")

@@ -3,54 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
 
 from kapelle.errors import did_you_mean
-from kapelle.services.http.application import Answer, Call, Route, Stream
-from kapelle.services.http.refusals import Refusal, busy
-from kapelle.services.policy.agents import Agents
+from kapelle.services.http.application import SESSION, Answer, Call, Route, Stream
+from kapelle.services.http.refusals import Refusal
+from kapelle.services.policy.admission import Admission, Limits, Ticket
+from kapelle.services.policy.agents import Agents, Done, News
 from kapelle.services.policy.chat_form import ChatRequest, read_request
-from kapelle.services.policy.completions import Head, choice_row, usage_row, weights_row
+from kapelle.services.policy.chats import Chat, Source, prompted, read_chat
+from kapelle.services.policy.recording import Recorder
+from kapelle.services.policy.sessions import Place
+from kapelle.services.policy.team_chats import TeamChat
+from kapelle.services.policy.teams import Teams
 from kapelle.types import Json
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a policy server takes on."""
-
-    calls: int = 1024
-    """Answers under way at once, each of `n` choices counted; further calls are told to come again (429)."""
-    seconds: float = 600.0
-    """For which one call may take, its time in the queue included."""
 
 
 class PolicyService:
     """Answers chat completions by the agents of a team."""
 
-    def __init__(self, name: str, agents: Agents, limits: Limits, started: int) -> None:
+    def __init__(
+        self, name: str, agents: Agents, limits: Limits, started: int, recorder: Recorder | None = None
+    ) -> None:
         """Serve a team under a name; `started` is the time that clients are told its models are from, in Unix seconds."""
         self.name = name
         self._agents = agents
-        self._limits = limits
+        self._teams = Teams(agents)
+        self._admission = Admission(limits)
         self._started = started
-        self._under_way = 0
+        self._recorder = recorder
 
     def routes(self) -> Sequence[Route]:
         """Return what it answers."""
+        recording = () if self._recorder is None else self._recorder.routes()
         return (
             Route("GET", "/health", self.health),
             Route("GET", "/v1/models", self.models),
             Route("GET", "/v1/models/", self.model),
             Route("POST", "/v1/chat/completions", self.chat),
+            *recording,
         )
 
     async def health(self, call: Call) -> Answer:
         """Return that it serves, and how much."""
-        return Answer(
-            {"status": "ok", "under_way": self._under_way, "room": self._limits.calls - self._under_way}
-        )
+        busy, most = self._admission.under_way, self._admission.limits.calls
+        return Answer({"status": "ok", "under_way": busy, "room": most - busy})
 
     async def models(self, call: Call) -> Answer:
         """Return the team and its agents as models."""
@@ -61,50 +61,77 @@ class PolicyService:
         return Answer(self._row(self._known(call.path)))
 
     async def chat(self, call: Call) -> Answer | Stream:
-        """Return what an agent answers."""
+        """Return what an agent, or the team, answers."""
         request = read_request(call.body)
         model = self._known(request.model)
-        with self._room(request.n):
-            try:
-                async with asyncio.timeout(self._limits.seconds):
-                    return await self._ask(model.rpartition("/")[2], model, request)
-            except TimeoutError:
-                raise Refusal(504, f"No answer within {self._limits.seconds:g} s.", None, "timeout") from None
-
-    async def _ask(self, agent: str, model: str, request: ChatRequest) -> Answer:
-        prompt = await asyncio.to_thread(self._agents.prompt, agent, request)
-        completions = await self._agents.complete(prompt)
-        decode = self._agents.decode(agent) if request.logprobs else None
-        choices = [
-            choice_row(k, completion, tools=bool(request.tools), decode=decode)
-            for k, completion in enumerate(completions)
-        ]
-        return Answer(
-            {
-                **Head(model).row("chat.completion"),
-                "choices": choices,
-                "usage": usage_row(len(prompt.ids), completions),
-                "system_fingerprint": completions[0].weights_hash,
-                "kapelle": weights_row(completions[0]),
-            }
-        )
-
-    @contextmanager
-    def _room(self, answers: int) -> Iterator[None]:
-        if self._under_way + answers > self._limits.calls:
-            raise busy(
-                f"{self._under_way} answers are under way, of {self._limits.calls} at most. Try again later."
-            )
-        self._under_way += answers
+        ticket = self._admission.admit(request.n)
         try:
-            yield
-        finally:
-            self._under_way -= answers
+            ask = (
+                partial(self._ask_team)
+                if model == self.name
+                else partial(self._ask_agent, model.rpartition("/")[2])
+            )
+            async with asyncio.timeout_at(ticket.until):
+                answer = await ask(model, request, call, ticket)
+        except TimeoutError:
+            ticket.release()
+            raise ticket.late from None
+        except BaseException:
+            ticket.release()
+            raise
+        if isinstance(answer, Answer):
+            ticket.release()
+        return answer
+
+    async def _ask_agent(
+        self, agent: str, model: str, request: ChatRequest, call: Call, ticket: Ticket
+    ) -> Answer | Stream:
+        chat, messages = read_chat(self._agents, model, agent, request)
+        headers: Mapping[str, str] = {}
+        place, source, known = None, self._source(None), None
+        if self._recorder is not None:
+            place = self._recorder.place(agent, request, call, ticket)
+            source, known = self._source(place), self._recorder.known_ids(self._agents, place)
+            headers = {SESSION: place.session.name}
+            chat.extra["session"] = place.session.name
+        chat = await prompted(chat, self._agents, messages, known)
+        answers = self._kept(chat, place, source.answers(chat.prompt, listening=request.stream))
+        if request.stream:
+            return await _begun(ticket.bounded(chat.chunks(answers)), headers)
+        async with aclosing(answers) as told:  # type: ignore[type-var]
+            return Answer(
+                chat.whole([each.completion async for each in told if isinstance(each, Done)]),
+                headers=headers,
+            )
+
+    async def _kept(
+        self, chat: Chat, place: Place | None, answers: AsyncIterator[News | Done]
+    ) -> AsyncIterator[News | Done]:
+        """Yield answers, each recorded before its caller has it."""
+        async with aclosing(answers) as told:  # type: ignore[type-var]
+            async for each in told:
+                if isinstance(each, Done) and place is not None and self._recorder is not None:
+                    self._recorder.keep(self._agents, place, chat.prompt, each.completion)
+                yield each
+
+    def _source(self, place: Place | None) -> Source:
+        return self._agents
+
+    async def _ask_team(
+        self, model: str, request: ChatRequest, call: Call, ticket: Ticket
+    ) -> Answer | Stream:
+        self._teams.check(request)
+        chat = TeamChat(model, request)
+        seed = secrets.randbits(62) if request.seed is None else request.seed
+        answers = self._teams.answers(request, seed, listening=request.stream)
+        if request.stream:
+            return await _begun(ticket.bounded(chat.chunks(answers)), {})
+        return Answer(await chat.whole(answers))
 
     @property
     def names(self) -> list[str]:
         """What clients may name as `model`."""
-        return [f"{self.name}/{agent}" for agent in self._agents.play.team.names]
+        return [self.name, *(f"{self.name}/{agent}" for agent in self._agents.play.team.names)]
 
     def _known(self, model: str) -> str:
         if model not in self.names:
@@ -114,3 +141,17 @@ class PolicyService:
 
     def _row(self, model: str) -> Json:
         return {"id": model, "object": "model", "created": self._started, "owned_by": "kapelle"}
+
+
+async def _begun(pieces: AsyncIterator[Json | str], headers: Mapping[str, str]) -> Stream:
+    """Return a stream that has begun, so that closing it gives back what it holds."""
+    first = await anext(pieces)
+
+    async def all_of_it() -> AsyncIterator[Json | str]:
+        async with aclosing(pieces) as rest:  # type: ignore[type-var]
+            yield first
+            async for piece in rest:
+                yield piece
+
+    events = all_of_it()
+    return Stream(events, headers, pieces)

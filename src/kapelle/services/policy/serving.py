@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from kapelle.engines.rollout.protocol import ServesCallers
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
 from kapelle.services.http.application import Application
 from kapelle.services.http.server import HttpServer
+from kapelle.services.policy.admission import Limits
 from kapelle.services.policy.agents import Agents
 from kapelle.services.policy.engine_thread import EngineThread
-from kapelle.services.policy.service import Limits, PolicyService
+from kapelle.services.policy.recording import EpisodeFile, Recorder
+from kapelle.services.policy.service import PolicyService
 
 __all__ = ["Limits", "PolicyServer", "serve_policy"]
 
@@ -38,9 +42,22 @@ class PolicyServer:
 
 
 @contextmanager
-def serve_policy(play: Play, name: str, binding: Binding, limits: Limits) -> Iterator[PolicyServer]:
-    """Serve a team while the block runs; raises ConfigError when the port is taken or an extra is missing."""
-    with EngineThread() as thread:
-        service = PolicyService(name, Agents(play, thread), limits, int(time.time()))
+def serve_policy(
+    play: Play, name: str, binding: Binding, limits: Limits, record: Path | None = None
+) -> Iterator[PolicyServer]:
+    """Serve a team while the block runs; `record` is the folder of rewarded episodes, None to record nothing.
+
+    Raises ConfigError when the port is taken or an extra is missing, OutputError for a folder that cannot be written.
+    """
+    if isinstance(play.engine, ServesCallers):
+        play.engine.serve()
+    with ExitStack() as closing:
+        recorder = None
+        if record is not None:
+            file = EpisodeFile(record, play.team.names)
+            closing.callback(file.close)
+            recorder = Recorder(file, play.team.names)
+        thread = closing.enter_context(EngineThread())
+        service = PolicyService(name, Agents(play, thread), limits, int(time.time()), recorder)
         with HttpServer(binding, Application(binding, service.routes())) as http:
             yield PolicyServer(http.url, service.names, service, http)

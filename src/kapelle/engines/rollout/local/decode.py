@@ -6,7 +6,7 @@ known, else what `ways.py` finds to be right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -78,6 +78,20 @@ class Decoder:
         for _ in range(steps):
             if self._batch.advance():
                 return
+
+    @torch.inference_mode()
+    def end(self, outputs: Sequence[RowOutput]) -> None:
+        """End the rows of these outputs with what they have; they leave with the next rows that are finished."""
+        self._batch.end(outputs)
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Fill in the outputs of finished rows that have not left yet."""
+        self._batch.settle()
+
+    def news(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
+        """Yield the tokens that each unfinished row has generated since the last call, and their log-probs."""
+        return self._batch.news()
 
     def drop(self) -> None:
         """Forget the rows in flight."""

@@ -8,7 +8,7 @@ Shapes: R rows, V vocabulary, T generated tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -64,6 +64,22 @@ class DecodeBatch:
             self._logits_RV = self._rows.read(token_R)
         return left
 
+    def end(self, outputs: Sequence[RowOutput]) -> None:
+        """End the rows of these outputs with what they have."""
+        ended = {id(output) for output in outputs}
+        for cohort in self._cohorts:
+            cohort.end(ended)
+
+    def settle(self) -> None:
+        """Fill in the outputs of finished rows that have not left yet."""
+        for cohort in self._cohorts:
+            cohort.settle()
+
+    def news(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
+        """Yield the tokens that each unfinished row has generated since the last call, and their log-probs."""
+        for cohort in self._cohorts:
+            yield from cohort.news()
+
     def _drop_finished(self) -> Tensor:
         """Drop the finished rows and return the indices of the others."""
         finished_R = torch.cat([cohort.finished() for cohort in self._cohorts])
@@ -102,6 +118,8 @@ class _Cohort:
         """Tokens of each finished row; 0 while it generates."""
         self.idle = 0
         """Finished rows."""
+        self._told = 0
+        """Tokens of each row that `news` has yielded."""
 
     @property
     def size(self) -> int:
@@ -136,13 +154,7 @@ class _Cohort:
             return []
         finished, live = self.finished().nonzero().flatten(), (~self.finished()).nonzero().flatten()
         tokens_TR, logps_TR = torch.stack(self._tokens), torch.stack(self._logps)
-        lengths = self._length_R[finished].tolist()
-        tokens, logps = tokens_TR[:, finished].t().tolist(), logps_TR[:, finished].t().tolist()
-        leaving = [self._outputs[row] for row in finished.tolist()]
-        for output, length, ids, logprobs in zip(leaving, lengths, tokens, logps, strict=True):
-            output.ids, output.logprobs = ids[:length], logprobs[:length]
-            stopped = output.text is not None or output.ids[-1] in self._model.end_ids
-            output.finish_reason = "stop" if stopped else "length"
+        leaving = self._fill(finished, tokens_TR, logps_TR)
         self._jobs = [self._jobs[row] for row in live.tolist()]
         self._outputs = [self._outputs[row] for row in live.tolist()]
         self._stopping = [row for row, job in enumerate(self._jobs) if job.sampling.stop]
@@ -151,6 +163,41 @@ class _Cohort:
         self._tokens, self._logps = list(tokens_TR[:, live].unbind()), list(logps_TR[:, live].unbind())
         self.idle = 0
         return [output.ids for output in leaving]
+
+    def settle(self) -> None:
+        """Fill in the outputs of the finished rows; the rows stay."""
+        if self.idle and any(output.finish_reason is None for output in self._outputs):
+            finished = self.finished().nonzero().flatten()
+            self._fill(finished, torch.stack(self._tokens), torch.stack(self._logps))
+
+    def _fill(self, finished: Tensor, tokens_TR: Tensor, logps_TR: Tensor) -> list[RowOutput]:
+        """Fill in the outputs of finished rows and return them."""
+        lengths = self._length_R[finished].tolist()
+        tokens, logps = tokens_TR[:, finished].t().tolist(), logps_TR[:, finished].t().tolist()
+        outputs = [self._outputs[row] for row in finished.tolist()]
+        for output, length, ids, logprobs in zip(outputs, lengths, tokens, logps, strict=True):
+            output.ids, output.logprobs = ids[:length], logprobs[:length]
+            stopped = output.text is not None or output.ids[-1] in self._model.end_ids
+            output.finish_reason = "stop" if stopped else "length"
+        return outputs
+
+    def end(self, outputs: Collection[int]) -> None:
+        """End the unfinished rows of these outputs (by `id`) with what they have."""
+        for row, output in enumerate(self._outputs):
+            if id(output) in outputs and self._length_R[row] == 0:
+                self._length_R[row] = self.step
+                self.idle += 1
+
+    def news(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
+        """Yield the tokens of each unfinished row since the last call, and their log-probs."""
+        if self._told == self.step:
+            return
+        tokens = torch.stack(self._tokens[self._told :]).t().tolist()
+        logps = torch.stack(self._logps[self._told :]).t().tolist()
+        self._told = self.step
+        for row, running in enumerate((~self.finished()).tolist()):
+            if running:
+                yield self._outputs[row], tokens[row], logps[row]
 
     def _stopped(self, row: int) -> bool:
         ids = [int(column_R[row]) for column_R in self._tokens]

@@ -20,7 +20,7 @@ from kapelle.engines.rollout.gathering import PAUSE, Line, Pending, all_here
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
-from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.protocol import Completion, Hear, Request
 from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
@@ -29,6 +29,9 @@ from kapelle.runtime.attendance import Room, room
 from kapelle.team import Policy
 
 _Pending = Pending[RowOutput]
+
+SERVED_STEPS = 4
+"""Most tokens that rows generate, where callers come at any time, before others may join and hear what there is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +46,21 @@ class _ModelQueue(Line[RowOutput]):
     def busy(self) -> bool:
         """True if any request waits for its answer."""
         return bool(self.arrived or self.waiting or self.in_flight)
+
+    def leave_cancelled(self) -> None:
+        """Forget the requests that nobody waits for any more, and end their rows."""
+        self.drop_cancelled()
+        gone = [pending for pending in self.in_flight if pending.future.done()]
+        if gone:
+            self.decoder.end([pending.output for pending in gone if pending.output is not None])
+
+    def tell(self) -> None:
+        """Hand new tokens to those who hear them as they come."""
+        hearing = {id(pending.output): pending.hear for pending in self.in_flight if pending.hear is not None}
+        if hearing:
+            for output, ids, logprobs in self.decoder.news():
+                if (hear := hearing.get(id(output))) is not None:
+                    hear(ids, logprobs)
 
     def clear(self) -> list[_Pending]:
         """Drop the rows in flight and return their requests."""
@@ -101,6 +119,7 @@ class LocalEngine:
         self._max_rows = max_rows
         self._releases = releases
         self._patience = patience
+        self._steps, self._at_once = PAUSE, False
         self._pump: asyncio.Task[None] | None = None
         self.tokens_sampled = 0
         """Completion tokens sampled since the engine was made."""
@@ -127,15 +146,25 @@ class LocalEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Return one completion, decoded together with all other requests of this moment."""
+        return await self.stream(request, None)
+
+    async def stream(self, request: Request, hear: Hear | None) -> Completion:
+        """Return one completion as `generate` does; `hear` gets its tokens as they come, all but the last ones."""
         queue = self._find(request.policy).queue
         if self._pump is None or self._pump.done():
             for left in self._queues:
                 # Requests that an interrupted run left here are cancelled: nothing waits for them.
                 left.clear()
-                left.arrived = [pending for pending in left.arrived if not pending.future.done()]
-                left.waiting = [pending for pending in left.waiting if not pending.future.done()]
+                left.drop_cancelled()
             self._pump = asyncio.get_running_loop().create_task(self._drain(room()))
-        return await queue.answer_to(request)
+        return await queue.answer_to(request, hear)
+
+    def serve(self) -> None:
+        """Answer each request as soon as its row is finished, and wait for no episodes, from now on.
+
+        For callers that come at any time: what their rows compute then depends, in its last bits, on when they came.
+        """
+        self._patience, self._steps, self._at_once = 0.0, SERVED_STEPS, True
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Take new weights; tensors that are already the engine's own memory are not copied."""
@@ -192,9 +221,13 @@ class LocalEngine:
                 queue.enqueue_arrived()
             for queue in self._queues:
                 try:
+                    queue.leave_cancelled()
                     self._join_waiting(queue)
                     if queue.in_flight:
-                        queue.decoder.advance(PAUSE)
+                        queue.decoder.advance(self._steps)
+                    if self._at_once:
+                        queue.decoder.settle()
+                    queue.tell()
                     self._answer(queue)
                 except Exception as error:  # noqa: BLE001 - passed on likewise
                     _fail(queue.clear(), error)

@@ -1,0 +1,191 @@
+"""Recording mode: what outside programs do with the agents becomes episodes, once somebody posts a reward.
+
+    POST /v1/sessions/NAME/reward   {"reward": 1.0}   or   {"rewards": {"planner": 0.5, "coder": 1.0}}
+
+An episode is written as a run writes its own (`runs.episode_json`), a line in `episodes.jsonl`: exact token ids,
+log-probs, agents, versions and hashes of the weights. Nothing is written of a session without a reward.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from kapelle.engines.rollout.protocol import Completion
+from kapelle.errors import OutputError
+from kapelle.runs.episode_json import dump_episode, load_episode
+from kapelle.services.http.application import Answer, Call, Route
+from kapelle.services.http.refusals import Refusal
+from kapelle.services.policy.admission import Ticket
+from kapelle.services.policy.agents import Agents, Prompt
+from kapelle.services.policy.chat_form import ChatRequest
+from kapelle.services.policy.conversation import read_message
+from kapelle.services.policy.rewards import Reward, read_reward
+from kapelle.services.policy.sessions import Place, Session, Sessions
+from kapelle.types import Episode, Task, Turn
+
+TASK = "x-kapelle-task"
+"""Header that names the task at which a program works: episodes of one task are one group."""
+FILE = "episodes.jsonl"
+
+
+class Taker(Protocol):
+    """Where sessions go that are over."""
+
+    def take(self, session: Session, reward: Reward) -> Mapping[str, object]:
+        """Take a session with its reward; return what its caller is told."""
+        ...
+
+
+class Recorder:
+    """Sessions under way, and what becomes of them."""
+
+    def __init__(self, taker: Taker, team: Sequence[str]) -> None:
+        """Hand sessions of agents of a `team` to a taker when they are rewarded."""
+        self.sessions = Sessions()
+        self._taker = taker
+        self._team = tuple(team)
+
+    def routes(self) -> Sequence[Route]:
+        """Return what it answers."""
+        return (
+            Route("POST", "/v1/sessions", self.open),
+            Route("GET", "/v1/sessions/", self.show),
+            Route("POST", "/v1/sessions/", self.reward),
+            Route("POST", "/v1/reward", self.reward),
+        )
+
+    async def open(self, call: Call) -> Answer:
+        """Begin a session and return its name."""
+        if call.body:
+            raise Refusal(
+                400,
+                "A session is begun with an empty object; its task is named by a header.",
+                None,
+                "invalid_request",
+            )
+        session = self.sessions.begin(call.session)
+        session.named = True
+        session.task = call.headers.get(TASK, session.task)
+        return Answer({"session": session.name})
+
+    async def show(self, call: Call) -> Answer:
+        """Return what a session has come to."""
+        session = self.sessions.get(call.path)
+        turns = [
+            {"agent": turn.agent, "seen": turn.seen, "tokens": len(turn.completion_ids)}
+            for turn in session.turns
+        ]
+        return Answer({"session": session.name, "task": session.task, "turns": turns, **dict(session.counts)})
+
+    async def reward(self, call: Call) -> Answer:
+        """End a session with a reward."""
+        name, slash, rest = call.path.partition("/")
+        if slash and rest != "reward":
+            raise Refusal(404, "There is no such path here.", None, "not_found")
+        name = name or call.session or ""
+        reward = read_reward(call.body, self._team)
+        session = self.sessions.get(name)
+        if not session.turns:
+            raise Refusal(409, "No agent has said anything in this session.", None, "session_empty")
+        told = self._taker.take(self.sessions.end(name), reward)
+        return Answer({"session": name, "turns": len(session.turns), **dict(session.counts), **told})
+
+    def place(self, agent: str, request: ChatRequest, call: Call, ticket: Ticket) -> Place:
+        """Return where a call continues; its session is busy until the ticket is given back."""
+        place = self.sessions.place(agent, request, call.session)
+        session = place.session
+        session.task = call.headers.get(TASK, session.task)
+        session.under_way += request.n
+
+        def over() -> None:
+            session.under_way -= request.n
+
+        ticket.then(over)
+        return place
+
+    def known_ids(self, agents: Agents, place: Place) -> Callable[[], Sequence[int]] | None:
+        """Return what makes the prompt of a conversation that continues: the very tokens of its beginning; else None."""
+        if place.after is None:
+            return None
+        turn, heard = place.after.turn, [read_message(message) for message in place.heard]
+        renderer = agents.play.engine.renderer(agents.play.team.policy(place.agent).name)
+        return lambda: renderer.extend(turn.prompt_ids, turn.completion_ids, heard)
+
+    def keep(self, agents: Agents, place: Place, prompt: Prompt, completion: Completion) -> Turn:
+        """Record an answer."""
+        policy = agents.play.team.policy(place.agent)
+        heard = prompt.messages if place.after is None else tuple(map(read_message, place.heard))
+        turn = Turn(
+            place.agent,
+            policy.name,
+            completion.version,
+            completion.weights_hash,
+            -1,
+            0,
+            prompt.ids,
+            completion.ids,
+            completion.logprobs,
+            completion.finish_reason,
+            completion.text,
+            heard,
+            trained=policy.trained,
+        )
+        return self.sessions.keep(place, turn)
+
+
+class EpisodeFile:
+    """Writes rewarded sessions as episodes; a taker."""
+
+    def __init__(self, folder: Path, team: Sequence[str]) -> None:
+        """Append to a folder's episodes; raises OutputError when it cannot be written."""
+        self._team = tuple(team)
+        self._groups: dict[str, int] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.path = folder / FILE
+            self._written = 0
+            if self.path.exists():
+                for episode in read_recorded(folder):
+                    self._groups.setdefault(episode.task.id, len(self._groups))
+                    self._written += 1
+            self._file = self.path.open("ab")
+        except OSError as error:
+            raise OutputError(
+                f"{folder} cannot be written: {error.strerror}. Name another folder."
+            ) from error
+
+    def take(self, session: Session, reward: Reward) -> Mapping[str, object]:
+        """Write an episode and return its number."""
+        task = Task(session.task or session.name, "")
+        episode = episode_of(session, reward, task, 0, self._team)
+        group = self._groups.setdefault(task.id, len(self._groups))
+        try:
+            self._file.write(dump_episode(episode, step=max(t.version for t in session.turns), group=group))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise Refusal(507, f"The episode could not be written: {error.strerror}.", None, "disk") from None
+        self._written += 1
+        return {"episode": self._written - 1}
+
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
+
+def episode_of(session: Session, reward: Reward, task: Task, seed: int, team: Sequence[str]) -> Episode:
+    """Return the episode that a rewarded session is; agents that said nothing earn nothing."""
+    spoke = {turn.agent for turn in session.turns}
+    info = {"session": session.name, **dict(session.counts), **reward.info}
+    earned = {agent: paid for agent, paid in reward.by_agent(team).items() if agent in spoke}
+    return Episode(task, seed, tuple(team), tuple(session.turns), earned, reward.success, info)
+
+
+def read_recorded(folder: Path) -> list[Episode]:
+    """Return the episodes of a folder that `--record` has written, in their order."""
+    lines = (folder / FILE).read_bytes().splitlines()
+    return [load_episode(json.loads(line)) for line in lines]

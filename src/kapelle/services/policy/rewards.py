@@ -1,0 +1,50 @@
+"""What a program posts when it knows how well its agents did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kapelle.services.http.refusals import wrong
+from kapelle.services.policy.chat_form import refusal_of
+from kapelle.types import Json
+
+
+class Reward(BaseModel):
+    """What the agents of a session have earned."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    reward: float | None = None
+    """Of every agent that spoke."""
+    rewards: dict[str, float] = Field({}, max_length=1024)
+    """Of agents by name, in place of `reward`."""
+    success: float | None = Field(None, ge=0.0, le=1.0)
+    """How well the team as a whole did."""
+    info: dict[str, Any] = Field({}, max_length=64)
+    """What is kept beside it."""
+
+    def by_agent(self, team: Sequence[str]) -> Mapping[str, float]:
+        """Return what each agent has earned."""
+        shared = {} if self.reward is None else dict.fromkeys(team, self.reward)
+        return {**shared, **self.rewards}
+
+
+def read_reward(body: Json, team: Sequence[str]) -> Reward:
+    """Return a reward; Refusal (400) for one that names nobody, or nobody's name."""
+    try:
+        reward = Reward.model_validate(body)
+    except ValidationError as error:
+        raise refusal_of(error) from None
+    if reward.reward is None and not reward.rewards:
+        raise wrong("Post `reward`, for all agents that spoke, or `rewards` by agent.", "reward")
+    for name in reward.rewards:
+        if name not in team:
+            raise wrong(
+                f"`rewards` names an agent that the team does not have. It has: {', '.join(team)}.", "rewards"
+            )
+    return reward

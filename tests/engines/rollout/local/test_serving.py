@@ -1,0 +1,114 @@
+"""The engine for callers that come and go at any time: words as they come, no waiting for the longest, rows freed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from tests.support.episodes import TASK
+from tests.support.tiny import tiny_model
+
+from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.protocol import Request
+from kapelle.models.language_model import LanguageModel
+from kapelle.team import Policy
+from kapelle.types import Sampling
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> LocalEngine:
+    """One base without an end of turn, so that rows are as long as they may be."""
+    monkeypatch.setattr(LanguageModel, "end_ids", frozenset())
+    return LocalEngine({"base": tiny_model()}, [Policy("a", trained=False)])
+
+
+def request(tokens: int, seed: int = 0, stop: tuple[str, ...] = ()) -> Request:
+    return Request("a", "a", (), (7, 8, 9), Sampling(max_tokens=tokens, stop=stop), seed, TASK)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():  # noqa: ASYNC110 - other coroutines of this loop make it true
+        await asyncio.sleep(0)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.calls = 0
+
+    def __call__(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        self.ids += ids
+        self.logprobs += logprobs
+        self.calls += 1
+
+
+@pytest.mark.parametrize("served", [False, True])
+async def test_what_is_heard_is_the_beginning_of_the_answer(engine: LocalEngine, *, served: bool) -> None:
+    if served:
+        engine.serve()
+    heard = [Heard(), Heard()]
+    answers = await asyncio.gather(
+        engine.stream(request(100, seed=1), heard[0]),
+        engine.stream(request(70, seed=2), heard[1]),
+        engine.generate(request(3, seed=3)),
+    )
+    for each, answer in zip(heard, answers, strict=False):
+        assert each.calls > 1
+        assert tuple(each.ids) == answer.ids[: len(each.ids)]
+        assert tuple(each.logprobs) == answer.logprobs[: len(each.ids)]
+    assert answers[0] == await engine.generate(request(100, seed=1)), "hearing changes nothing"
+
+
+async def test_a_short_answer_does_not_wait_for_the_long_ones(engine: LocalEngine) -> None:
+    """One short row among eight long ones: fewer than the quarter that makes finished rows leave."""
+    engine.serve()
+    heard = Heard()
+    long = [asyncio.create_task(engine.stream(request(200, seed), heard)) for seed in range(8)]
+    await until(lambda: heard.calls > 0)
+    assert len((await engine.generate(request(3))).ids) == 3
+    assert not any(task.done() for task in long)
+    assert {len(answer.ids) for answer in await asyncio.gather(*long)} == {200}
+
+
+async def test_a_request_joins_rows_in_flight(engine: LocalEngine) -> None:
+    engine.serve()
+    first = Heard()
+    early = asyncio.create_task(engine.stream(request(200), first))
+    await until(lambda: first.calls == 2)
+    late = await engine.generate(request(2, seed=4))
+    assert len(late.ids) == 2
+    assert not early.done()
+    await early
+
+
+async def test_who_goes_away_frees_the_row(engine: LocalEngine) -> None:
+    """A cancelled row ends, also one that waits for room; the others are what they would have been."""
+    engine.serve()
+    engine._max_rows = 3
+    known = await engine.generate(request(40, seed=9))
+    heard = Heard()
+    gone = [asyncio.create_task(engine.stream(request(100_000, seed), heard)) for seed in range(2)]
+    staying = asyncio.create_task(engine.generate(request(40, seed=9)))
+    waiting = asyncio.create_task(engine.generate(request(100_000)))
+    await until(lambda: heard.calls > 2)
+    for task in (*gone, waiting):
+        task.cancel()
+    assert (await staying).ids == known.ids
+    decoder: Decoder = engine._queues[0].decoder
+    await until(lambda: not engine._queues[0].busy)
+    assert decoder.in_flight == 0
+    assert engine._queues[0].waiting == []
+
+
+async def test_a_stop_string_ends_what_is_heard(engine: LocalEngine) -> None:
+    engine.serve()
+    whole = await engine.generate(request(60, seed=5))
+    stop = whole.text[10:13]
+    heard = Heard()
+    answer = await engine.stream(request(60, seed=5, stop=(stop,)), heard)
+    assert answer.text == whole.text[: whole.text.index(stop)]
+    assert answer.finish_reason == "stop"
+    assert len(heard.ids) < len(answer.ids)

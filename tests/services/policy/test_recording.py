@@ -1,0 +1,148 @@
+"""What outside programs do with the agents, recorded as episodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError, NotFoundError, OpenAI
+
+from kapelle.rollout.play import Play
+from kapelle.services.policy.recording import read_recorded
+from kapelle.types import Episode
+
+Messages = list[Any]
+
+
+def say(client: OpenAI, messages: Messages, agent: str = "first", **more: Any) -> Any:
+    said = client.chat.completions.create(model=f"duo/{agent}", messages=messages, max_tokens=8, **more)
+    messages.append(said.choices[0].message.model_dump(exclude_none=True))
+    return said
+
+
+def session_of(said: Any) -> str:
+    return str(said.model_extra["kapelle"]["session"])
+
+
+def reward(client: OpenAI, session: str, **body: Any) -> dict[str, Any]:
+    return client.post(f"/sessions/{session}/reward", body=body, cast_to=dict[str, Any])
+
+
+def episode(recorded: Path, told: dict[str, Any]) -> Episode:
+    return read_recorded(recorded)[int(told["episode"])]
+
+
+def test_a_program_that_knows_nothing_of_sessions(client: OpenAI, recorded: Path, play: Play) -> None:
+    """Three turns of one conversation are one session; each prompt begins with the very tokens of the last turn."""
+    messages: Messages = [{"role": "user", "content": "2+2?"}]
+    said: list[Any] = []
+    for k in range(3):
+        said.append(say(client, messages, logprobs=True))
+        messages.append({"role": "user", "content": f"go on {k}"})
+    [name] = set(map(session_of, said))
+    known = episode(recorded, reward(client, name, reward=0.5, success=1.0))
+    assert (known.success, known.error, known.agents) == (1.0, None, ("first", "second"))
+    assert known.rewards == {"first": 0.5}, "who said nothing earns nothing"
+    assert [turn.index for turn in known.turns] == [0, 1, 2]
+    assert [turn.seen for turn in known.turns] == [0, 1, 2]
+    for before, turn in zip(known.turns, known.turns[1:], strict=False):
+        assert (
+            turn.prompt_ids[: len(before.prompt_ids + before.completion_ids)]
+            == before.prompt_ids + before.completion_ids
+        )
+    assert [len(turn.heard) for turn in known.turns] == [2, 1, 1]
+    assert list(known.turns[2].logprobs) == [each.logprob for each in said[2].choices[0].logprobs.content]
+    assert {(turn.version, turn.policy, turn.trained) for turn in known.turns} == {
+        (7, play.team.policy("first").name, True)
+    }
+    with pytest.raises(NotFoundError):
+        reward(client, name, reward=1.0)
+
+
+def test_two_of_one_beginning_are_told_apart_by_what_was_answered(client: OpenAI, recorded: Path) -> None:
+    conversations: list[Messages] = [[{"role": "user", "content": "the same"}] for _ in range(3)]
+    first = [session_of(say(client, each, seed=k)) for k, each in enumerate(conversations)]
+    assert len(set(first)) == 3
+    for each in conversations:
+        each.append({"role": "user", "content": "and then?"})
+    assert [session_of(say(client, each)) for each in conversations] == first
+
+
+def test_equal_answers_too_have_a_session_each(client: OpenAI) -> None:
+    conversations: list[Messages] = [[{"role": "user", "content": "likewise"}] for _ in range(2)]
+    first = [session_of(say(client, each, seed=1)) for each in conversations]
+    for each in conversations:
+        each.append({"role": "user", "content": "and then?"})
+    assert {session_of(say(client, each)) for each in conversations} == set(first)
+
+
+def test_agents_that_name_their_session_share_it(client: OpenAI, recorded: Path) -> None:
+    """By the header, or by the address alone."""
+    named = client.with_options(default_headers={"x-kapelle-session": "mine", "x-kapelle-task": "t-1"})
+    there = client.with_options(base_url=f"{str(client.base_url).removesuffix('v1/')}sessions/mine/v1")
+    say(named, [{"role": "user", "content": "plan"}], "first")
+    say(there, [{"role": "user", "content": "do"}], "second")
+    say(named, [{"role": "user", "content": "plan again"}], "first")
+    told = there.post("/reward", body={"rewards": {"second": -1.0}}, cast_to=dict[str, Any])
+    known = episode(recorded, told)
+    assert [turn.agent for turn in known.turns] == ["first", "second", "first"]
+    assert known.rewards == {"second": -1.0}
+    assert known.task.id == "t-1"
+    assert told["restarts"] == 1, "`first` began anew"
+
+
+def test_edits_and_compaction_begin_anew_and_are_counted(client: OpenAI, recorded: Path) -> None:
+    named = client.with_options(default_headers={"x-kapelle-session": "edited"})
+    messages: Messages = [{"role": "user", "content": "one"}]
+    say(named, messages)
+    kept = list(messages)
+    for words in ("two", "two, in other words"):
+        branch = [*kept, {"role": "user", "content": words}]
+        say(named, branch)
+    say(named, [{"role": "user", "content": "a summary of it all"}])
+    edited = [
+        messages[0],
+        {**messages[1], "content": "what it never said"},
+        {"role": "user", "content": "two"},
+    ]
+    say(named, edited)
+    told = reward(client, "edited", reward=1.0)
+    assert (told["turns"], told["branches"], told["restarts"]) == (5, 1, 2)
+    turns = episode(recorded, told).turns
+    opening = turns[0].prompt_ids + turns[0].completion_ids
+    assert [turn.prompt_ids[: len(opening)] == opening for turn in turns] == [False, True, True, False, False]
+
+
+def test_the_answers_own_tokens_are_read_where_its_text_would_be_others(
+    client: OpenAI, recorded: Path, play: Play
+) -> None:
+    """An answer cut off inside a character, or with special tokens, is no text that tokenises to the same ids."""
+    renderer = play.engine.renderer(play.team.policy("first").name)
+    for seed in range(20):
+        messages: Messages = [{"role": "user", "content": f"x{seed}"}]
+        name = session_of(say(client, messages, seed=seed))
+        messages.append({"role": "user", "content": "y"})
+        assert session_of(say(client, messages, seed=seed)) == name
+        turns = episode(recorded, reward(client, name, reward=0.0)).turns
+        assert turns[1].prompt_ids[: len(turns[0].prompt_ids)] == turns[0].prompt_ids
+        assert turns[1].prompt_ids == renderer.extend(
+            turns[0].prompt_ids, turns[0].completion_ids, turns[1].heard
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"reward": "1"}, 400),
+        ({"rewards": {"third": 1.0}}, 400),
+        ({"reward": 1.0, "success": 2.0}, 400),
+    ],
+)
+def test_a_reward_that_is_none(client: OpenAI, body: dict[str, Any], status: int) -> None:
+    name = session_of(say(client, [{"role": "user", "content": "x"}]))
+    with pytest.raises(APIStatusError) as refused:
+        reward(client, name, **body)
+    assert refused.value.status_code == status
+    assert reward(client, name, reward=0.0)["turns"] == 1, "the session is still there"

@@ -1,0 +1,79 @@
+"""Answers that are read while they are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "2+2?"}], "seed": 3, "max_tokens": 40}
+
+
+def test_an_agents_pieces_make_the_whole(client: OpenAI) -> None:
+    model = "duo/first"
+    whole = client.chat.completions.create(model=model, **ASKED, n=2, logprobs=True)
+    pieces = list(
+        client.chat.completions.create(
+            model=model, **ASKED, n=2, logprobs=True, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert len({piece.id for piece in pieces}) == 1
+    assert pieces[-1].usage == whole.usage
+    for k, choice in enumerate(whole.choices):
+        own = [c for piece in pieces for c in piece.choices if c.index == k]
+        assert "".join(c.delta.content or "" for c in own) == choice.message.content
+        assert [c.finish_reason for c in own if c.finish_reason] == [choice.finish_reason]
+        heard = [token for c in own if c.logprobs for token in c.logprobs.content or []]
+        assert choice.logprobs is not None
+        assert heard == choice.logprobs.content
+        assert sum(bool(c.delta.content) for c in own) > 1, "it came in pieces"
+
+
+def test_a_team_answers_by_its_workflow(client: OpenAI) -> None:
+    """The debate of two agents over two rounds, whose turns stand beside the answer."""
+    said = client.chat.completions.create(model="duo", **ASKED)
+    assert said.choices[0].model_extra is not None
+    turns = said.choices[0].model_extra["kapelle"]["turns"]
+    assert [turn["agent"] for turn in turns] == ["first", "second"] * (len(turns) // 2)
+    assert len(turns) >= 4
+    assert said.choices[0].message.content in [turn["text"] for turn in turns[-2:]]
+    assert said.usage is not None
+    assert said.usage.completion_tokens == sum(turn["tokens"] for turn in turns)
+    assert client.chat.completions.create(model="duo", **ASKED).choices == said.choices, "the seed repeats it"
+
+
+def test_a_teams_agents_are_heard_as_they_speak(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model="duo", **ASKED)
+    pieces = list(client.chat.completions.create(model="duo", **ASKED, stream=True))
+    assert (
+        "".join(c.delta.content or "" for p in pieces for c in p.choices) == whole.choices[0].message.content
+    )
+    words: list[list[str]] = []
+    now: dict[str, list[str]] = {}
+    for piece in pieces:
+        heard = (piece.model_extra or {}).get("kapelle", {})
+        if heard.get("begins"):
+            now[heard["agent"]] = [heard["agent"], ""]
+            words.append(now[heard["agent"]])
+        elif "agent" in heard:
+            now[heard["agent"]][1] += heard["text"]
+    assert whole.choices[0].model_extra is not None
+    turns = whole.choices[0].model_extra["kapelle"]["turns"]
+    assert words == [[turn["agent"], turn["text"]] for turn in turns]
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"stop": "x"}, "stop"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "messages"),
+    ],
+)
+def test_what_only_an_agent_can_be_asked(client: OpenAI, extra: dict[str, Any], named: str) -> None:
+    from openai import BadRequestError
+
+    with pytest.raises(BadRequestError) as refused:
+        client.chat.completions.create(model="duo", **{**ASKED, **extra})
+    assert refused.value.param == named

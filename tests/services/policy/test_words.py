@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kapelle.services.policy.words import Words
+
+
+def spoken(ids: Sequence[int]) -> str:
+    """Bytes as tokens: a character may take several."""
+    return bytes(ids).decode("utf-8", "replace")
+
+
+@given(
+    st.text(max_size=40), st.lists(st.integers(1, 5), max_size=60), st.sampled_from([(), ("stop",), ("é!",)])
+)
+def test_pieces_are_whole_characters_and_make_the_text(
+    text: str, sizes: list[int], stops: tuple[str, ...]
+) -> None:
+    ids = text.encode("utf-8", "replace")
+    text = ids.decode()
+    for stop in stops:
+        text = text.partition(stop)[0]
+    words, told, place = Words(spoken, stops), "", 0
+    for size in sizes:
+        if any(stop in ids[: place + size].decode("utf-8", "replace") for stop in stops):
+            break
+        told += words.hear(ids[place : place + size])
+        place += size
+        assert text.startswith(told), "nothing is taken back"
+    assert told + words.end(text) == text
+
+
+def test_a_call_is_not_told_in_pieces() -> None:
+    words = Words(spoken, marks=("<tool_call>",))
+    assert words.hear(b"I call <tool_") == "I call "
+    assert words.hear(b"box> and <tool_call>{") == "<tool_box> and "
+    assert words.hear(b"}") == ""
+    assert words.end("I call <tool_box> and <tool_call>{}") == "<tool_call>{}"
