@@ -62,7 +62,14 @@ def done(commands: list[list[str]], recipes: Sequence[str], folder: Path) -> tup
 def test_looking_at_recipes_and_runs_imports_no_torch(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     commands = [["train", name, "--dry-run"] for name in builtin_recipes() if name not in WITH_DATA]
-    commands += [["validate", "demo"], ["recipes", "ls"], ["recipes", "show", "demo"], ["runs", "ls"]]
+    commands += [
+        ["plan", "demo", "--gpu-memory", "80"],
+        ["plan", "kuhn", "--json"],
+        ["validate", "demo"],
+        ["recipes", "ls"],
+        ["recipes", "show", "demo"],
+        ["runs", "ls"],
+    ]
     codes, libraries = done(commands, WITH_DATA, tmp_path)
     assert codes == dict.fromkeys(codes, 0)
     assert libraries & HEAVY == set()

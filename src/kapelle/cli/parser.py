@@ -85,7 +85,7 @@ def overview() -> str:
             *lines,
             "",
             "`kapelle COMMAND --help` shows what a command takes; `kapelle --version` shows the version.",
-            "Exit codes: 0 done, 2 something is wrong with what was asked or nothing could be measured, 130 Ctrl-C, 143 SIGTERM.",
+            "Exit codes: 0 done, 2 something is wrong with what was asked or nothing could be measured, 3 a plan does not fit, 130 Ctrl-C, 143 SIGTERM.",
         ]
     )
 
@@ -118,6 +118,18 @@ def _train(parser: argparse.ArgumentParser) -> None:
         "show who acts with which weights and every setting with its origin; loads no model, writes nothing",
     )
     _add_output(parser)
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    _add_words(parser, "RECIPE …", f"{RECIPE_HELP}; YAML files laid over it; then settings, {SETTINGS_HELP}")
+    _add_real(parser)
+    parser.add_argument(
+        "--gpu-memory",
+        type=_gigabytes,
+        metavar="GB",
+        help="memory of each GPU in GB; says what fits, and what to change where it does not (exit code 3)",
+    )
+    add_flag(parser, "--json", ONE_OBJECT)
 
 
 def _eval(parser: argparse.ArgumentParser) -> None:
@@ -304,6 +316,13 @@ def _launch(parser: argparse.ArgumentParser) -> None:
     declare_launch(parser)
 
 
+def _gigabytes(text: str) -> float:
+    number = float(text)
+    if not 0.0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no amount of memory")
+    return number
+
+
 COMMANDS: Mapping[str, Command] = {
     "demo": Command(
         "[key.path=value …] [--run-dir DIR] [--json] [--no-rich]",
@@ -324,6 +343,12 @@ COMMANDS: Mapping[str, Command] = {
         "write the batch script or manifest that trains a recipe on a cluster",
         "launch",
         _launch,
+    ),
+    "plan": Command(
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--gpu-memory GB] [--json]",
+        "say how much memory a run will need and what fits, before anything is loaded",
+        "plan",
+        _plan,
     ),
     "eval": Command(
         "(RUN | --model PATH --environment NAME [--real]) [key.path=value …] [--no-baselines] [--json]",

@@ -125,8 +125,8 @@ def _say_how_to_continue(run_dir: Path, whole: Path, lost: str | None, stream: T
 
 def _about(source: Source) -> list[str]:
     """Return what is trained here, in words."""
-    from kapelle.cli.weights_map import amount
     from kapelle.models.outline_reading import outline
+    from kapelle.planning.weights_map import amount
 
     model = source.config.model
     lines = [" ".join(source.config.description.split())] if source.config.description else []

@@ -57,7 +57,8 @@ def _next_commands(source: Source) -> NextCommands:
 
 def _dry_run(source: Source, *, as_json: bool) -> int:
     from kapelle.cli.annotated import annotated_yaml
-    from kapelle.cli.weights_map import describe, weights_map
+    from kapelle.planning.situation import in_four_bits
+    from kapelle.planning.weights_map import describe, weights_map
     from kapelle.setup.preparation import prepare
     from kapelle.setup.programs import without_programs
     from kapelle.signals.reference import ReferenceLogProbs
@@ -69,6 +70,8 @@ def _dry_run(source: Source, *, as_json: bool) -> int:
         prepared.outlines,
         references=prepared.algorithm.need(ReferenceLogProbs) is not None,
         half=config.model.dtype != "float32",
+        nf4=in_four_bits(config, prepared.team),
+        optimizer=config.optimizer.name,
     )
     values = config.model_dump(mode="json")
     changed = {key: origin for key, origin in source.origin.items() if origin != "default"}

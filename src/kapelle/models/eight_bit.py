@@ -30,14 +30,15 @@ def check_bitsandbytes(setting: str, instead: str) -> None:
         )
 
 
-def check_four_bit(path: str) -> None:
-    """Raise ConfigError where `model.quantization` cannot work with the model at a path, or on this machine."""
+def check_four_bit(path: str, *, here: bool = True) -> None:
+    """Raise ConfigError where `model.quantization` cannot work with the model at a path, or, if it runs `here`, on this machine."""
     if path == "embedded":
         raise ConfigError(
             "`model.quantization: nf4` reads a pretrained model, but `model.path` is `embedded`. Name a model, or set "
             "`model.quantization: null`."
         )
-    check_bitsandbytes("model.quantization: nf4", "model.quantization: null")
+    if here:
+        check_bitsandbytes("model.quantization: nf4", "model.quantization: null")
 
 
 def four_bit(dtype: torch.dtype, device: str | None) -> dict[str, Any]:

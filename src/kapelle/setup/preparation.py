@@ -58,11 +58,13 @@ def prepare(
     given: Mapping[str, LanguageModel] | None = None,
     *,
     training: bool = True,
+    elsewhere: bool = False,
     passed: Passed | None = None,
 ) -> Prepared:
     """Make every check that needs no weights and return what the run is made of.
 
-    `given` are models in memory, by path. Without `training`, the checks that only training needs are left out.
+    `given` are models in memory, by path. Without `training`, the checks that only training needs are left out; for a run
+    `elsewhere`, those of what is installed here and of this machine's devices.
     `passed` is called after each check. Raises the first KapelleError that the run would meet.
     """
     given = given or {}
@@ -70,7 +72,7 @@ def prepare(
     algorithm = build_algorithm(config)
     team = build_team(config, algorithm)
     report("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
-    check_run(config, algorithm, team, given, training)
+    check_run(config, algorithm, team, given, training, elsewhere)
     report("algorithm", f"{algorithm.name} can train this team")
     report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
     if passed is not None:

@@ -30,15 +30,20 @@ if TYPE_CHECKING:
 
 
 def check_run(
-    config: RunConfig, algorithm: Algorithm, team: Team, given: Container[str] = (), training: bool = True
+    config: RunConfig,
+    algorithm: Algorithm,
+    team: Team,
+    given: Container[str] = (),
+    training: bool = True,
+    elsewhere: bool = False,
 ) -> None:
     """Raise the first error that these settings would lead to; cheap, loads no model.
 
-    `given` are the paths of models that are in memory already.
+    `given` are the paths of models that are in memory already; a run `elsewhere` needs no library or device of this machine.
     """
     environment = config.environment
     workflow = config.workflow
-    if isinstance(config.engine, ChecksItself):
+    if isinstance(config.engine, ChecksItself) and not elsewhere:
         config.engine.check()
     environment.check(team.names)
     if config.episode.environment_workers:
@@ -49,14 +54,24 @@ def check_run(
         if path not in given:
             check_model_path(path)
     if config.model.quantization is not None and config.model.path not in given:
-        check_four_bit(config.model.path)
+        check_four_bit(config.model.path, here=not elsewhere)
     if training:
         if config.warmup is not None and config.model.path in given:
             raise ConfigError(
                 f"`warmup` makes a model of its own from `model.path`, but '{config.model.path}' is in memory already: the "
                 "model that you passed would not be used. Leave `warmup` out, or pass no model."
             )
+        if not elsewhere:
+            _check_machine(config)
         _check_training(config, algorithm, team)
+
+
+def _check_machine(config: RunConfig) -> None:
+    """Refuse settings for libraries or devices that are not here."""
+    if config.optimizer.name != "adamw":
+        check_bitsandbytes(f"optimizer.name: {config.optimizer.name}", "optimizer.name: adamw")
+    for tracker in config.trackers:
+        check_tracker(tracker.name)
 
 
 def _check_turns(workflow: Workflow, team: Team) -> None:
@@ -77,10 +92,6 @@ def _check_turns(workflow: Workflow, team: Team) -> None:
 
 
 def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
-    if config.optimizer.name != "adamw":
-        check_bitsandbytes(f"optimizer.name: {config.optimizer.name}", "optimizer.name: adamw")
-    for tracker in config.trackers:
-        check_tracker(tracker.name)
     judging = algorithm.critic is not None and algorithm.critic.everyone
     if judging and team.trained:
         raise ConfigError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kapelle.models.outline import Outline, adapter_parameters
+from kapelle.planning.held import MOMENTS, base_bytes
+from kapelle.planning.shape import BYTES
 from kapelle.team import Place, Policy, Rate, Team
 
 
@@ -50,18 +52,26 @@ class WeightsMap:
     weight_bytes: int
     """Weights of bases and adapters: what trains in float32, frozen bases in the compute type."""
     training_bytes: int
-    """Gradients, AdamW's two moments and reference copies; activations and KV caches come on top."""
+    """Gradients, AdamW's two moments and reference copies; `kapelle plan` counts activations and KV caches too."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
         return asdict(self)
 
 
-def weights_map(team: Team, models: Mapping[str, Outline], references: bool, half: bool) -> WeightsMap:
+def weights_map(
+    team: Team,
+    models: Mapping[str, Outline],
+    references: bool,
+    half: bool,
+    *,
+    nf4: Collection[str] = (),
+    optimizer: str = "adamw",
+) -> WeightsMap:
     """Return the map of a team whose bases have these outlines.
 
     `references`: every trained policy keeps a frozen copy; `half`: the compute type takes 2 bytes. Frozen bases
-    are held in it; forward passes cast those that are trained.
+    are held in it, those in `nf4` in four bits; forward passes cast those that are trained. `optimizer` is its name.
     """
     default = Place("bfloat16" if half else "float32")
     places = {base: team.places.get(base, default) for base in models}
@@ -72,7 +82,6 @@ def weights_map(team: Team, models: Mapping[str, Outline], references: bool, hal
         *frozen.values(),
         *team.trained_bases,
     } & models.keys()  # frozen ones of one path and place are one
-    each = {base: _bytes(places[base], trained=base in team.trained_bases) for base in copies}
     sizes = {base: model.parameters for base, model in models.items()}
     learners = [_policy(name, policy, team, models, sizes) for name, policy in team.policies.items()]
     for name, critic in team.critics.items():
@@ -87,22 +96,27 @@ def weights_map(team: Team, models: Mapping[str, Outline], references: bool, hal
     return WeightsMap(
         tuple(learners),
         tuple(
-            Base(name, path, sizes[name], _place(team.places.get(name, Place())))
+            Base(name, path, sizes[name], _place(team.places.get(name, Place()), name in nf4))
             for name, path in team.bases.items()
         ),
-        weight_bytes=sum(each[base] * sizes[base] for base in copies) + adapters,
-        training_bytes=12 * trained + 4 * copied,
+        weight_bytes=sum(
+            _held(models[base], places[base], base in team.trained_bases, base in nf4) for base in copies
+        )
+        + adapters,
+        training_bytes=int((4 + MOMENTS[optimizer]) * trained) + 4 * copied,
     )
 
 
-def _bytes(place: Place, *, trained: bool) -> int:
-    """Return the bytes of one weight of a base: forward passes cast those that train to a compute type of 2."""
-    half = place.dtype != "float32"
-    return 4 + 2 * half if trained else 4 - 2 * half
+def _held(model: Outline, place: Place, trained: bool, nf4: bool) -> int:
+    """Return the bytes of a base: forward passes cast those that train to a compute type of 2."""
+    size = BYTES[place.dtype]
+    if trained:
+        return (4 if size == 4 else 4 + size) * model.parameters
+    return base_bytes(model, size, nf4=nf4)
 
 
-def _place(place: Place) -> str:
-    kind = "" if place.dtype == "float32" else place.dtype
+def _place(place: Place, nf4: bool) -> str:
+    kind = "nf4" if nf4 else "" if place.dtype == "float32" else place.dtype
     return " ".join(word for word in (kind, place.device and f"on {place.device}") if word)
 
 

@@ -1,0 +1,97 @@
+"""`kapelle plan`: what a run will need, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kapelle.cli.output import say
+from kapelle.cli.quiet import hush
+
+if TYPE_CHECKING:
+    from kapelle.planning import Plan, Process
+
+DOES_NOT_FIT = 3
+"""Exit code of a plan that does not fit."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; 0 if it fits or no limit is given, 3 if it does not."""
+    hush()
+    from kapelle.cli.source import read_recipe
+    from kapelle.cli.staged import find_stages
+    from kapelle.planning import plan
+
+    staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
+    if staged is not None:
+        plans = {
+            stage.name: plan(config, gpu_memory=arguments.gpu_memory) for stage, config in staged.checked()
+        }
+    else:
+        config = read_recipe(arguments.words, real=arguments.real).config
+        plans = {"": plan(config, gpu_memory=arguments.gpu_memory)}
+    if arguments.json:
+        rows = {name: found.row() for name, found in plans.items()}
+        say(json.dumps(rows.get("", {"stages": rows}), indent=1))
+    else:
+        for name, found in plans.items():
+            for line in (*([f"stage {name}", ""] if name else []), *lines(found), ""):
+                say(line)
+    return 0 if all(found.fits for found in plans.values()) else DOES_NOT_FIT
+
+
+def lines(found: Plan) -> Iterator[str]:
+    """Yield a plan as text."""
+    from kapelle.planning.weights_map import describe, size
+
+    yield "weights: which agent acts with which, and what trains (nothing is loaded)"
+    yield from (f"  {line}" for line in describe(found.weights)[:-1])
+    yield ""
+    work = found.situation.work
+    yield (
+        f"a step: {work.tasks} tasks x {work.group} episodes, {len(work.said)} answers in an episode; the longest text has "
+        f"{work.longest} tokens"
+    )
+    if not work.played:
+        yield "  worlds that rely on servers were not opened: every agent is taken to answer once, to its first prompt"
+    for process in found.processes:
+        yield ""
+        yield f"{process.name} on {process.device}: {size(process.peak)}, in the {process.worst.name} phase"
+        yield from _table(process)
+    if found.memory is None:
+        return
+    yield ""
+    yield from _verdict(found)
+
+
+def _table(process: Process) -> Iterator[str]:
+    from kapelle.planning.memory import KINDS
+    from kapelle.planning.weights_map import size
+
+    kinds = [kind for kind in KINDS if any(phase.kinds.get(kind) for phase in process.phases)]
+    width = max(map(len, kinds))
+    yield "  ".join(["", " " * width, *(f"{phase.name:>10}" for phase in process.phases)])
+    for kind in (*kinds, "together"):
+        cells = (phase.total if kind == "together" else phase.kinds.get(kind, 0) for phase in process.phases)
+        yield "  ".join(["", f"{kind:{width}}", *(f"{size(cell) if cell else '':>10}" for cell in cells)])
+
+
+def _verdict(found: Plan) -> Iterator[str]:
+    from kapelle.planning.weights_map import size
+
+    assert found.memory is not None
+    assert found.limits is not None
+    for device, held in found.devices.items():
+        verb = "fits" if held <= found.memory else "does not fit"
+        yield f"{device}: {size(held)} of {size(found.memory)}: {verb}"
+    most = found.limits
+    yield f"largest that fit, each alone: training.microbatch_tokens={most.microbatch_tokens}; {most.rows} answers at once"
+    yield f"  (training.tasks_per_step={most.tasks_per_step}); texts of {most.longest_text} tokens"
+    if found.advice:
+        yield "to make it fit, in this order:"
+        for each in found.advice:
+            yield f"  {each.setting:42} {size(each.peak):>8}   {each.costs}"
+        if found.advice[-1].peak > found.memory:
+            yield "  and still it does not: a smaller model, adapters in place of whole weights, or more memory"

@@ -1,0 +1,133 @@
+"""Memory of sampling in this process, term by term as `engines/rollout/local` and `models/fast` hold it.
+
+keys and values  2 · blocks · J · E in the compute type for each token place. Prompts take as many places as the longest of
+                 those that join together; where a prompt has two rows or more, it is stored once. Generated tokens
+                 take whole blocks of 16 places, and while full ones are joined (up to 64), a second copy of those.
+                 Rows of earlier turns are kept for the prompts that continue them, up to `engine.kept_tokens` places.
+logits           of all rows: those that were read and their exponentials in float32, these and their sums in float64; once
+                 more where a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
+reading          activations of one pass over at most 1,024 prompt tokens, or one longer prompt; nothing is kept
+merged weights   small models are sampled with copies of their matrices that have the adapter in them (`fused.py`)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kapelle.planning.shape import Shape
+
+TAIL, BLOCK, SHARED = 16, 64, 2
+"""`models/fast/kv_cache.py`: places added at a time, places up to which blocks are joined, rows that share a prompt."""
+PRODUCTS = 512
+"""`models/fast/attention.py`: most keys whose weights attention holds on a CPU."""
+CHUNK = 1024
+"""`engines/rollout/local/flat_rows.py`: prompt tokens of a pass."""
+LARGEST, LARGE = 1 << 26, 1 << 17
+"""`models/fast/fused.py`: most weights of all copies, and weights of a matrix that is kept packed alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one base that are in flight together."""
+
+    rows: int
+    prompts: int
+    """Distinct ones."""
+    prompt: int
+    """Tokens of the longest."""
+    answer: int
+    """Most tokens that are sampled."""
+    tempered: bool
+    """Whether any temperature is not 1."""
+    adapters: int = 1
+    """Different ones, the bare base among them."""
+
+
+def places(work: Rows, *, flat: bool = True) -> tuple[int, int]:
+    """Return the token places of keys and values at the end, and the most while blocks are joined.
+
+    Without the `flat` pass, the cache of `transformers` holds every row's prompt and as many places as tokens.
+    """
+    if not flat:
+        end = work.rows * (work.prompt + work.answer - 1)
+        return end, end
+    blocks: list[int] = []
+    most = 0
+    for _ in range(-(-(work.answer - 1) // TAIL)):
+        joined = 0
+        if len(blocks) > 1 and blocks[-2] < BLOCK:
+            joined = sum(blocks[-2:])
+        most = max(most, sum(blocks) + joined)
+        if joined:
+            blocks[-2:] = [joined]
+        blocks.append(TAIL)
+    prompts = (work.prompts if work.rows >= SHARED * work.prompts else work.rows) * work.prompt
+    return prompts + work.rows * sum(blocks), prompts + work.rows * max(most, sum(blocks))
+
+
+def place_bytes(shape: Shape, size: int) -> int:
+    """Return the bytes of keys and values of one token."""
+    return 2 * shape.depth * shape.key_heads * shape.head_size * size
+
+
+def step_logits(shape: Shape, work: Rows) -> int:
+    """Return the most bytes of logits in a step of sampling."""
+    sampled = work.rows * (4 + 4 + 8 + 8 + 4 * work.tempered)
+    read = 4 * (max(2 * work.prompts, work.prompts + work.rows))
+    return shape.vocabulary * max(sampled, read)
+
+
+def reading(shape: Shape, work: Rows, size: int, *, fused: bool, cpu: bool) -> int:
+    """Return the most bytes of activations in one pass over prompts.
+
+    Either in a block's second half, whose products of gate and up projection are there twice (of this block and of the
+    one before where adapters are merged; else with what is made of them), beside the first half's; or in attention,
+    which on a CPU holds the weights of up to 512 keys. `transformers` reads all rows in one pass.
+    """
+    tokens = work.prompt * max(1, min(work.prompts, CHUNK // work.prompt))
+    if not shape.flat:
+        tokens = work.prompt * work.rows
+    queries, keys = shape.heads * shape.head_size, shape.key_heads * shape.head_size
+    stream, h, gates = 4 * shape.hidden, size * shape.hidden, 2 * size * shape.inner
+    heads = size * (queries + 2 * keys)
+    weights = size * shape.heads * (work.prompt + 32) // 2 if cpu and work.prompt <= PRODUCTS else 0
+    attended = size * 2 * (queries + keys) + weights
+    if fused:
+        second = stream + 2 * h + heads + size * queries + 2 * gates + 4 * shape.head_size
+        second += gates * (work.adapters > 1)  # the products of each adapter's rows, before they are joined
+        first = stream + h + heads + gates + attended + 4 * shape.head_size
+    else:
+        second = 3 * stream + 2 * h + 2 * gates + size * queries + 8 * shape.head_size
+        first = stream + 2 * heads + size * queries + attended + 8 * shape.head_size
+    return tokens * max(first, second)
+
+
+def merges(shape: Shape, adapters: int) -> bool:
+    """Return whether sampling makes copies with adapters merged in, for so many policies on a base."""
+    return shape.flat and shape.block * max(adapters, 1) + shape.head <= LARGEST
+
+
+def merged(shape: Shape, adapters: int, size: int, *, cpu: bool) -> int:
+    """Return the bytes of the copies of the matrices, for so many adapters in use, and of the head.
+
+    On a CPU a matrix of fewer than 131,072 weights in float32 is held plain and packed.
+    """
+    turned = (shape.heads + 2 * shape.key_heads) * shape.head_size
+    sides = (
+        (turned, shape.hidden),
+        (shape.heads * shape.head_size, shape.hidden),
+        (2 * shape.inner, shape.hidden),
+        (shape.inner, shape.hidden),
+    )
+    each = sum(_matrix(wide * out, size, cpu=cpu) for wide, out in sides)
+    return adapters * shape.depth * each + _matrix(shape.head, size, cpu=cpu)
+
+
+def making_merged(shape: Shape, size: int, *, cpu: bool) -> int:
+    """Return the bytes beside them while the head's copy is made: it is scaled in float32, and rounded last."""
+    return shape.head * 4 * (2 if size == 4 else 3) - _matrix(shape.head, size, cpu=cpu)
+
+
+def _matrix(weights: int, size: int, *, cpu: bool) -> int:
+    twice = cpu and weights < LARGE and size == 4
+    return weights * size * (1 + twice)

@@ -1,0 +1,198 @@
+"""Everything that a plan counts with: a run's team, models, lengths and settings, as plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kapelle.algorithm import CriticSpec
+from kapelle.models.architectures import read_settings
+from kapelle.models.embedded import settings_of
+from kapelle.models.outline import Outline
+from kapelle.models.renderer import ChatRenderer
+from kapelle.models.renderer_loading import load_renderer
+from kapelle.models.targets import adapted_layers, linear_layers
+from kapelle.planning.shape import BYTES, Shape, shape_of
+from kapelle.planning.workload import Workload, workload
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.preparation import Prepared
+from kapelle.signals.embeddings import Embeddings
+from kapelle.signals.reference import ReferenceLogProbs
+from kapelle.team import Lora, Place, Team
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter's size."""
+
+    parameters: int
+    low: int
+    """Its rank times its layers in one block."""
+    masked: int
+    """Features in of these layers, if it has dropout."""
+    output: bool
+    """Whether one of them is what follows attention."""
+
+
+NOTHING = Adapter(0, 0, 0, output=False)
+OUTPUTS = ("o_proj", "c_proj", "out_proj", "dense")
+"""How layers that follow attention are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A run as far as its memory depends on it."""
+
+    team: Team
+    outlines: Mapping[str, Outline]
+    """By base, as the two below."""
+    shapes: Mapping[str, Shape]
+    adapters: Mapping[str, Adapter]
+    """By policy or critic."""
+    places: Mapping[str, Place]
+    """With the device that each base is on."""
+    nf4: frozenset[str]
+    """Bases whose linear layers are held in four bits."""
+    work: Workload
+    critic: CriticSpec | None
+    references: bool
+    embedders: bool
+    optimizer: str
+    microbatch_tokens: int
+    checkpointing: bool
+    minibatches: int
+    often: bool
+    """Whether an update takes several optimiser steps, before which learners are copied."""
+    skips: bool
+    """Whether a bad step is undone, for which its learner is copied."""
+    entropy: bool
+    plays: bool
+    """Whether the team samples in training."""
+    problems: int
+    """Tasks of an evaluation; 0 for none."""
+    steps: int
+    overlap: bool
+    engine: str
+    max_rows: int
+    kept_tokens: int
+    kv_gib: float
+    """What `engine.kv_gib` gives vLLM for each base."""
+    served: str
+    """`engine.server` of vLLM."""
+
+    def size(self, base: str) -> int:
+        """Return the bytes of a base's compute type."""
+        return BYTES[self.places[base].dtype]
+
+    def cpu(self, base: str) -> bool:
+        """Return whether a base is on a CPU."""
+        return self.device(base) == "cpu"
+
+    def device(self, base: str) -> str:
+        """Return the device of a base."""
+        return self.places[base].device or "cpu"
+
+    def learners(self, base: str) -> list[str]:
+        """Return the policies and critics on a base that train."""
+        policies = [
+            name for name, policy in self.team.policies.items() if policy.trained and policy.base == base
+        ]
+        return policies + [
+            n for n, critic in self.team.critics.items() if critic.trained and critic.base == base
+        ]
+
+
+def situation(prepared: Prepared, device: str) -> Situation:
+    """Return the situation of a run that passed all checks; bases without a device of their own are on `device`."""
+    config, team, algorithm = prepared.config, prepared.team, prepared.algorithm
+    renderers = renderers_of(prepared)
+    data = algorithm.data
+    candidates = data.tree.candidates if data.tree else 1
+    embeddings = algorithm.need(Embeddings)
+    nf4 = in_four_bits(config, team)
+    shapes = {
+        base: shape_of(_settings(path, config), prepared.outlines[base], codes=base in nf4)
+        for base, path in team.bases.items()
+    }
+    engine, evaluation = config.engine.model_dump(), config.evaluation
+    evaluates = [evaluation.problems] * evaluation.before_and_after
+    evaluates += [evaluation.problems_while_training] * bool(evaluation.every)
+    return Situation(
+        team,
+        prepared.outlines,
+        shapes,
+        _adapters(team, prepared.outlines, shapes),
+        {base: _place(base, config, team, device) for base in team.bases},
+        nf4,
+        workload(config, team, renderers, data.group_size * candidates),
+        algorithm.critic,
+        algorithm.need(ReferenceLogProbs) is not None,
+        embeddings is not None and embeddings.reader == "base",
+        config.optimizer.name,
+        config.training.microbatch_tokens,
+        config.training.gradient_checkpointing,
+        algorithm.update.minibatches,
+        algorithm.update.order.sequential or algorithm.update.epochs * algorithm.update.minibatches > 1,
+        config.training.non_finite == "skip",
+        algorithm.update.entropy,
+        algorithm.plays,
+        max(evaluates, default=0),
+        config.training.steps,
+        config.training.overlap and algorithm.plays,
+        str(engine["name"]),
+        int(engine.get("max_rows", 1024)),
+        int(engine.get("kept_tokens", 0)),
+        float(engine.get("kv_gib", 0.0)),
+        str(engine.get("server", "")),
+    )
+
+
+def _adapters(team: Team, outlines: Mapping[str, Outline], shapes: Mapping[str, Shape]) -> dict[str, Adapter]:
+    loras = {name: (policy.base, policy.lora) for name, policy in team.every.items()}
+    loras |= {name: (critic.base, critic.lora) for name, critic in team.critics.items()}
+    return {
+        name: _adapter(outlines[base], lora, shapes[base].depth)
+        for name, (base, lora) in loras.items()
+        if lora is not None
+    }
+
+
+def _adapter(outline: Outline, lora: Lora, depth: int) -> Adapter:
+    features, paths = linear_layers(outline.layers), adapted_layers(outline.layers, lora.targets)
+    wide = sum(features[path][0] for path in paths)
+    return Adapter(
+        lora.rank * sum(sum(features[path]) for path in paths),
+        lora.rank * len(paths) // depth,
+        wide // depth if lora.dropout else 0,
+        any(path.endswith(OUTPUTS) for path in paths),
+    )
+
+
+def renderers_of(prepared: Prepared) -> dict[str, ChatRenderer]:
+    """Return how text becomes tokens, by path of a base."""
+    model = prepared.config.model
+    return {
+        path: prepared.given[path].renderer if path in prepared.given else load_renderer(path, model)
+        for path in set(prepared.team.bases.values())
+    }
+
+
+def _settings(path: str, config: RunConfig) -> Mapping[str, object]:
+    return settings_of(config.model.embedded) if path == "embedded" else read_settings(path)
+
+
+def in_four_bits(config: RunConfig, team: Team) -> frozenset[str]:
+    """Return the bases whose linear layers are held in four bits."""
+    if config.model.quantization is None:
+        return frozenset()
+    return frozenset(
+        base for base, path in team.bases.items() if path != "embedded" and base not in team.trained_bases
+    )
+
+
+def _place(base: str, config: RunConfig, team: Team, device: str) -> Place:
+    place = team.places.get(base, Place(config.model.dtype, config.model.device))
+    if place.device is not None:
+        return place
+    # kapelle's own small model is on the CPU unless a device is named.
+    return Place(place.dtype, "cpu" if team.bases[base] == "embedded" else device)

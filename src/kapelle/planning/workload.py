@@ -1,0 +1,178 @@
+"""What a step plays: the lengths of prompts and answers, found by playing some of its tasks with a stand-in.
+
+The stand-in answers at once, and every answer is as long as it may be. In games it makes the moves of the environment's
+script; elsewhere it repeats a word. Worlds that rely on servers or endpoints are not opened: there every agent is taken to
+answer once, to its first prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kapelle.engines.rollout.protocol import Completion, Renderer, Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environment import Alive, Environment, Scripted, asks_questions
+from kapelle.errors import ConfigError, KapelleError
+from kapelle.models.renderer import ChatRenderer
+from kapelle.rollout.play import make_play, rollout
+from kapelle.runtime.event_loop import run_async
+from kapelle.settings.schema import RunConfig
+from kapelle.team import Team
+from kapelle.training.tasks import training_tasks
+from kapelle.types import Message
+
+PLAYED = 8
+"""Most tasks that are played; the longest of each turn's prompts counts."""
+WORD = " the"
+_ARRIVING = 20
+"""Turns of the event loop in which all requests of a moment have arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One answer of an episode."""
+
+    policy: str
+    agent: str
+    moment: int
+    """Answers of the episode before it; those of one moment are sampled together."""
+    prompt: int
+    """Tokens."""
+    answer: int
+    """Most tokens."""
+    tempered: bool
+    """Whether its temperature is not 1."""
+    continues: bool = False
+    """Whether its prompt is the agent's last one with the answer to it, and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The answers of one episode, and how many episodes a step has."""
+
+    said: tuple[Said, ...]
+    tasks: int
+    group: int
+    """Episodes of a task."""
+    played: bool
+    """False if worlds were not opened, so that later turns are unknown."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        return max((said.prompt + said.answer for said in self.said), default=0)
+
+    def with_longest(self, tokens: int) -> Workload:
+        """Return it with every prompt so much longer, or shorter, that the longest text has so many tokens."""
+        more = tokens - self.longest
+        said = tuple(replace(each, prompt=max(1, each.prompt + more)) for each in self.said)
+        return replace(self, said=said)
+
+
+class _StandIn(ScriptedEngine):
+    """Answers of full length, and a record of them."""
+
+    def __init__(self, team: Team, environment: Environment, renderers: Mapping[str, ChatRenderer]) -> None:
+        super().__init__(dict.fromkeys(team.policies, lambda _: ""), renderers)
+        moves = isinstance(environment, Scripted) and not asks_questions(environment)
+        self._script = environment if moves and isinstance(environment, Scripted) else None
+        self.said: list[Said] = []
+        self._read: dict[str, tuple[int, ...]] = {}
+        """What each agent has read and written."""
+
+    async def generate(self, request: Request) -> Completion:
+        """Return an answer of the most tokens."""
+        moment = len(self.said)
+        for _ in range(_ARRIVING):
+            await asyncio.sleep(0)
+        most, sampling = request.sampling.max_tokens, request.sampling
+        words = self.renderer(request.policy).completion(WORD * 16)[:-1]
+        if self._script is not None:
+            text = self._script.script(request.agent, request.task, request.messages, request.seed)
+        else:
+            text = WORD * -(-most * 16 // max(1, len(words)))
+        ids = (words or (0,)) * (1 + most // max(1, len(words)))
+        before, prompt = self._read.get(request.agent), request.prompt_ids
+        continues = before is not None and prompt[: len(before)] == before
+        self._read[request.agent] = (*prompt, *ids[:most])
+        who = request.policy, request.agent
+        self.said.append(Said(*who, moment, len(prompt), most, sampling.temperature != 1, continues))
+        return Completion(ids[:most], (0.0,) * most, "stop", text, version=0, weights_hash="plan")
+
+
+def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer], group: int) -> Workload:
+    """Return what a step of these settings plays; `renderers` are by base path, `group` the episodes of a task.
+
+    Raises ConfigError where not one answer could be asked for.
+    """
+    by_policy = {
+        name: renderers[team.bases[policy.base]]
+        for name, policy in team.policies.items()
+        if not policy.endpoint
+    }
+    tasks = config.training.tasks_per_step
+    alive = config.environment.alive if isinstance(config.environment, Alive) else ()
+    if alive:
+        return Workload(_openings(config, team, by_policy), tasks, group, played=False)
+    episodes: list[list[Said]] = []
+    reason = ""
+    for task in training_tasks(config.environment, config, 1)[:PLAYED]:
+        stand_in = _StandIn(team, config.environment, by_policy)
+        play = make_play(config, team, stand_in)
+        try:
+            (found,) = run_async(lambda play=play, task=task: rollout(play, [task], 1, config.seed))  # type: ignore[misc]
+            reason = found.episodes[0].error or reason
+        except KapelleError as error:
+            reason = str(error)
+        if stand_in.said:
+            episodes.append(stand_in.said)
+    if not episodes:
+        raise ConfigError(
+            f"No episode of '{config.environment.name}' asks any agent: {reason or 'it ends at once'}. "
+            "`kapelle validate` checks the environment."
+        )
+    return Workload(_longest(episodes), tasks, group, played=True)
+
+
+def _longest(episodes: Sequence[Sequence[Said]]) -> tuple[Said, ...]:
+    """Return the answers of the episode with the most, each with the longest prompt of its kind in any episode."""
+    most = max(episodes, key=len)
+    prompts: dict[tuple[str, int], int] = {}
+    for episode in episodes:
+        counts: dict[str, int] = {}
+        for said in episode:
+            key = said.agent, counts.setdefault(said.agent, 0)
+            counts[said.agent] += 1
+            prompts[key] = max(prompts.get(key, 0), said.prompt)
+    counts = {}
+    longest = []
+    for said in most:
+        key = said.agent, counts.setdefault(said.agent, 0)
+        counts[said.agent] += 1
+        longest.append(replace(said, prompt=prompts[key]))
+    return tuple(longest)
+
+
+def _openings(config: RunConfig, team: Team, renderers: Mapping[str, Renderer]) -> tuple[Said, ...]:
+    """Return one answer of each agent to its first prompt."""
+    found = []
+    for moment, agent in enumerate(team.agents):
+        policy = team.policy(agent.name)
+        if policy.name not in renderers:
+            continue
+        lengths = [1]
+        for task in training_tasks(config.environment, config, 1)[:PLAYED]:
+            messages = [Message("system", agent.system)] if agent.system else []
+            messages.append(
+                Message("user", (agent.prompt or "{question}").replace("{question}", task.question))
+            )
+            lengths.append(len(renderers[policy.name].start(messages)))
+        sampling = agent.sampling
+        found.append(
+            Said(
+                policy.name, agent.name, moment, max(lengths), sampling.max_tokens, sampling.temperature != 1
+            )
+        )
+    return tuple(found)
