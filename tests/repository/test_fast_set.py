@@ -24,6 +24,7 @@ REACHED = {
     "kapelle.algorithms.shared.payments": "tests/algorithms/shared/test_rewards.py::TestTerminal::test_three_agents",
     "kapelle.algorithms.shared.tree": "tests/algorithms/test_reward_model.py::TestRefused::test_a_tree_of_candidates",
     "kapelle.cli.data": "tests/environments/data/test_preparation.py::test_a_command_writes_them_and_says_how_to_train",
+    "kapelle.cli.data_arguments": "tests/environments/data/test_preparation.py::test_a_command_writes_them_and_says_how_to_train",
     "kapelle.cli.launch_arguments": "tests/cli/test_launch.py::test_a_script_is_written_once",
     "kapelle.cli.play_exact": "tests/environments/test_mixture_games.py::test_exact_values_are_given_for_the_games_that_have_them",
     "kapelle.cli.player": "tests/cli/test_eval.py::test_games_are_measured_by_rewards",

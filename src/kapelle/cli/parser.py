@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from kapelle.cli.data_arguments import declare_data
 from kapelle.cli.launch_arguments import declare_launch
 from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_runs
 from kapelle.cli.serve_arguments import declare_serve
@@ -246,44 +247,6 @@ def _add_real(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["prepare"], help="write the files of a data set")
-    parser.add_argument("name", metavar="NAME", help="gsm8k, math, deepscaler, deepmath, anli or mbpp")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write; must not exist yet")
-    parser.add_argument(
-        "--source",
-        metavar="WHERE",
-        help="a folder, a file or `owner/name` on the Hugging Face hub (the usual name there)",
-    )
-    parser.add_argument(
-        "--train", default="", metavar="A,B", help="splits or files to train on, in place of the usual ones"
-    )
-    parser.add_argument("--test", default="", metavar="A,B", help="splits or files to test on")
-    parser.add_argument("--form", choices=["jsonl", "parquet"], default="jsonl", help="what to write (jsonl)")
-    parser.add_argument(
-        "--test-share",
-        type=_share,
-        default=0.1,
-        metavar="X",
-        help="share to test on where none is published (0.1)",
-    )
-    parser.add_argument(
-        "--max-unusable",
-        type=_share,
-        default=0.01,
-        metavar="X",
-        help="largest share of rows that may be left out as unusable (0.01)",
-    )
-    add_flag(parser, "--json", "print the manifest")
-
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0.0 <= share < 1.0:
-        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
-    return share
-
-
 def _add_run_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help="where the run is kept (runs/NAME-TIME)")
 
@@ -406,7 +369,7 @@ COMMANDS: Mapping[str, Command] = {
         "[--max-unusable X] [--json]",
         "write a data set's train and test files, to prepare them once and separately",
         "data",
-        _data,
+        declare_data,
     ),
     "info": Command("[--json]", "show what is installed and what this machine has", "info", _info),
 }
