@@ -2,8 +2,8 @@
 
 Per token of a pass and block, kapelle's own pass (`models/fast/blocks.py`) keeps for its backward pass
 
-    first half    x (D, float32), its norm h (D); where heads are normed the products q, k, v before it ((H + 2J)·E
-                  in float32, (H + J)·E cast to float32 in half precision) and a number per head
+    first half    x (D, float32), its norm h (D); where heads are normed queries and keys before that ((H + J)·E,
+                  float32) and a number per head
     attention     its queries, keys and values as they lie in its products, and its weights (below)
     output        what attention gathered (H·E), if the output projection has an adapter or trains
     second half   x (D, float32), its norm h (D), and gate, up, silu(gate) and their product (4·F)
@@ -60,8 +60,7 @@ def kept_by_block(shape: Shape, work: Pass, how: Compute) -> int:
     all_heads = shape.heads + shape.key_heads
     features = 2 * 4 * shape.hidden + 2 * b * shape.hidden + 2 * 4  # x, h and a norm's length, in both halves
     if shape.normed:
-        kept = (all_heads + shape.key_heads if b == 4 else all_heads) * shape.head_size
-        features += 4 * (kept + all_heads)
+        features += 4 * all_heads * (shape.head_size + 1)
     if how.full or how.adapted_output:
         features += b * shape.heads * shape.head_size
     features += 4 * b * shape.inner
