@@ -63,7 +63,7 @@ class Turn:
     agent: str
     policy: str
     version: int
-    """Number of updates behind the weights that sampled this turn."""
+    """Number of updates behind the weights that sampled this turn; of its last token, where `versions` names several."""
     weights_hash: str
     """Content hash of those weights."""
     index: int
@@ -89,9 +89,18 @@ class Turn:
     """Mean return of its agent over the episodes that continue from it (tree sampling)."""
     trained: bool = True
     """False for frozen agents, opponents and endpoints."""
+    versions: tuple[tuple[int, int], ...] = ()
+    """(version, tokens) of each run of completion tokens that the same weights sampled, in order; empty where `version`
+    sampled them all (`training.partial_rollouts`)."""
 
     def __post_init__(self) -> None:
         assert len(self.completion_ids) == len(self.logprobs), "one log-prob for each sampled token"
+        assert not self.versions or sum(tokens for _, tokens in self.versions) == len(self.completion_ids)
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) of each run of tokens that the same weights sampled: `versions`, or the one run."""
+        return self.versions or ((self.version, len(self.completion_ids)),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ def turns(draw: st.DrawFn) -> Turn:
         reward=draw(finite),
         parent=draw(st.none() | st.integers(0, 99)),
         trained=draw(st.booleans()),
+        versions=((4, 1), (7, len(completion) - 1)) if len(completion) > 1 and draw(st.booleans()) else (),
     )
 
 
@@ -105,6 +106,14 @@ def test_a_row_is_one_line_of_plain_json_with_the_names_of_the_fields() -> None:
     assert row["task"] == {"id": "add-1", "question": "12+30", "data": {"gold": "42"}, "part": ""}
     assert row["turns"][0]["heard"] == [{"role": "user", "content": "12+30", "speaker": None}]
     assert row["turns"][0]["logprobs"] == [-0.1, -0.25]
+
+
+def test_a_turn_of_one_version_has_no_runs_in_its_row() -> None:
+    mixed = replace(TURN, versions=((2, 1), (3, 1)))
+    row = json.loads(dump_episode(Episode(TASK, 9, ("actor",), (TURN, mixed))))
+    assert "versions" not in row["turns"][0]
+    assert row["turns"][1]["versions"] == [[2, 1], [3, 1]]
+    assert load_episode(row).turns == (TURN, mixed)
 
 
 def test_line_breaks_of_every_kind_stay_inside_the_line() -> None:

@@ -11,8 +11,8 @@ from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError, ParityError
-from kapelle.training.queue import RolloutQueue
-from kapelle.types import Group
+from kapelle.training.queue import Left, RolloutQueue
+from kapelle.training.step_play import PlayedStep
 
 SMALL: dict[str, Any] = {
     "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
@@ -33,9 +33,9 @@ class Player:
         self.version = 0
         self.played: list[int] = []
 
-    def __call__(self, number: int) -> list[Group]:
+    def __call__(self, number: int, left: Left = ()) -> PlayedStep:
         self.played.append(number)
-        return [group(episode(turn("a", 0, version=self.version)))]
+        return PlayedStep([group(episode(turn("a", 0, version=self.version)))])
 
 
 def test_a_step_learns_from_weights_of_so_many_steps_before() -> None:

@@ -19,21 +19,19 @@ from statistics import fmean
 
 from kapelle.algorithm import JointAction, Tree
 from kapelle.errors import EpisodeError
+from kapelle.rollout.under_way import numbered
 from kapelle.types import Episode, Turn
 
 
 class Record:
     """What a continuation replays: the turns so far and the joint action; used once, and again after `rewind`."""
 
-    def __init__(self, past: Sequence[Turn], now: Sequence[Turn]) -> None:
-        """Take the recorded turns, and one candidate of each agent that moves next."""
-        self._all: dict[tuple[str, int], Turn] = {}
-        turns_of: Counter[str] = Counter()
-        for turn in (*past, *now):
-            self._all[turn.agent, turns_of[turn.agent]] = turn
-            turns_of[turn.agent] += 1
+    def __init__(self, past: Sequence[Turn], now: Sequence[Turn], begun: Sequence[Turn] = ()) -> None:
+        """Take the recorded turns, one candidate of each agent that moves next, and turns of others that have only begun."""
+        self._all = dict(numbered((*past, *now, *begun)))
+        self._begun = {turn.agent: turn for turn in begun}
         self._past = tuple(past)
-        self._now = {turn.agent for turn in now}
+        self._now = {turn.agent for turn in (*now, *begun)}
         self._tokens = _tokens((*past, *now))
         self.rewind()
 
@@ -62,22 +60,35 @@ class Record:
             at = same.index(False) if False in same else len(same)
             self._fail(f"'{agent}' reads another prompt at its turn {number + 1}, from token {at} on")
         if len(turns) == len(self._past) and agent in self._now:
-            for old, new in zip(self._past, turns, strict=True):
+            now = dict(numbered(turns))
+            for key, old in numbered(self._past):
+                new = now.get(key, old)
                 if old.reward != new.reward:
                     self._fail(
                         f"'{old.agent}' is paid {new.reward} for turn {old.index} and not {old.reward}"
                     )
         return given
 
-    def check_repeated(self, episode: Episode, environment: str) -> None:
-        """Raise EpisodeError if the episode took another course before everything was replayed."""
+    def is_begun(self, turn: Turn) -> bool:
+        """Return whether a turn that was taken has only begun, and is sampled further."""
+        return self._begun.get(turn.agent) is turn
+
+    @property
+    def left(self) -> bool:
+        """Whether anything is not replayed yet."""
+        return bool(self._given)
+
+    def check_repeated(
+        self, episode: Episode, environment: str, off: str = "`algorithm.tree: false`"
+    ) -> None:
+        """Raise EpisodeError, which names the setting `off`, if the episode took another course before all was replayed."""
         if self._given and self._diverged is None:
             ended = episode.error or "no error"
             self._diverged = f"it ended with {len(self._given)} of the turns not replayed ({ended})"
         if self._diverged is not None:
             raise EpisodeError(
                 f"An episode of '{environment}' does not repeat: played again with its own seed and turns, "
-                f"{self._diverged}. Set `algorithm.tree: false`, or let world and workflow take all randomness from their seeds."
+                f"{self._diverged}. Set {off}, or let world and workflow take all randomness from their seeds."
             )
 
     def sampled(self, episode: Episode) -> Counter[str]:

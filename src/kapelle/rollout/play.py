@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 from kapelle.algorithm import Tree
 from kapelle.engines.rollout.protocol import RolloutEngine
@@ -18,11 +19,13 @@ from kapelle.environment import (
     Environment,
 )
 from kapelle.environments.bounded_worlds import BoundedWorld, open_world
+from kapelle.errors import EpisodeError
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.branching import Record
 from kapelle.rollout.concurrency import at_once
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
 from kapelle.rollout.scene import LiveScene
+from kapelle.rollout.under_way import EpisodeUnderWay, as_recorded
 from kapelle.rollout.workers.messages import WorkerLost
 from kapelle.rollout.workers.pool import EnvironmentWorkers, lost_with
 from kapelle.runtime.attendance import Part, over
@@ -84,6 +87,23 @@ async def play_episode(play: Play, task: Task, seed: int, sample: int = 0) -> Ep
     return await _played(play, task, seed, sample)
 
 
+async def play_further(
+    play: Play, task: Task, left: EpisodeUnderWay, sample: int, on_scene: Callable[[LiveScene], None]
+) -> Episode:
+    """Play an episode, in a fresh world, further than it was left; `on_scene` is called with its scene.
+
+    One that does not repeat becomes an error.
+    """
+    record = Record(left.turns, left.drafts, left.begun)
+    episode = await _played(play, task, left.seed, sample, record, on_scene=on_scene)
+    try:
+        record.check_repeated(episode, play.environment.name, "`training.partial_rollouts: 0`")
+    except EpisodeError as error:
+        return Episode(task, left.seed, play.team.names, (), error=f"EpisodeError: {error}")
+    turns, paid = as_recorded(left, episode.turns, episode.payments)
+    return replace(episode, turns=turns, payments=paid)
+
+
 async def _played(
     play: Play,
     task: Task,
@@ -91,6 +111,7 @@ async def _played(
     sample: int,
     record: Record | None = None,
     sampling_seed: int | None = None,
+    on_scene: Callable[[LiveScene], None] | None = None,
 ) -> Episode:
     """Play one episode, or replay a `record` and continue from it; see `play_episode`.
 
@@ -100,7 +121,7 @@ async def _played(
     blamed, replayed = 0, record
     turns: tuple[Turn, ...] = ()
     while True:
-        played = await _attempt(play, task, seed, sample, replayed, sampling_seed)
+        played = await _attempt(play, task, seed, sample, replayed, sampling_seed, on_scene)
         if isinstance(played, Episode):
             if replayed is record or replayed is None or not replayed.diverged:
                 return played
@@ -126,7 +147,13 @@ class _Lost:
 
 
 async def _attempt(
-    play: Play, task: Task, seed: int, sample: int, record: Record | None, sampling_seed: int | None
+    play: Play,
+    task: Task,
+    seed: int,
+    sample: int,
+    record: Record | None,
+    sampling_seed: int | None,
+    on_scene: Callable[[LiveScene], None] | None,
 ) -> Episode | _Lost:
     names, asked = play.team.names, asked_to_stop()
     scene: LiveScene | None = None
@@ -138,6 +165,8 @@ async def _attempt(
         try:
             replay = partial(_played, replace(play, tree=None), task, seed, sample)
             scene = LiveScene(play, task, seed, world, sample, record, sampling_seed, replay)
+            if on_scene is not None:
+                on_scene(scene)
             await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
             outcome = scene.settle(await play.timeline.during("grade", world.outcome()))
         finally:
@@ -167,6 +196,25 @@ async def _attempt(
     )
 
 
+class Seat(NamedTuple):
+    """One episode to play: `sample` of the group of its task."""
+
+    task: Task
+    sample: int
+    seed: int
+
+
+def seats_of(tasks: Sequence[Task], samples: int, seed: int) -> list[Seat]:
+    """Return `samples` episodes of every task; a task that is listed twice has other seeds the second time."""
+    times: Counter[str] = Counter()
+    seats: list[Seat] = []
+    for task in tasks:
+        again = ("again", times[task.id]) if times[task.id] else ()
+        times[task.id] += 1
+        seats += [Seat(task, k, derive_seed(seed, task.id, k, *again)) for k in range(samples)]
+    return seats
+
+
 async def rollout(
     play: Play,
     tasks: Sequence[Task],
@@ -180,27 +228,36 @@ async def rollout(
     A task that is listed twice is played with other seeds the second time. With `own` only the tasks at these places are
     played, as they would be among all.
     """
-    processes = play.workers.size if play.workers else 1
-    under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
-    gate = asyncio.Semaphore(under_way)
-    times: Counter[str] = Counter()
-    seats: list[tuple[Task, int, int]] = []
-    for task in tasks:
-        again = ("again", times[task.id]) if times[task.id] else ()
-        times[task.id] += 1
-        seats += [(task, k, derive_seed(seed, task.id, k, *again)) for k in range(samples)]
+    seats = seats_of(tasks, samples, seed)
     if own is not None:
         seats = [seat for g in own for seat in seats[g * samples : (g + 1) * samples]]
         tasks = [tasks[g] for g in own]
 
+    async def one(_place: int, seat: Seat) -> Episode:
+        return await play_episode(play, seat.task, seat.seed, seat.sample)
+
+    episodes = await play_seats(play, seats, one, max_concurrent)
+    return [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
+
+
+async def play_seats(
+    play: Play,
+    seats: Sequence[Seat],
+    play_one: Callable[[int, Seat], Coroutine[Any, Any, Episode]],
+    max_concurrent: int = 4096,
+) -> list[Episode]:
+    """Play all seats at once, as far as there is room, and return their episodes in order."""
+    processes = play.workers.size if play.workers else 1
+    under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
+    gate = asyncio.Semaphore(under_way)
     queued = len(seats) > under_way
     parts: dict[int, Part] = {}
 
-    async def one(number: int, task: Task, sample: int, own: int) -> Episode:
+    async def one(number: int, seat: Seat) -> Episode:
         await gate.acquire()
         try:
             with Part(number, followed=queued) as parts[number]:
-                return await play_episode(play, task, own, sample)
+                return await play_one(number, seat)
         finally:
             leave(number)
 
@@ -212,8 +269,7 @@ async def rollout(
         if place in parts:
             parts[place].end()  # its coroutine may still run; nothing waits for its requests
         leave(place)
-        task, _, own = seats[place]
-        return Episode(task, own, play.team.names, (), error=f"GaveUp: {why}")
+        seat = seats[place]
+        return Episode(seat.task, seat.seed, play.team.names, (), error=f"GaveUp: {why}")
 
-    episodes = await all_of([partial(one, number, *seat) for number, seat in enumerate(seats)], without)
-    return [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
+    return await all_of([partial(one, number, seat) for number, seat in enumerate(seats)], without)

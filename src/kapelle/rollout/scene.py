@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.protocol import Completion, Interrupted, Request
 from kapelle.environment import (
     Answerable,
     Outcome,
@@ -21,6 +21,7 @@ from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.errors import ContextError, EpisodeError
 from kapelle.rollout.branching import Record, judge, settle
 from kapelle.rollout.outcomes import payments, share, text
+from kapelle.rollout.under_way import EpisodeUnderWay, grown
 from kapelle.runtime.attendance import Part
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.seeds import derive_seed
@@ -77,9 +78,11 @@ class LiveSeat:
             )
         number, seen = self._turn_count, self._scene.clock
         self._turn_count += 1
-        given = self._scene.given(self._agent.name, number, prompt)
-        if given is not None:
-            return [replace(given, seen=seen, reward=0.0, score=None, worth=None, parent=None)]
+        given, begun = self._scene.given(self._agent.name, number, prompt)
+        if given is not None and not begun:
+            turn = replace(given, reward=0.0, score=None, worth=None, parent=None)
+            self._scene.drafts[self._agent.name] = turn
+            return [turn]
         request = Request(
             policy.name,
             self._agent.name,
@@ -89,11 +92,16 @@ class LiveSeat:
             derive_seed(self._scene.sampling_seed, self._agent.name, number),
             self._scene.task,
             self._scene.sample,
+            () if given is None else given.completion_ids,
         )
+        turn = _asked(request, tuple(messages), seen, policy.trained, given)
+        self._scene.asked[self._agent.name] = request, turn
         count = play.tree.candidates if play.tree and policy.trained else 1
-        seeds = [request.seed, *(derive_seed(request.seed, "branch", k) for k in range(1, count))]
-        completions = await asyncio.gather(*(self._complete(replace(request, seed=seed)) for seed in seeds))
-        return [_turn(request, each, tuple(messages), seen, policy.trained) for each in completions]
+        others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
+        completions = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
+        turns = [_answered(turn, completion) for completion in completions]
+        self._scene.drafts[self._agent.name] = turns[0]
+        return turns
 
     def keep(self, turn: Turn) -> None:
         """Continue the conversation after this turn."""
@@ -113,24 +121,31 @@ class LiveSeat:
         return completion
 
 
-def _turn(
-    request: Request, completion: Completion, heard: tuple[Message, ...], seen: int, trained: bool
+def _asked(
+    request: Request, heard: tuple[Message, ...], seen: int, trained: bool, begun: Turn | None
 ) -> Turn:
-    return Turn(
+    """Return the turn that a request asks for, as far as it is known before the answer."""
+    turn = Turn(
         agent=request.agent,
         policy=request.policy,
-        version=completion.version,
-        weights_hash=completion.weights_hash,
+        version=0,
+        weights_hash="",
         index=-1,
         seen=seen,
         prompt_ids=request.prompt_ids,
-        completion_ids=completion.ids,
-        logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-        text=completion.text,
+        completion_ids=(),
+        logprobs=(),
+        finish_reason="length",
+        text="",
         heard=heard,
         trained=trained,
     )
+    return turn if begun is None else begun
+
+
+def _answered(turn: Turn, completion: Completion) -> Turn:
+    known = replace(turn, finish_reason=completion.finish_reason, text=completion.text)
+    return grown(known, completion.ids, completion.logprobs, completion.version, completion.weights_hash)
 
 
 class LiveScene:
@@ -166,6 +181,10 @@ class LiveScene:
         self._open: dict[str, list[Turn]] = {}
         """Agent → siblings of its chosen candidate, until that is recorded."""
         self._branches: list[Turn] = []
+        self.asked: dict[str, tuple[Request, Turn]] = {}
+        """Agent → its last request, and what of the answer was known when it was sent."""
+        self.drafts: dict[str, Turn] = {}
+        """Agent → its complete turn, until that is recorded."""
         self.payments: list[Payment] = []
         self._owed: dict[str, float] = {}
         """Agent → what it earned before its first turn."""
@@ -206,6 +225,8 @@ class LiveScene:
         ]
         self._turns.extend(turns)
         for turn in turns:
+            self.asked.pop(turn.agent, None)
+            self.drafts.pop(turn.agent, None)
             siblings = self._open.pop(turn.agent, [])
             self._branches.extend(replace(sibling, parent=turn.index) for sibling in siblings)
         return turns
@@ -215,11 +236,34 @@ class LiveScene:
         """Candidates that the episode did not continue with, numbered after the turns."""
         return tuple(replace(turn, index=len(self._turns) + k) for k, turn in enumerate(self._branches))
 
-    def given(self, agent: str, number: int, prompt_ids: Sequence[int]) -> Turn | None:
-        """Return the recorded turn of this number that is replayed here; None if the agent samples anew."""
-        if self._record is None:
+    def given(self, agent: str, number: int, prompt_ids: Sequence[int]) -> tuple[Turn | None, bool]:
+        """Return the recorded turn of this number, and whether it has only begun; None if the agent samples anew."""
+        turn = None if self._record is None else self._record.take(agent, number, prompt_ids, self._turns)
+        return turn, turn is not None and self._record is not None and self._record.is_begun(turn)
+
+    def left(self, broken: Sequence[Interrupted]) -> EpisodeUnderWay | None:
+        """Return what the episode has sampled, with what was sampled for requests that were broken off.
+
+        None while it still replays what it had before.
+        """
+        if self._record is not None and self._record.left:
             return None
-        return self._record.take(agent, number, prompt_ids, self._turns)
+        sampled = {id(each.request): each for each in broken}
+        begun = []
+        for agent in self._seats:
+            if agent in self.asked and agent not in self.drafts:
+                request, turn = self.asked[agent]
+                more = sampled.get(id(request))
+                now = (
+                    turn
+                    if more is None
+                    else grown(turn, more.ids, more.logprobs, more.version, more.weights_hash)
+                )
+                begun += [now] if now.completion_ids else []
+        drafts = [self.drafts[agent] for agent in self._seats if agent in self.drafts]
+        return EpisodeUnderWay(
+            self._seed, self.turns, tuple(drafts), tuple(begun), payments=tuple(self.payments)
+        )
 
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False

@@ -1,7 +1,7 @@
 """Episodes as JSON rows and back, every field exact.
 
 A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
-`step` and `group` (the number of its group within the step). Floats are written with all their digits. A reward that
+`step` and `group` (the number of its group within the step). `versions` stands only in turns that have it. Floats are written with all their digits. A reward that
 is not finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged
 in the same way, see `exact_json`.
 """
@@ -96,6 +96,8 @@ def _turn_row(turn: Turn) -> dict[str, Json]:
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
     row["heard"] = [_fields(message) for message in turn.heard]
+    if not turn.versions:
+        del row["versions"]
     return row
 
 
@@ -106,4 +108,5 @@ def _turn(row: Mapping[str, Json]) -> Turn:
     values["logprobs"] = tuple(decode(values["logprobs"]))
     values["reward"] = decode(values["reward"])
     values["heard"] = tuple(Message(**message) for message in values["heard"])
+    values["versions"] = tuple((version, tokens) for version, tokens in values.get("versions", ()))
     return Turn(**values)

@@ -224,6 +224,10 @@ class WarmupConfig(Settings):
     schedule: Schedule = "cosine"
 
 
+PARTIAL = 0.25
+"""Share of groups that `partial_rollouts: true` stands for."""
+
+
 class TrainingConfig(Settings):
     """How much to train, and when to stop."""
 
@@ -237,6 +241,16 @@ class TrainingConfig(Settings):
     overlap: Annotated[bool, FREE] = False
     """Whether a second process samples while this one learns. It takes a second copy of the base models, and needs
     `max_staleness` of 1 or more to save time; the results are the same, to the bit."""
+    partial_rollouts: float = Field(0.0, ge=0.0, lt=1.0)
+    """Largest share of a step's groups that may be left unfinished when it ends; `true` is a quarter. They go on in the next
+    step, with the weights of then, so that no step waits for its longest episodes. Of the steps of `max_staleness`, one (from 2 on) is
+    for running ahead and the others for groups that are left: no token is older than it says."""
+
+    @field_validator("partial_rollouts", mode="before")
+    @classmethod
+    def _usual_share(cls, value: object) -> object:
+        return PARTIAL if value is True else value
+
     microbatch_tokens: Annotated[int, FROM_HERE_ON] = Field(4096, ge=1)
     """Maximum tokens in one forward and backward pass; the result does not depend on it."""
     gradient_checkpointing: Annotated[bool, FROM_HERE_ON] = False

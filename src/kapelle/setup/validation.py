@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import ChecksItself
+from kapelle.engines.rollout.protocol import BreaksOff, ChecksItself
 from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
 from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError, ContextError
@@ -164,6 +164,32 @@ def _check_staleness(config: RunConfig, algorithm: Algorithm) -> None:
         raise ConfigError(
             f"`training.max_staleness` lets rollouts run ahead, but `{algorithm.name}` {reason}. Set it to 0."
         )
+    if config.training.partial_rollouts:
+        _check_partial(config, algorithm)
+
+
+def _check_partial(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse to leave episodes where nothing could go on with them."""
+    training, redraws = config.training, algorithm.data.redraw or algorithm.data.tree
+    reasons = {
+        "what goes on is older than the weights that learn from it: set `training.max_staleness` to 1 or more": (
+            not training.max_staleness
+        ),
+        "one group of a step at least is waited for: set `training.tasks_per_step` to 2 or more": (
+            training.tasks_per_step < 2
+        ),
+        f"`{algorithm.name}` looks at whole episodes while it plays (`tree` or `redraw`): turn that off": bool(
+            redraws
+        ),
+        f"the engine `{config.engine.name}` cannot hand out what it has sampled so far: set `engine.name: local`": (
+            not isinstance(config.engine, BreaksOff)
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(
+                f"`training.partial_rollouts` leaves episodes unfinished when a step ends, but {reason}, or set it to 0."
+            )
 
 
 def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) -> None:

@@ -5,7 +5,7 @@ Shapes: T completion tokens of one turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,13 +18,26 @@ from kapelle.team import Team
 from kapelle.types import Group, Turn
 
 
-def fresh_samples(groups: Sequence[Group], team: Team, most: int) -> list[Sample]:
-    """Return up to `most` trained turns of each policy with the log-probs that they were sampled with."""
+def fresh_samples(
+    turns: Iterable[Turn], team: Team, most: int, versions: Mapping[str, int] | None = None
+) -> list[Sample]:
+    """Return up to `most` turns of each policy with the log-probs that they were sampled with.
+
+    With `versions` (by policy), only the tokens that these weights sampled.
+    """
     chosen: dict[str, list[Sample]] = {name: [] for name in team.trained}
-    for _, turn in turns_of(groups):
-        if len(chosen[turn.policy]) < most:
-            columns: dict[str, Tensor] = {Column.BEHAVIOUR: torch.tensor(turn.logprobs)}
-            chosen[turn.policy].append(policy_sample(turn, team, turn.policy, columns))
+    for turn in turns:
+        start = 0
+        for version, tokens in turn.runs:
+            end = start + tokens
+            known = versions is None or versions[turn.policy] == version
+            if known and tokens and len(chosen[turn.policy]) < most:
+                sample = policy_sample(turn, team, turn.policy, {})
+                columns: dict[str, Tensor] = {Column.BEHAVIOUR: torch.tensor(turn.logprobs[start:end])}
+                chosen[turn.policy].append(
+                    replace(sample, targets=sample.targets[start:end], columns=columns)
+                )
+            start = end
     return [sample for own in chosen.values() for sample in own]
 
 

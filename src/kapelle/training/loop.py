@@ -24,6 +24,7 @@ from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.play import Play
 from kapelle.rollout.shared import shared_rollout
+from kapelle.rollout.under_way import GroupUnderWay, unfinished_turns
 from kapelle.rows import Loads, Sample, Sampled, Signals, gathered, turns_of
 from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.seeds import derive_seed
@@ -32,7 +33,7 @@ from kapelle.signals.verifier import scores
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
 from kapelle.training.queue import RolloutQueue, UnderWay
 from kapelle.training.step_metrics import credit_metrics, critic_metrics, time_metrics
-from kapelle.training.step_play import play_step
+from kapelle.training.step_play import PlayedStep, play_step, steps_ahead
 from kapelle.training.step_start import StepStart
 from kapelle.training.updates import update_in_order
 from kapelle.types import Group
@@ -47,8 +48,11 @@ Source = Callable[[int], list[Group]]
 class Sampler(Protocol):
     """Plays the steps of training somewhere else, while this process learns."""
 
-    def begin(self, number: int) -> UnderWay:
-        """Begin to play step `number` with the weights that were published last; return what waits for its episodes."""
+    def begin(self, number: int, left: Sequence[GroupUnderWay]) -> UnderWay:
+        """Begin to play step `number` with the weights that were published last; return what waits for its episodes.
+
+        `left` is what the step before it has left.
+        """
         ...
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
@@ -96,7 +100,7 @@ class Loop:
         self._play = play
         self._engine = engine
         self._player = player
-        self._queue = RolloutQueue(config.training.max_staleness)
+        self._queue = RolloutQueue(steps_ahead(config.training), config.training.max_staleness)
         self.may_go_back = False
         """Whether there is a checkpoint to return to if a step is interrupted."""
         self._parity: dict[str, float] = {}
@@ -160,28 +164,46 @@ class Loop:
         if self._source is not None:
             return self._source(number)
         if not self._algorithm.plays:
-            return self._played(play, number)
+            return self._played(play, number).groups
         begin = None if self._sampler is None else self._sampler.begin
-        return self._queue.take(number, self._engine.versions, lambda k: self._compared(play, k), begin)
+        versions = dict(self._engine.versions)
 
-    def _compared(self, play: Play, number: int) -> list[Group]:
+        def played(k: int, left: Sequence[GroupUnderWay]) -> PlayedStep:
+            return self._compared(play, k, left, versions)
+
+        return self._queue.take(number, versions, played, begin)
+
+    def _compared(
+        self, play: Play, number: int, left: Sequence[GroupUnderWay], versions: Mapping[str, int]
+    ) -> PlayedStep:
         """Play a step; if the update comes too late to compare trainer and sampler, compare some turns now."""
-        groups = self._played(play, number) if self._sampler is None else self._sampler.begin(number)()
+        sampler = self._sampler
+        played = self._played(play, number, left) if sampler is None else sampler.begin(number, left)()
         if self._config.training.max_staleness:
-            found = self._engine.check_parity(fresh_samples(groups, play.team, COMPARED))
-            self._parity = merge_rows([self._parity, found])
-        return groups
+            self._compare(played, versions)
+        return played
 
     def _settle(self) -> None:
         """Wait for the episodes that were played while this step learned; compare them with the weights that played."""
-        groups = self._queue.settle()
-        if groups is not None:
+        settled = self._queue.settle()
+        if settled is not None:
             assert self._sampler is not None, "only a sampler plays meanwhile"
-            fresh = fresh_samples(groups, self._play.team, COMPARED)
-            self._parity = merge_rows([self._parity, self._engine.check_parity(fresh, self._sampler.weights)])
+            self._compare(*settled, self._sampler.weights)
 
-    def _played(self, play: Play, number: int) -> list[Group]:
-        return play_step(play, self._config, self._algorithm, number)
+    def _compare(
+        self,
+        played: PlayedStep,
+        versions: Mapping[str, int],
+        weights: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """Compare some of the tokens that weights of these versions sampled with the trainer's log-probs of them."""
+        partial = self._config.training.partial_rollouts
+        turns = [turn for _, turn in turns_of(played.groups)] + unfinished_turns(played.left)
+        fresh = fresh_samples(turns, self._play.team, COMPARED, versions if partial else None)
+        self._parity = merge_rows([self._parity, self._engine.check_parity(fresh, weights)])
+
+    def _played(self, play: Play, number: int, left: Sequence[GroupUnderWay] = ()) -> PlayedStep:
+        return play_step(play, self._config, self._algorithm, number, left)
 
     def _update(self, groups: Sequence[Group], signals: Signals, number: int) -> dict[str, float]:
         algorithm = self._algorithm

@@ -13,7 +13,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,6 +24,7 @@ from kapelle import errors
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
 from kapelle.models.weights import copy_weights
+from kapelle.rollout.under_way import GroupUnderWay, dump_under_way, load_under_way
 from kapelle.runs.episode_json import load_groups
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import (
@@ -35,7 +36,7 @@ from kapelle.runtime.randomness import (
 from kapelle.runtime.shared_tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.types import Group
+from kapelle.training.step_play import PlayedStep
 
 SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.training.sampling_server import main; main({descriptor})"
 """What the other process runs."""
@@ -93,11 +94,11 @@ class SamplingProcess:
         copy_weights(self._shared[policy], weights, f"'{policy}'")
         self._versions[policy] = version
 
-    def begin(self, number: int) -> Played:
-        """Begin to play step `number`; the result waits for its episodes."""
+    def begin(self, number: int, left: Sequence[GroupUnderWay] = ()) -> Played:
+        """Begin to play step `number`, and on what the step before has left; the result waits for its episodes."""
         if self._busy:  # somebody has given up what was begun
             self._end()
-        return Played(self, number)
+        return Played(self, number, left)
 
     def ask(self, question: tuple[object, ...]) -> None:
         """Send a question; a process that has died meanwhile is noticed at its answer."""
@@ -179,13 +180,14 @@ class SamplingProcess:
 class Played:
     """The episodes of a step that the other process plays; call it to wait for them."""
 
-    def __init__(self, process: SamplingProcess, number: int) -> None:
+    def __init__(self, process: SamplingProcess, number: int, left: Sequence[GroupUnderWay]) -> None:
         """Begin to play a step."""
         self._process = process
-        self._question = (number, process.versions, random_as_lists(capture_random()))
+        random = random_as_lists(capture_random())
+        self._question = (number, process.versions, random, dump_under_way(left))
         process.ask(self._question)
 
-    def __call__(self) -> list[Group]:
+    def __call__(self) -> PlayedStep:
         """Return the episodes, and leave the global random generators as if they had been played here."""
         answer = self._process.answer()
         if answer is None:
@@ -200,7 +202,8 @@ class Played:
         self._process.check(answer["hashes"])
         self._process.seconds = answer["seconds"]
         restore_random(random_from_lists(answer["random"]))
-        return load_groups(json.loads(line) for line in answer["groups"].splitlines())
+        groups = load_groups(json.loads(line) for line in answer["groups"].splitlines())
+        return PlayedStep(groups, tuple(load_under_way(answer["left"])))
 
 
 def _moves(policy: Any) -> bool:

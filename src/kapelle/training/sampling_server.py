@@ -83,9 +83,15 @@ class _Player:
         self._loaded: dict[str, int | None] = {}
         self._play = replace(make_play(self._config, team, self._engine), tree=self._algorithm.data.tree)
 
-    def play(self, number: int, versions: Mapping[str, int], random: Mapping[str, Any]) -> dict[str, Any]:
-        """Play a step and return its episodes, the generators' states after it, and the seconds that it took."""
+    def play(
+        self, number: int, versions: Mapping[str, int], random: Mapping[str, Any], left: str
+    ) -> dict[str, Any]:
+        """Play a step and what the one before it has left (JSON lines).
+
+        Returns its episodes, what it has left, the generators' states after it, and the seconds that it took.
+        """
         from kapelle.metrics.timeline import Timeline
+        from kapelle.rollout.under_way import dump_under_way, load_under_way
         from kapelle.runs.episode_json import dump_groups
         from kapelle.runtime.randomness import (
             capture_random,
@@ -101,10 +107,12 @@ class _Player:
                 self._engine.load(policy, self._shared[policy], version)
                 self._loaded[policy] = version
         restore_random(random_from_lists(random))
-        groups = play_step(replace(self._play, timeline=Timeline()), self._config, self._algorithm, number)
+        play = replace(self._play, timeline=Timeline())
+        played = play_step(play, self._config, self._algorithm, number, load_under_way(left))
         answer = {
             "hashes": self._hashes,
-            "groups": dump_groups(number, groups).decode("ascii"),
+            "groups": dump_groups(number, played.groups).decode("ascii"),
+            "left": dump_under_way(played.left),
             "random": random_as_lists(capture_random()),
             "seconds": time.perf_counter() - started,
         }

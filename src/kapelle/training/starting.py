@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import RolloutEngine, notes_of
+from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, notes_of
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
@@ -96,6 +96,8 @@ def load_pieces(
             failing.callback(player.close)
         for note in notes_of(player):
             say("engine", note)
+        if config.training.partial_rollouts:
+            _check_partial(player, ranks)
         play = acting = make_play(config, team, player, ranks)
         failing.callback(play.close)
         if not algorithm.plays:
@@ -109,6 +111,19 @@ def load_pieces(
         loop.publish()
         closing = failing.pop_all()
     return Pieces(team, models, hashes, engine, play, acting, loop, closing)
+
+
+def _check_partial(player: RolloutEngine, ranks: Ranks) -> None:
+    """Refuse `training.partial_rollouts` where nobody could agree on the moment, or hand out what was sampled."""
+    reason = None
+    if ranks.size > 1:
+        reason = f"{ranks.size} processes, which share the sampling, would each end the step at another moment. Use one process"
+    elif not isinstance(player, Interruptible):
+        reason = f"the engine {type(player).__name__} cannot hand out what it has sampled so far. Let it be `Interruptible`"
+    if reason is not None:
+        raise ConfigError(
+            f"`training.partial_rollouts` leaves episodes unfinished, but {reason}, or set it to 0."
+        )
 
 
 def _check_apart(prepared: Prepared, rollout_engine: RolloutEngine | None, ranks: Ranks) -> None:

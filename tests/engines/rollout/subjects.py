@@ -53,6 +53,8 @@ class Kind:
     """It samples from weights that it is given: `a` and `b` are adapters, `still` their bare base."""
     samples: bool = True
     """Its answers depend on seeds and obey limits and stops; a script answers as it was written."""
+    breaks_off: bool = False
+    """Its requests can be broken off and continued."""
     marks: Sequence[pytest.MarkDecorator] = ()
 
 
@@ -170,7 +172,7 @@ def scripted() -> Subject:
 
 
 KINDS: Mapping[str, Kind] = {
-    "local": Kind(local, weights=True),
+    "local": Kind(local, weights=True, breaks_off=True),
     "stand-in for vllm": Kind(vllm_stand_in, weights=True),
     "stand-in for a vllm server": Kind(vllm_server_stand_in, weights=True),
     "vllm": Kind(vllm, weights=True, marks=(pytest.mark.vllm,)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,7 @@ from tests.support.episodes import TASK
 from tests.support.tiny import LORA, frozen_copy, stir
 from torch import Tensor
 
-from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
+from kapelle.engines.rollout.protocol import Completion, Interrupted, Interruptible, Request, RolloutEngine
 from kapelle.errors import EngineError
 from kapelle.models.weights import weights_hash
 from kapelle.types import Message, Sampling
@@ -250,6 +250,82 @@ class TestWeights:
         before = asyncio.run(ask(engine, mixed()))
         engine.release_caches()
         assert words(asyncio.run(ask(engine, mixed()))) == words(before)
+
+
+@asked_of(breaks_off=True)
+class TestBrokenOff:
+    """What goes on after a publish: every token has the log-prob of the weights that sampled it."""
+
+    async def _in_two(
+        self, engine: RolloutEngine, requests: Sequence[Request], between: Callable[[], None]
+    ) -> list[tuple[Interrupted | None, Completion]]:
+        """Break the requests off when the first one is answered; return both parts of each answer."""
+        assert isinstance(engine, Interruptible)
+        tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        broken = {id(each.request): each for each in await engine.interrupt()}
+        assert {id(r) for r, task in zip(requests, tasks, strict=True) if not task.done()} == set(broken)
+        between()
+        rest = [
+            replace(request, begun=broken[id(request)].ids) if id(request) in broken else None
+            for request in requests
+        ]
+        again = iter(await ask(engine, [each for each in rest if each is not None]))
+        return [
+            (broken.get(id(r)), task.result() if task.done() else next(again))
+            for r, task in zip(requests, tasks, strict=True)
+        ]
+
+    def _requests(self) -> list[Request]:
+        ways = (Sampling(max_tokens=90), Sampling(max_tokens=90, temperature=0.7, top_p=0.9))
+        return [
+            *(ask_for("a", k, count=3) for k in range(4)),  # a quarter: so many are answered at once
+            *(ask_for(NAMES[k % 3], k, ways[k % 2]) for k in range(1, 10)),
+        ]
+
+    def test_the_parts_are_the_whole(self, engine: RolloutEngine) -> None:
+        requests = self._requests()
+        whole = asyncio.run(ask(engine, requests))
+        parts = asyncio.run(self._in_two(engine, requests, lambda: None))
+        assert sum(first is not None and len(first.ids) > 0 for first, _ in parts) > 4
+        for (first, second), expected in zip(parts, whole, strict=True):
+            ids, logprobs = ((), ()) if first is None else (first.ids, first.logprobs)
+            assert (*ids, *second.ids) == expected.ids
+            assert (*logprobs, *second.logprobs) == pytest.approx(expected.logprobs, abs=1e-4)
+            assert (second.text, second.finish_reason) == (expected.text, expected.finish_reason)
+
+    def test_what_follows_has_the_new_weights_and_reads_all_with_them(self, engine: RolloutEngine) -> None:
+        weights = own_weights()
+        drawn = frozen_copy(weights["a"])
+        stir(drawn, 71)
+        requests = self._requests()
+        for request, (first, second) in zip(
+            requests,
+            asyncio.run(self._in_two(engine, requests, lambda: engine.load("a", drawn, 5))),
+            strict=True,
+        ):
+            if first is not None and request.policy == "a":
+                assert (first.version, second.version) == (0, 5)
+                assert (first.weights_hash, second.weights_hash) == (
+                    weights_hash(weights["a"]),
+                    weights_hash(drawn),
+                )
+                before = truth("a", weights["a"], request, first.ids)
+                whole = replace(request, prompt_ids=(*request.prompt_ids, *first.ids))
+                after = truth("a", drawn, whole, second.ids)
+                found = torch.tensor((*first.logprobs, *second.logprobs))
+                assert (torch.cat((before, after)) - found).abs().max() <= 1e-4
+
+    def test_without_requests_there_is_nothing_to_break_off(self, engine: RolloutEngine) -> None:
+        assert isinstance(engine, Interruptible)
+        assert list(asyncio.run(_interrupted(engine))) == []
+        before = asyncio.run(ask(engine, mixed()))
+        assert list(asyncio.run(_interrupted(engine))) == []
+        assert asyncio.run(ask(engine, mixed())) == before
+
+
+async def _interrupted(engine: Interruptible) -> Sequence[Interrupted]:
+    return await engine.interrupt()
 
 
 class TestFaults:

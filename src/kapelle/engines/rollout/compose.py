@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from kapelle.engines.rollout.protocol import (
     Completion,
     Hear,
+    Interrupted,
+    Interruptible,
     Renderer,
     Request,
     RolloutEngine,
@@ -51,6 +53,15 @@ class ComposedEngine:
     async def stream(self, request: Request, hear: Hear | None) -> Completion:
         """Return one completion from the engine that holds the policy; `hear` gets its tokens as they come."""
         return await heard(self._engine_of[request.policy], request, hear)
+
+    async def interrupt(self) -> Sequence[Interrupted]:
+        """Break off the requests of the engines that can, one engine after another; the others' are waited for."""
+        return [
+            broken
+            for engine in self._engines
+            if isinstance(engine, Interruptible)
+            for broken in await engine.interrupt()
+        ]
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Hand new weights to the engine that holds the policy."""

@@ -36,6 +36,9 @@ class Request:
     """The task being played; only scripts use it."""
     sample: int = 0
     """Index of the episode in its group, from 0; only recordings use it."""
+    begun: tuple[int, ...] = ()
+    """Ids of this completion that were sampled before (`Interruptible`). They count towards `sampling.max_tokens`, and
+    the answer has only the ids that follow them, with the text of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +110,45 @@ class RolloutEngine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A request that was broken off, and what was sampled for it since it was sent."""
+
+    request: Request
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: int
+    weights_hash: str
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """An engine that can break requests off and continue them with other weights (`training.partial_rollouts`)."""
+
+    async def interrupt(self) -> Sequence[Interrupted]:
+        """Break off all requests once every coroutine waits for an answer, and return them; they are never answered.
+
+        Those that are complete by then are answered first. A request continues as another one with `Request.begun`, which
+        reads prompt and ids anew: its log-probs are those of the weights that the engine holds then.
+        """
+        ...
+
+
 class EngineSettings(Protocol):
     """Frozen settings that build a rollout engine."""
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> RolloutEngine:
         """Return the engine for these policies; `models` are the trainer's, by base name."""
+        ...
+
+
+@runtime_checkable
+class BreaksOff(Protocol):
+    """Settings of an engine that is `Interruptible`."""
+
+    @property
+    def interruptible(self) -> bool:
+        """True."""
         ...
 
 

@@ -132,6 +132,12 @@ class TestEnds:
             whole = str(model.tokenizer.decode(said.ids))
             assert whole.endswith(stop)
             assert said.text == whole[: whole.index(stop)]
+            # The stop lies across a break: what was sampled before it counts, towards the limit too.
+            begun = (7, 8, *said.ids[:4])
+            on = [Job(None, begun, Sampling(max_tokens=12, stop=stops), seed, 4) for stops in ((stop,), ())]
+            stopped, rest = decode(model, on)
+            assert (stopped.ids, stopped.text) == (said.ids[4:], said.text)
+            assert rest.ids == free.ids[4:]
 
 
 class TestCompaction:

@@ -93,6 +93,11 @@ class Decoder:
         """Yield the tokens that each unfinished row has generated since the last call, and their log-probs."""
         return self._batch.news()
 
+    def interrupt(self) -> None:
+        """Fill in the outputs of the rows in flight with what they have, and drop them; their `finish_reason` stays None."""
+        self._batch.interrupt()
+        self.drop()
+
     def drop(self) -> None:
         """Forget the rows in flight."""
         self._batch = DecodeBatch(self._model, self._open_rows())

@@ -80,6 +80,11 @@ class DecodeBatch:
         for cohort in self._cohorts:
             yield from cohort.news()
 
+    def interrupt(self) -> None:
+        """Fill in what the rows in flight have generated; those that are finished have it."""
+        for cohort in self._cohorts:
+            cohort.interrupt()
+
     def _drop_finished(self) -> Tensor:
         """Drop the finished rows and return the indices of the others."""
         finished_R = torch.cat([cohort.finished() for cohort in self._cohorts])
@@ -93,7 +98,7 @@ class DecodeBatch:
     def _join_cohorts(self) -> None:
         self._sizes = [cohort.size for cohort in self._cohorts]
         self._sampling = SamplingRows.joined(cohort.sampling for cohort in self._cohorts)
-        self._step_R = torch.cat([torch.full_like(c.sampling.seed_R, c.step) for c in self._cohorts])
+        self._step_R = torch.cat([cohort.positions for cohort in self._cohorts])
 
 
 class _Cohort:
@@ -109,7 +114,8 @@ class _Cohort:
             torch.tensor([job.sampling.top_k for job in jobs], device=device),
             torch.tensor([job.seed for job in jobs], device=device),
         )
-        self._most_R = torch.tensor([job.sampling.max_tokens for job in jobs], device=device)
+        self._begun_R = torch.tensor([job.begun for job in jobs], device=device)
+        self._most_R = torch.tensor([job.sampling.max_tokens - job.begun for job in jobs], device=device)
         self._ends = torch.tensor(sorted(model.end_ids), device=device)
         self._stopping = [row for row, job in enumerate(jobs) if job.sampling.stop]
         self._tokens: list[Tensor] = []
@@ -130,6 +136,11 @@ class _Cohort:
     def step(self) -> int:
         """Tokens generated so far by each row."""
         return len(self._tokens)
+
+    @property
+    def positions(self) -> Tensor:
+        """Place of each row's next token in its completion, `_R`."""
+        return self._begun_R + self.step
 
     def finished(self) -> Tensor:
         """Return which rows are finished, `_R`."""
@@ -160,6 +171,7 @@ class _Cohort:
         self._stopping = [row for row, job in enumerate(self._jobs) if job.sampling.stop]
         self.sampling = self.sampling.keep(live)
         self._most_R, self._length_R = self._most_R[live], self._length_R[live]
+        self._begun_R = self._begun_R[live]
         self._tokens, self._logps = list(tokens_TR[:, live].unbind()), list(logps_TR[:, live].unbind())
         self.idle = 0
         return [output.ids for output in leaving]
@@ -199,8 +211,17 @@ class _Cohort:
             if running:
                 yield self._outputs[row], tokens[row], logps[row]
 
+    def interrupt(self) -> None:
+        """Fill in what each unfinished row has generated so far."""
+        if self._tokens:
+            tokens, logps = (torch.stack(each).t().tolist() for each in (self._tokens, self._logps))
+            for row, running in enumerate((~self.finished()).tolist()):
+                if running:
+                    self._outputs[row].ids, self._outputs[row].logprobs = tokens[row], logps[row]
+
     def _stopped(self, row: int) -> bool:
-        ids = [int(column_R[row]) for column_R in self._tokens]
+        prompt, begun = self._jobs[row].prompt, self._jobs[row].begun
+        ids = [*prompt[len(prompt) - begun :], *(int(column_R[row]) for column_R in self._tokens)]
         text = str(self._model.tokenizer.decode(ids, skip_special_tokens=True))
         places = [text.find(stop) for stop in self._jobs[row].sampling.stop]
         found = [place for place in places if place >= 0]

@@ -20,7 +20,7 @@ from kapelle.engines.rollout.gathering import PAUSE, Line, Pending, all_here
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
-from kapelle.engines.rollout.protocol import Completion, Hear, Request
+from kapelle.engines.rollout.protocol import Completion, Hear, Interrupted, Request
 from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
@@ -121,6 +121,8 @@ class LocalEngine:
         self._patience = patience
         self._steps, self._at_once = PAUSE, False
         self._pump: asyncio.Task[None] | None = None
+        self._breaking: asyncio.Future[list[Interrupted]] | None = None
+        """What waits for the requests that are broken off."""
         self.tokens_sampled = 0
         """Completion tokens sampled since the engine was made."""
 
@@ -151,13 +153,28 @@ class LocalEngine:
     async def stream(self, request: Request, hear: Hear | None) -> Completion:
         """Return one completion as `generate` does; `hear` gets its tokens as they come, all but the last ones."""
         queue = self._find(request.policy).queue
+        self._start_pump()
+        return await queue.answer_to(request, hear)
+
+    def _start_pump(self) -> asyncio.Task[None]:
+        """Return the task that answers requests, begun anew where none runs."""
         if self._pump is None or self._pump.done():
             for left in self._queues:
                 # Requests that an interrupted run left here are cancelled: nothing waits for them.
                 left.clear()
                 left.drop_cancelled()
             self._pump = asyncio.get_running_loop().create_task(self._drain(room()))
-        return await queue.answer_to(request, hear)
+        return self._pump
+
+    async def interrupt(self) -> Sequence[Interrupted]:
+        """Break off all requests once every coroutine waits for an answer; see `Interruptible`."""
+        broken: asyncio.Future[list[Interrupted]] = asyncio.get_running_loop().create_future()
+        self._breaking = broken
+        try:
+            await self._start_pump()
+            return broken.result()
+        finally:
+            self._breaking = None
 
     def serve(self) -> None:
         """Answer each request as soon as its row is finished, and wait for no episodes, from now on.
@@ -209,7 +226,7 @@ class LocalEngine:
         self._held.clear()
 
     async def _drain(self, here: Room) -> None:
-        while any(queue.busy for queue in self._queues):
+        while self._breaking is not None or any(queue.busy for queue in self._queues):
             try:
                 await self._all_here(here)
             except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
@@ -219,6 +236,13 @@ class LocalEngine:
                     _fail([*queue.clear(), *waiting], error)
             for queue in self._queues:
                 queue.enqueue_arrived()
+            if self._breaking is not None:
+                answered = sum(self._answer_finished(queue) for queue in self._queues)
+                if not answered:
+                    broken = [each for queue in self._queues for each in self._broken_off(queue)]
+                    self._breaking.set_result(broken)
+                    return
+                continue
             for queue in self._queues:
                 try:
                     queue.leave_cancelled()
@@ -244,10 +268,32 @@ class LocalEngine:
         joining, queue.waiting = queue.waiting[:room], queue.waiting[room:]
         queue.in_flight += joining
         requests = [pending.request for pending in joining]
-        jobs = [Job(self._find(r.policy).adapter, r.prompt_ids, r.sampling, r.seed) for r in requests]
+        jobs = [
+            Job(self._find(r.policy).adapter, r.prompt_ids + r.begun, r.sampling, r.seed, len(r.begun))
+            for r in requests
+        ]
         for pending, output in zip(joining, queue.decoder.join(jobs), strict=True):
             pending.output = output
             pending.start_clock()
+
+    def _answer_finished(self, queue: _ModelQueue) -> int:
+        """Answer the requests whose rows are finished and have not left; return how many there are."""
+        before = len(queue.in_flight)
+        queue.decoder.settle()
+        self._answer(queue)
+        return before - len(queue.in_flight)
+
+    def _broken_off(self, queue: _ModelQueue) -> list[Interrupted]:
+        """Drop all requests and return them with what their rows have sampled."""
+        queue.decoder.interrupt()
+        waiting, queue.waiting = queue.waiting, []
+        found: list[Interrupted] = []
+        for pending in [*queue.clear(), *waiting]:
+            output, held = pending.output or RowOutput([], []), self._find(pending.request.policy)
+            self.tokens_sampled += len(output.ids)
+            ids, logprobs = tuple(output.ids), tuple(output.logprobs)
+            found.append(Interrupted(pending.request, ids, logprobs, held.version, held.hash))
+        return found
 
     def _answer(self, queue: _ModelQueue) -> None:
         answers: list[tuple[_Pending, Completion]] = []
@@ -266,7 +312,7 @@ class LocalEngine:
         assert output.finish_reason is not None
         text = output.text
         if text is None:
-            text = str(model.tokenizer.decode(output.ids, skip_special_tokens=True))
+            text = str(model.tokenizer.decode([*request.begun, *output.ids], skip_special_tokens=True))
         self.tokens_sampled += len(output.ids)
         return Completion(
             tuple(output.ids), tuple(output.logprobs), output.finish_reason, text, held.version, held.hash

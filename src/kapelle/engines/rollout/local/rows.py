@@ -21,6 +21,8 @@ class Job(NamedTuple):
     prompt: tuple[int, ...]
     sampling: Sampling
     seed: int
+    begun: int = 0
+    """How many of the last tokens of the prompt are the beginning of the completion, sampled before."""
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class RowOutput:
     logprobs: list[float]
     finish_reason: FinishReason | None = None
     text: str | None = None
-    """Text up to a stop string, if one was found."""
+    """Text up to a stop string, if one was found; with what was sampled before."""
 
 
 class Rows(Protocol):

@@ -37,6 +37,11 @@ class Local(Settings):
     def _as_written(cls, value: object) -> object:
         return "off" if value is False else value  # YAML 1.1 reads off as false
 
+    @property
+    def interruptible(self) -> bool:
+        """Requests can be broken off."""
+        return True
+
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
         """Return the engine on the trainer's models."""
         from kapelle.engines.rollout.local.engine import LocalEngine

@@ -1,0 +1,137 @@
+"""Episodes that a step has left before their end, as data: the next step goes on with them, with newer weights.
+
+An episode is determined by its task, its seed and its turns (`branching.py`). So what was sampled is all that is kept:
+the next step plays it again in a fresh world, gives every agent its own tokens back, and samples on where they end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kapelle.runs.episode_json import dump_episode, load_episode
+from kapelle.types import Episode, Group, Json, Payment, Task, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeUnderWay:
+    """One episode that has not ended."""
+
+    seed: int
+    turns: tuple[Turn, ...] = ()
+    """The recorded ones, in time order."""
+    drafts: tuple[Turn, ...] = ()
+    """Complete ones of a moment at which others still speak."""
+    begun: tuple[Turn, ...] = ()
+    """Those that have sampled some tokens, and go on."""
+    payments: tuple[Payment, ...] = ()
+    """What was paid so far."""
+
+    @property
+    def sampled(self) -> tuple[Turn, ...]:
+        """All that was sampled."""
+        return (*self.turns, *self.drafts, *self.begun)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUnderWay:
+    """The episodes of one task, of which some may have ended."""
+
+    task: Task
+    number: int
+    """The step whose play began it."""
+    episodes: tuple[Episode | EpisodeUnderWay, ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether every episode has ended."""
+        return all(isinstance(episode, Episode) for episode in self.episodes)
+
+    @property
+    def group(self) -> Group:
+        """The group, once every episode has ended."""
+        return Group(self.task, tuple(each for each in self.episodes if isinstance(each, Episode)))
+
+
+def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: int, weights_hash: str) -> Turn:
+    """Return a turn with further completion tokens, sampled by these weights."""
+    if turn.completion_ids and not ids:
+        return turn
+    runs = turn.runs if turn.completion_ids else ()
+    before = runs[-1][1] if runs and runs[-1][0] == version else 0
+    runs = (*(runs[:-1] if before else runs), (version, before + len(ids)))
+    return replace(
+        turn,
+        version=version,
+        weights_hash=weights_hash,
+        completion_ids=(*turn.completion_ids, *ids),
+        logprobs=(*turn.logprobs, *logprobs),
+        versions=runs if len(runs) > 1 else (),
+    )
+
+
+def as_recorded(
+    left: EpisodeUnderWay, turns: Sequence[Turn], payments: Sequence[Payment]
+) -> tuple[tuple[Turn, ...], tuple[Payment, ...]]:
+    """Return turns and payments of an episode that went on, those from before in the order in which they were recorded.
+
+    While it is played again nobody waits for the sampler, so that agents who go separate ways may overtake one another.
+    """
+    known = dict(numbered(turns))
+    before = [known.pop(key) for key, _ in numbered(left.turns) if key in known]
+    ordered = tuple(replace(turn, index=index) for index, turn in enumerate((*before, *known.values())))
+    return ordered, (*left.payments, *payments[len(left.payments) :])
+
+
+def numbered(turns: Iterable[Turn]) -> list[tuple[tuple[str, int], Turn]]:
+    """Return every turn with its agent and its number among the agent's, from 0."""
+    taken: Counter[str] = Counter()
+    found = []
+    for turn in turns:
+        found.append(((turn.agent, taken[turn.agent]), turn))
+        taken[turn.agent] += 1
+    return found
+
+
+def unfinished_turns(groups: Iterable[GroupUnderWay]) -> list[Turn]:
+    """Return what was sampled and is trained on, of episodes that have not failed."""
+    found: list[Turn] = []
+    for each in (episode for group in groups for episode in group.episodes):
+        if isinstance(each, EpisodeUnderWay):
+            found += each.sampled
+        elif each.error is None:
+            found += each.turns
+    return [turn for turn in found if turn.trained]
+
+
+def dump_under_way(groups: Iterable[GroupUnderWay]) -> str:
+    """Return groups as JSON lines, one per episode, every field exact."""
+    lines: list[bytes] = []
+    for place, group in enumerate(groups):
+        for each in group.episodes:
+            labels = {"group": place, "number": group.number}
+            if not isinstance(each, Episode):
+                labels["recorded"], labels["drafts"] = len(each.turns), len(each.drafts)
+                each = Episode(group.task, each.seed, (), each.sampled, payments=each.payments)  # noqa: PLW2901 - its form
+            lines.append(dump_episode(each, **labels))
+    return b"".join(lines).decode("ascii")
+
+
+def load_under_way(text: str) -> list[GroupUnderWay]:
+    """Return what `dump_under_way` has written; raises DataError for a row in another form."""
+    groups: dict[int, tuple[int, list[Episode | EpisodeUnderWay]]] = {}
+    tasks: dict[int, Task] = {}
+    for line in text.splitlines():
+        row: dict[str, Json] = json.loads(line)
+        episode = load_episode(row)
+        tasks[row["group"]] = episode.task
+        _, members = groups.setdefault(row["group"], (row["number"], []))
+        if "recorded" not in row:
+            members.append(episode)
+            continue
+        one, two = row["recorded"], row["recorded"] + row["drafts"]
+        parts = episode.turns[:one], episode.turns[one:two], episode.turns[two:]
+        members.append(EpisodeUnderWay(episode.seed, *parts, episode.payments))
+    return [GroupUnderWay(tasks[place], number, tuple(own)) for place, (number, own) in groups.items()]

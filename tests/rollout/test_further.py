@@ -1,0 +1,122 @@
+"""Groups that are left unfinished: what goes on later is what would have been played at once, and nothing gets lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.support.episodes import TASK, episode, turn
+from tests.support.tiny import LORA, lora_policies, stir, tiny_model
+from tests.support.waiting import Rounds, Waiting
+
+from kapelle.engines.rollout.compose import ComposedEngine
+from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.rollout.further import begun, play_groups
+from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.under_way import (
+    EpisodeUnderWay,
+    GroupUnderWay,
+    as_recorded,
+    dump_under_way,
+    grown,
+    load_under_way,
+    unfinished_turns,
+)
+from kapelle.runtime.event_loop import run_async
+from kapelle.team import Agent, Policy, Team
+from kapelle.types import Episode, Payment, Sampling, Turn
+
+LONG = Sampling(max_tokens=40)
+
+
+def playing(*, apart: bool = False, kind: str = "not") -> Play:
+    """A trained and a frozen agent whose episodes end at very different times."""
+    model = tiny_model(seed=5)
+    model.bank.add("a", LORA, 0)
+    stir(model.bank.parameters("a"), 4)
+    policies = [*lora_policies("a"), Policy("b", trained=False)]
+    local = LocalEngine({"base": model}, policies)
+    engine = ComposedEngine([local, ScriptedEngine({"far": lambda _: "yes"})])
+    seats = (Agent("a", sampling=LONG), Agent("b", sampling=LONG))
+    team = Team(seats, {p.name: p for p in policies}, {"a": "a", "b": "b"})
+    world = Waiting.model_validate({"tasks": 6, "kind": kind})
+    return Play(team, world, Rounds(rounds=3, apart=apart), engine)
+
+
+def without_rounding(found: Episode) -> Episode:
+    """Return an episode without log-probs: a prompt that is read anew gives other last bits."""
+    return replace(found, turns=tuple(replace(t, logprobs=(0.0,) * len(t.logprobs)) for t in found.turns))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_is_left_goes_on_to_the_same_end(apart: bool) -> None:
+    """With the same weights all the time, playing in pieces is playing at once."""
+    play = playing(apart=apart, kind="mixed" if apart else "not")
+    tasks = [play.environment.task("train", index) for index in range(4)]
+    expected = run_async(lambda: rollout(play, tasks, 2, 7))
+    groups, pieces, cut = begun(tasks, 2, 7, 1), 0, 0
+    while not all(group.done for group in groups):
+        done = sum(group.done for group in groups)
+        before = groups
+        groups = run_async(lambda g=before, d=done: play_groups(play, g, lambda ended: sum(ended) > d))  # type: ignore[misc]
+        open_now = [each for group in groups for each in group.episodes if isinstance(each, EpisodeUnderWay)]
+        cut += sum(bool(each.begun) for each in open_now)
+        pieces += 1
+        groups = load_under_way(dump_under_way(groups))
+    assert pieces > 2
+    assert cut > 0
+    for one, other in zip(groups, expected, strict=True):
+        assert [*map(without_rounding, one.group.episodes)] == [*map(without_rounding, other.episodes)]
+        for mine, theirs in zip(one.group.episodes, other.episodes, strict=True):
+            for a, b in zip(mine.turns, theirs.turns, strict=True):
+                assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+def test_a_world_that_does_not_repeat_is_an_error_that_says_so() -> None:
+    play = playing()
+    tasks = [play.environment.task("train", index) for index in range(3)]
+    groups = run_async(lambda: play_groups(play, begun(tasks, 2, 7, 1), lambda ended: sum(ended) > 0))
+    cut = next(group for group in groups if not group.done)
+    left = tuple(each for each in cut.episodes if isinstance(each, EpisodeUnderWay) and each.sampled)
+    other = replace(cut, task=replace(cut.task, question="another question?"), episodes=left)
+    (found,) = run_async(lambda: play_groups(play, [other], all))
+    assert left
+    for each in found.group.episodes:
+        assert "does not repeat: played again with its own seed and turns" in str(each.error)
+        assert "Set `training.partial_rollouts: 0`" in str(each.error)
+
+
+def test_runs_of_tokens_know_their_weights() -> None:
+    bare = turn("a", 0, tokens=0, version=0, weights_hash="")
+    one = grown(bare, (1, 2), (-1.0, -2.0), 3, "x")
+    assert (one.version, one.weights_hash, one.versions, one.runs) == (3, "x", (), ((3, 2),))
+    same = grown(one, (4,), (-1.0,), 3, "x")
+    assert (same.versions, same.runs) == ((), ((3, 3),))
+    two = grown(grown(same, (5,), (-1.0,), 4, "y"), (6,), (-1.0,), 4, "y")
+    assert (two.version, two.weights_hash, two.versions) == (4, "y", ((3, 3), (4, 2)))
+    assert two.completion_ids == (1, 2, 4, 5, 6)
+    assert grown(two, (), (), 9, "z") == two
+
+
+def test_what_is_left_is_read_back_equal() -> None:
+    mixed = turn("a", 0, tokens=3, versions=((1, 1), (2, 2)), version=2)
+    left = EpisodeUnderWay(3, (mixed,), (turn("b", 1),), (turn("c", 2),), (Payment("a", 1, 0.5),))
+    fresh, ended = EpisodeUnderWay(4), episode(turn("a", 0), rewards={"a": 1.0})
+    failed = Episode(TASK, 5, ("a",), (turn("a", 0),), error="x")
+    groups = [GroupUnderWay(TASK, 2, (left, fresh)), GroupUnderWay(TASK, 3, (ended, failed, left))]
+    assert load_under_way(dump_under_way(groups)) == groups
+    assert load_under_way("") == []
+    names = [each.agent for each in unfinished_turns(groups)]
+    assert names == ["a", "b", "c", "a", "a", "b", "c"]  # nothing of the one that failed
+
+
+def test_those_who_overtake_one_another_stand_as_they_stood() -> None:
+    first: list[Turn] = [turn("a", 0), turn("b", 1), turn("a", 2)]
+    payments = (Payment("a", 1, 0.1), Payment("b", 2, 0.2))
+    again = [turn("a", 0), turn("a", 1), turn("b", 2), turn("b", 3)]
+    paid = [Payment("a", 1, 0.1), Payment("b", 3, 0.2), Payment("b", 4, 0.3)]
+    turns, now = as_recorded(EpisodeUnderWay(0, tuple(first), payments=payments), again, paid)
+    assert [(each.agent, each.index) for each in turns] == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
+    assert now == (*payments, paid[2])

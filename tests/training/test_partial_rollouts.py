@@ -1,0 +1,210 @@
+"""Episodes that a step leaves go on in the next one: the same run with and without a second process, stopped or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.episodes import episode, group, turn
+from tests.support.tiny import team_of
+from tests.training.test_overlap import assert_same, end_of
+from tests.training.test_queue import SMALL
+
+from kapelle import Trainer
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.errors import ConfigError, ParityError
+from kapelle.rollout.under_way import EpisodeUnderWay, GroupUnderWay
+from kapelle.runtime.ranks import Alone
+from kapelle.settings.schema import TrainingConfig
+from kapelle.setup.recipe import resolve
+from kapelle.training import starting
+from kapelle.training.collate import fresh_samples
+from kapelle.training.queue import RolloutQueue
+from kapelle.training.step_play import PlayedStep, enough_for, steps_ahead
+
+ON = {"steps": 5, "tasks_per_step": 4, "max_staleness": 2, "partial_rollouts": 0.5}
+
+
+def settings(**training: Any) -> dict[str, Any]:
+    """Answers of all lengths up to 120 tokens: they end at the first vowel."""
+    return {
+        **SMALL,
+        "team": {"agents": 2, "lora": {"rank": 2}, "sampling": {"max_tokens": 120, "stop": [*"aeiou"]}},
+        "algorithm": {"name": "grpo", "group_size": 2, "loss": {"importance_cap": 2.0}},
+        "training": {**ON, **training},
+    }
+
+
+def trainer_of(run: Path | None = None, *, resume: bool = False, **training: Any) -> Trainer:
+    return Trainer(resolve(settings(**training)), run_dir=run, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run in one process, never stopped: its folder, and the weights at its end."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    oldest, mixed, left = 0, 0, 0
+    with trainer_of(folder) as trainer:
+        for step in trainer.steps():
+            turns = [t for g in step.groups for e in g.episodes for t in e.turns]
+            mixed += sum(bool(t.versions) for t in turns)
+            # Every step is one optimiser step: the weights that learn in step n have version n - 1.
+            oldest = max([oldest, *(step.number - 1 - version for t in turns for version, _ in t.runs)])
+            left += len(trainer._loop._queue._left)
+            assert step.metrics["parity/max"] <= 1e-4
+        trainer.save()
+        assert left > 0, "something is left, or this asks nothing"
+        assert mixed > 0
+        assert oldest == ON["max_staleness"]
+        return folder, end_of(trainer)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_is_the_whole_run(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for steps in (1, 2, 2):
+        with trainer_of(run, resume=run.exists()) as trainer:
+            trainer.train(steps)
+            if steps == 1:
+                assert trainer._loop._queue._left, "the checkpoint holds what is left"
+    with trainer_of(run, resume=True) as trainer:
+        assert_same(run, trainer, whole)
+
+
+@pytest.mark.slow
+def test_a_second_process_plays_the_same(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with trainer_of(run, overlap=True) as trainer:
+        for _ in trainer.steps():
+            pass
+        trainer.save()
+        assert_same(run, trainer, whole)
+
+
+@pytest.mark.slow
+def test_an_engine_that_goes_on_with_old_weights_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kapelle.engines.rollout.local.engine import LocalEngine
+
+    with trainer_of() as trainer:
+        steps = trainer.steps()
+        monkeypatch.setattr(LocalEngine, "load", _version_alone)
+        with pytest.raises(ParityError, match="differ by"):
+            for _ in steps:
+                pass
+
+
+def _version_alone(engine: Any, policy: str, weights: object, version: int) -> None:
+    """Take the number of new weights, but nothing else."""
+    engine._held[policy].version = version
+
+
+def test_when_the_rest_may_be_left() -> None:
+    def enough(max_staleness: int, number: int, begun: list[int], done: list[bool]) -> bool:
+        training = TrainingConfig(tasks_per_step=4, max_staleness=max_staleness, partial_rollouts=0.5)
+        groups = [GroupUnderWay(episode(turn("a", 0)).task, each, ()) for each in begun]
+        return enough_for(training, number, groups)(done)
+
+    assert [steps_ahead(TrainingConfig(max_staleness=k, partial_rollouts=0.5)) for k in (1, 2, 4)] == [
+        0,
+        1,
+        1,
+    ]
+    assert steps_ahead(TrainingConfig(max_staleness=4)) == 4
+    fresh = [1, 1, 1, 1]
+    assert not enough(1, 1, fresh, [True, False, False, False])
+    assert enough(1, 1, fresh, [True, False, False, True])
+    # One step ahead and one for what is left: nothing is left twice.
+    for staleness in (1, 2):
+        assert not enough(staleness, 2, [1, 1, 2, 2, 2, 2], [True, False, True, True, True, True])
+        assert enough(staleness, 2, [1, 1, 2, 2, 2, 2], [True, True, True, True, False, False])
+    assert enough(3, 2, [1, 1, 2, 2, 2, 2], [True, False, True, True, True, False])
+    assert not enough(3, 3, [1, 2, 3, 3, 3, 3], [False, True, True, True, True, True])
+
+
+def test_only_what_these_weights_sampled_is_compared_with_them() -> None:
+    mixed = turn(
+        "a", 0, tokens=5, version=4, versions=((2, 1), (3, 2), (4, 2)), logprobs=(-1, -2, -3, -4, -5)
+    )
+    old, new = turn("a", 1, version=2), turn("a", 2, version=3)
+    (one, two) = fresh_samples([mixed, old, new], team_of("a"), 16, {"a": 3})
+    assert one.targets == (4, 5)
+    assert one.tokens == (5, 10, 11, *range(20, 25))
+    assert one.columns["behaviour"].tolist() == [-2, -3]
+    assert two.targets == (3, 4)
+    assert len(fresh_samples([mixed, old, new], team_of("a"), 16)) == 5  # all of it
+    assert len(fresh_samples([mixed, old, new], team_of("a"), 1, {"a": 3})) == 1
+
+
+class TestQueue:
+    def _left(self) -> GroupUnderWay:
+        return GroupUnderWay(episode(turn("a", 0)).task, 1, (EpisodeUnderWay(3, begun=(turn("a", 0),)),))
+
+    def test_what_a_step_leaves_is_given_to_the_next_and_kept(self) -> None:
+        queue, got = RolloutQueue(0, 1), []
+
+        def play(number: int, left: Any) -> PlayedStep:
+            got.append(list(left))
+            return PlayedStep([group(episode(turn("a", 0, version=number - 1)))], (self._left(),))
+
+        queue.take(1, {"a": 0}, play)
+        undo = queue.mark()
+        queue.take(2, {"a": 1}, play)
+        other = RolloutQueue(0, 1)
+        other.load_state(queue.state())
+        other.take(3, {"a": 2}, play)
+        undo()
+        queue.take(2, {"a": 1}, play)
+        assert got == [[], [self._left()], [self._left()], [self._left()]]
+
+    def test_no_token_is_older_than_allowed(self) -> None:
+        def played(*runs: tuple[int, int]) -> Any:
+            own = turn("a", 0, tokens=sum(n for _, n in runs), version=runs[-1][0], versions=runs)
+            return lambda *_: PlayedStep([group(episode(own))], (self._left(),))
+
+        queue = RolloutQueue(0, 1)
+        queue.take(1, {"a": 0}, lambda *_: PlayedStep([], (self._left(),)))
+        groups = queue.take(2, {"a": 1}, played((0, 1), (1, 3)))
+        assert queue.staleness(groups) == 0.25
+        with pytest.raises(ParityError, match="version 0 of policy 'a', but version 2 was published"):
+            queue.take(3, {"a": 2}, played((0, 1), (2, 3)))
+
+    def test_what_is_begun_now_has_the_weights_of_now(self) -> None:
+        queue = RolloutQueue(0, 1)
+        queue.take(1, {"a": 0}, lambda *_: PlayedStep([group(episode(turn("a", 0)))]))
+        with pytest.raises(ParityError, match="version 0 of policy 'a', but version 1 was published"):
+            queue.take(2, {"a": 1}, lambda *_: PlayedStep([group(episode(turn("a", 0)))]))
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("over", "reason"),
+        [
+            ({"training": {**ON, "max_staleness": 0}}, "set `training.max_staleness` to 1 or more"),
+            ({"training": {**ON, "tasks_per_step": 1}}, "set `training.tasks_per_step` to 2 or more"),
+            (
+                {"algorithm": {"name": "at_grpo", "tree": True, "group_size": 2}},
+                "`at_grpo` looks at whole episodes",
+            ),
+            ({"algorithm": {"name": "grpo", "redraw": 2}}, "`grpo` looks at whole episodes"),
+            ({"engine": {"name": "vllm"}}, "the engine `vllm` cannot hand out"),
+        ],
+    )
+    def test_what_cannot_go_on(
+        self, over: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kapelle.engines.rollout.vllm.settings.need_installed", lambda: None)
+        with pytest.raises(ConfigError, match=f"`training.partial_rollouts` leaves .*{reason}"):
+            Trainer(resolve({**settings(), **over}))
+
+    def test_an_engine_that_was_passed(self) -> None:
+        with pytest.raises(ConfigError, match="ScriptedEngine cannot hand out"):
+            Trainer(resolve(settings()), engine=ScriptedEngine({}, {}))
+
+    def test_several_processes(self) -> None:
+        with pytest.raises(ConfigError, match="2 processes, which share the sampling"):
+            starting._check_partial(ScriptedEngine({}, {}), Alone(size=2))
+
+    def test_true_is_a_quarter(self) -> None:
+        config = resolve(settings(partial_rollouts=True))
+        assert config.training.partial_rollouts == 0.25
