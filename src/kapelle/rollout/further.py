@@ -62,7 +62,7 @@ class _Playing:
         async def one(number: int, seat: Seat) -> Episode:
             return await self._one(places[number], seat)
 
-        playing = asyncio.create_task(play_seats(self._play, seats, one))
+        playing = asyncio.create_task(play_seats(self._play, seats, one, followed=True))
         stopping = asyncio.create_task(self._stop.wait())
         self._tasks += [playing, stopping]
         await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)

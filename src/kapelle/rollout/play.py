@@ -245,18 +245,23 @@ async def play_seats(
     seats: Sequence[Seat],
     play_one: Callable[[int, Seat], Coroutine[Any, Any, Episode]],
     max_concurrent: int = 4096,
+    *,
+    followed: bool = False,
 ) -> list[Episode]:
-    """Play all seats at once, as far as there is room, and return their episodes in order."""
+    """Play all seats at once, as far as there is room, and return their episodes in order.
+
+    `followed` lets the sampler wait until an episode has ended altogether, because something depends on that.
+    """
     processes = play.workers.size if play.workers else 1
     under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
     gate = asyncio.Semaphore(under_way)
-    queued = len(seats) > under_way
+    followed = followed or len(seats) > under_way
     parts: dict[int, Part] = {}
 
     async def one(number: int, seat: Seat) -> Episode:
         await gate.acquire()
         try:
-            with Part(number, followed=queued) as parts[number]:
+            with Part(number, followed=followed) as parts[number]:
                 return await play_one(number, seat)
         finally:
             leave(number)
