@@ -130,5 +130,5 @@ def test_arguments_become_flags() -> None:
 
 @pytest.mark.parametrize("server", ["127.0.0.1:8000", "begin"])
 def test_a_server_is_started_or_has_a_url(server: str) -> None:
-    with pytest.raises(ValueError, match=f"`{server}` is neither `start` nor"):
+    with pytest.raises(ValueError, match="neither `start` nor"):
         Vllm(server=server)

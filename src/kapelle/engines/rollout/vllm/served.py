@@ -22,6 +22,7 @@ from typing import Any
 from kapelle.engines.rollout.vllm.in_process import arguments
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler
 from kapelle.errors import EngineError, EpisodeError
+from kapelle.runtime.guard import end, guarded
 from kapelle.runtime.http import post
 from kapelle.types import Json
 
@@ -59,11 +60,11 @@ def start_server(kv_gib: float, max_rows: int, options: Mapping[str, Json], abou
         **os.environ,
         **RUNTIME_ADAPTERS,
     }
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)  # noqa: S603 - our own interpreter
+    process = guarded(command, environment)
     try:
         return Served(f"http://127.0.0.1:{port}", about, process, START_SECONDS)
     except BaseException:
-        _end(process)
+        end(process)
         raise
 
 
@@ -179,7 +180,7 @@ class Served:
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())  # lets cancelled requests end
         self._loop.close()
         if self._process is not None:
-            _end(self._process)
+            end(self._process)
 
     def _wait_for_model(self, patience: float) -> str:
         """Return the name of the server's base model once it answers."""
@@ -246,12 +247,3 @@ def read_answer(row: str, status: int, answer: bytes) -> Sampled:
 def _headers() -> dict[str, str]:
     key = os.environ.get("VLLM_API_KEY", "")
     return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -76,7 +76,12 @@ class Vllm(Settings):
     @field_validator("server")
     @classmethod
     def _start_or_url(cls, value: str) -> str:
-        return value if value in ("", START) else open_address(value)
+        if value in ("", START):
+            return value
+        try:
+            return open_address(value)
+        except ValueError as wrong:
+            raise ValueError(f"it is neither `{START}` nor the URL of a server: {wrong}") from None
 
     def check(self) -> None:
         """Raise ConfigError if vLLM is missing; a server that runs elsewhere has its own."""

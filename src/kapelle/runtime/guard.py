@@ -1,0 +1,68 @@
+"""Runs a program that must not outlive the process that wants it, however that one ends, even by `kill -9`.
+
+It is run as a file of its own, `python guard.py COMMAND…`, so that it imports nothing of kapelle. Its standard input is a pipe
+that the other process holds open: when that closes, or the other process is no longer its parent, it ends the program and
+everything that the program has started in its session. It ends with the program, with its exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+LOOK = 0.5
+"""Seconds between two looks at whether the program has ended."""
+GRACE = 10.0
+"""Seconds that the program has to end by itself when it is asked to."""
+
+
+def guarded(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a program under a guard; it ends when `end` is called, or when this process is gone."""
+    return subprocess.Popen(  # noqa: S603 - our own interpreter and file, and what the caller says
+        [sys.executable, __file__, *command],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def end(guard: subprocess.Popen[bytes]) -> None:
+    """End what `guarded` has started; a second call does nothing."""
+    if guard.stdin is not None:
+        guard.stdin.close()
+    try:
+        guard.wait(timeout=3 * GRACE)
+    except subprocess.TimeoutExpired:
+        guard.kill()
+        guard.wait()
+
+
+def main(command: Sequence[str], parent: int) -> int:
+    """Run a program until it ends or nobody wants it any more; return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # those of a terminal are the other process's to act on
+        signal.signal(number, lambda *_: None)
+    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - as above
+    while program.poll() is None:
+        ready, _, _ = select.select([0], [], [], LOOK)
+        if (ready and not os.read(0, 1)) or os.getppid() != parent:
+            _signal(program, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(GRACE)
+            break
+    _signal(program, signal.SIGKILL)  # what is left of its session
+    code = program.wait()
+    return 128 - code if code < 0 else code
+
+
+def _signal(program: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(program.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.getppid()))
