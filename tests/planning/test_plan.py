@@ -7,8 +7,16 @@ import pytest
 
 from kapelle.cli import main
 from kapelle.cli.plan import DOES_NOT_FIT
+from kapelle.models.architectures import known
+from kapelle.models.embedded import settings_of
 from kapelle.planning import plan
 from kapelle.planning.fitting import peak
+from kapelle.planning.held import base_bytes
+from kapelle.planning.probe import probe
+from kapelle.planning.situation import situation
+from kapelle.settings.schema import EmbeddedConfig
+from kapelle.setup.preparation import prepare
+from kapelle.setup.recipe import load_recipe
 
 
 def test_a_step_is_played_without_weights() -> None:
@@ -66,3 +74,29 @@ def test_rows_are_tasks_times_episodes() -> None:
         return phases["sampling"].kinds["keys and values"]
 
     assert keys("training.tasks_per_step=8") == pytest.approx(2 * keys("training.tasks_per_step=4"), rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_probe_says_how_long_a_step_takes() -> None:
+    tiny = ("hidden=16", "layers=3", "heads=2", "kv_heads=1", "intermediate=32")
+    small = [f"model.embedded.{setting}" for setting in tiny]
+    prepared = prepare(load_recipe("demo", (), (*small, "training.tasks_per_step=2")).config)
+    now = situation(prepared, "cpu")
+    times = probe(prepared, now)
+    assert times.device == "cpu"
+    assert min(times.sampling, times.update) > 0
+    assert times.run == pytest.approx(times.step * now.steps)
+
+
+def test_four_bits_and_moments_of_one_byte_are_counted() -> None:
+    outline = known(settings_of(EmbeddedConfig()))
+    assert outline is not None
+    linear = sum(a * b for path, (a, b) in outline.layers.linear.items() if path != outline.layers.head)
+    rest = outline.parameters - linear
+    assert base_bytes(outline, 2, nf4=True) == pytest.approx(0.516 * linear + 2 * rest, rel=1e-3)
+    assert base_bytes(outline, 2, nf4=False) == 2 * outline.parameters
+    whole = [
+        plan("demo", "team.sharing=shared", f"optimizer.name={name}").weights.training_bytes
+        for name in ("adamw", "adamw_8bit")
+    ]
+    assert whole[1] / whole[0] == pytest.approx(6.03 / 12, rel=0.01)

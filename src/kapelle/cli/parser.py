@@ -130,6 +130,12 @@ def _plan(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         help="memory of each GPU in GB; says what fits, and what to change where it does not (exit code 3)",
     )
+    parser.add_argument(
+        "--probe",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="time a few blocks with random weights on this machine's device, and say how long a step will take",
+    )
     add_flag(parser, "--json", ONE_OBJECT)
 
 
@@ -308,7 +314,7 @@ COMMANDS: Mapping[str, Command] = {
         _launch,
     ),
     "plan": Command(
-        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--gpu-memory GB] [--json]",
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--gpu-memory GB] [--probe] [--json]",
         "say how much memory a run will need and what fits, before anything is loaded",
         "plan",
         _plan,

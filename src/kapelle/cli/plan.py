@@ -27,11 +27,12 @@ def run(arguments: argparse.Namespace) -> int:
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     if staged is not None:
         plans = {
-            stage.name: plan(config, gpu_memory=arguments.gpu_memory) for stage, config in staged.checked()
+            stage.name: plan(config, gpu_memory=arguments.gpu_memory, probed=arguments.probe)
+            for stage, config in staged.checked()
         }
     else:
         config = read_recipe(arguments.words, real=arguments.real).config
-        plans = {"": plan(config, gpu_memory=arguments.gpu_memory)}
+        plans = {"": plan(config, gpu_memory=arguments.gpu_memory, probed=arguments.probe)}
     if arguments.json:
         rows = {name: found.row() for name, found in plans.items()}
         say(json.dumps(rows.get("", {"stages": rows}), indent=1))
@@ -60,6 +61,12 @@ def lines(found: Plan) -> Iterator[str]:
         yield ""
         yield f"{process.name} on {process.device}: {size(process.peak)}, in the {process.worst.name} phase"
         yield from _table(process)
+    if found.times is not None:
+        yield ""
+        yield (
+            f"time on this {found.times.device}, from a probe: {found.times.sampling:.2g} s of sampling and "
+            f"{found.times.update:.2g} s of updates in a step; {found.times.run / 3600:.2g} h for {found.situation.steps} steps"
+        )
     if found.memory is None:
         return
     yield ""
@@ -87,8 +94,11 @@ def _verdict(found: Plan) -> Iterator[str]:
         verb = "fits" if held <= found.memory else "does not fit"
         yield f"{device}: {size(held)} of {size(found.memory)}: {verb}"
     most = found.limits
-    yield f"largest that fit, each alone: training.microbatch_tokens={most.microbatch_tokens}; {most.rows} answers at once"
-    yield f"  (training.tasks_per_step={most.tasks_per_step}); texts of {most.longest_text} tokens"
+    yield "the largest with which the phase that depends on them fits, each alone:"
+    yield f"  training.microbatch_tokens={most.microbatch_tokens}"
+    yield f"  engine.max_rows={most.rows}"
+    yield f"  training.tasks_per_step={most.tasks_per_step}"
+    yield f"  texts of {most.longest_text} tokens"
     if found.advice:
         yield "to make it fit, in this order:"
         for each in found.advice:

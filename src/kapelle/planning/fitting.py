@@ -11,18 +11,22 @@ from kapelle.team import Place
 
 MOST = 1 << 24
 """Values beyond which nothing is looked for: they fit without limit."""
+SAMPLES = ("sampling", "evaluation")
 SMALL = 256
 """Least tokens of a microbatch that is worth its passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest values that fit, each with everything else as it is; 0 where even the least does not."""
+    """The largest values with which the phases that depend on them fit, each with everything else as it is.
+
+    0 where even the least does not fit.
+    """
 
     microbatch_tokens: int
     """Of `training.microbatch_tokens`; not more than a step has."""
     rows: int
-    """Answers that are sampled at once: tasks × episodes × agents."""
+    """Answers sampled at once, of each base: `engine.max_rows`."""
     tasks_per_step: int
     """Of `training.tasks_per_step`."""
     longest_text: int
@@ -38,11 +42,12 @@ class Advice:
     peak: int
 
 
-def peak(now: Situation) -> int:
-    """Return the bytes of the fullest device."""
+def peak(now: Situation, phases: tuple[str, ...] = ()) -> int:
+    """Return the bytes of the fullest device, in these phases alone if any are named."""
     devices: dict[str, int] = {}
     for process in processes(now):
-        devices[process.device] = devices.get(process.device, 0) + process.peak
+        own = [phase.total for phase in process.phases if phase.name in phases]
+        devices[process.device] = devices.get(process.device, 0) + max(own, default=process.peak)
     return max(devices.values())
 
 
@@ -51,16 +56,16 @@ def limits(now: Situation, memory: int) -> Limits:
     work = now.work
     step = work.tasks * work.group * sum(said.prompt + said.answer for said in work.said)
     context = min((shape.context for shape in now.shapes.values()), default=MOST)
-    tasks = _largest(MOST, lambda count: peak(with_tasks(now, count)) <= memory)
-    moments: dict[int, int] = {}
-    for said in work.said:
-        moments[said.moment] = moments.get(said.moment, 0) + 1
-    together = max(moments.values(), default=1) * work.group
+    rows = min(MOST, now.max_rows)
+
+    def fits(found: Situation, *phases: str) -> bool:
+        return peak(found, phases) <= memory
+
     return Limits(
-        _largest(step, lambda count: peak(replace(now, microbatch_tokens=count)) <= memory),
-        min(tasks * together, now.max_rows) if now.engine == "local" else tasks * together,
-        tasks,
-        _largest(context, lambda count: peak(replace(now, work=work.with_longest(count))) <= memory),
+        _largest(step, lambda count: fits(replace(now, microbatch_tokens=count), "update")),
+        _largest(rows, lambda count: fits(replace(now, max_rows=count), *SAMPLES)),
+        _largest(MOST, lambda count: fits(with_tasks(now, count), "sampling", "update")),
+        _largest(context, lambda count: fits(replace(now, work=work.with_longest(count)))),
     )
 
 
@@ -89,13 +94,14 @@ def advice(now: Situation, memory: int) -> tuple[Advice, ...]:
     If not even all of them are enough, they end with what they reach.
     """
     found: list[Advice] = []
-    for setting, costs, changed in _changes(now, memory):
-        if peak(now) <= memory:
+    while peak(now) > memory:
+        tried = ((setting, costs, changed(now)) for setting, costs, changed in _changes(now, memory))
+        better = next((each for each in tried if peak(each[2]) < peak(now)), None)
+        if better is None:
             break
-        after = changed(now)
-        if peak(after) < peak(now):
-            now = after
-            found.append(Advice(setting if "{" not in setting else _filled(setting, now), costs, peak(now)))
+        setting, costs, now = better
+        found = [each for each in found if each.setting.partition("=")[0] != setting.partition("=")[0]]
+        found.append(Advice(_filled(setting, now), costs, peak(now)))
     return tuple(found)
 
 
@@ -139,14 +145,19 @@ def _filled(setting: str, now: Situation) -> str:
 
 
 def _smaller_passes(now: Situation, memory: int) -> Situation:
+    """Return it with the largest passes that fit, or with the least that help."""
+    least = replace(now, microbatch_tokens=min(SMALL, now.microbatch_tokens))
+    enough = max(memory, peak(least))
     fits = _largest(
-        now.microbatch_tokens, lambda count: peak(replace(now, microbatch_tokens=count)) <= memory
+        now.microbatch_tokens, lambda count: peak(replace(now, microbatch_tokens=count)) <= enough
     )
-    return replace(now, microbatch_tokens=max(fits, min(SMALL, now.microbatch_tokens)))
+    return replace(now, microbatch_tokens=max(fits, least.microbatch_tokens))
 
 
 def _fewer_rows(now: Situation, memory: int) -> Situation:
-    fits = _largest(now.max_rows, lambda count: peak(replace(now, max_rows=count)) <= memory)
+    """Return it with the most rows that fit, or with the fewest that are needed for other phases to be the worst."""
+    enough = max(memory, peak(replace(now, max_rows=1)))
+    fits = _largest(now.max_rows, lambda count: peak(replace(now, max_rows=count)) <= enough)
     return replace(now, max_rows=max(fits, 1))
 
 

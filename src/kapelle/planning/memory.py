@@ -14,7 +14,7 @@ from kapelle.planning.sampling import sampling_moments
 from kapelle.planning.situation import Situation
 from kapelle.planning.update import update_moments
 
-PROCESS = 450_000_000
+PROCESS = 470_000_000
 """Bytes of a process with Python, torch and transformers before a model is loaded; on a CPU, as measured."""
 CONTEXT = 600_000_000
 """Bytes of a device that CUDA and its libraries take; an allowance, not measured here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kapelle.planning.fitting import Advice, Limits, advice, limits
 from kapelle.planning.memory import Process, processes
@@ -14,6 +14,9 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import load_recipe
 from kapelle.signals.reference import ReferenceLogProbs
+
+if TYPE_CHECKING:
+    from kapelle.planning.probe import Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Plan:
     advice: tuple[Advice, ...]
     """Changes after which it fits, in the order in which they cost least; empty if it fits, or nothing helps."""
     situation: Situation
+    times: Times | None = None
+    """From a probe; None without one."""
 
     @property
     def fits(self) -> bool:
@@ -60,6 +65,7 @@ class Plan:
                 "longest text": work.longest,
                 "worlds opened": work.played,
             },
+            "times": None if self.times is None else {**asdict(self.times), "step": self.times.step},
             "weights": self.weights.row(),
         }
 
@@ -69,8 +75,11 @@ def plan(
     *settings: str,
     gpu_memory: float | None = None,
     real: bool = False,
+    probed: bool = False,
 ) -> Plan:
-    """Return what a run of a recipe (with `key.path=value` settings) will need; loads no model and no torch.
+    """Return what a run of a recipe (with `key.path=value` settings) will need; loads no model.
+
+    If it is to be `probed`, a few blocks with random weights are timed on the device at hand; else no torch is loaded.
 
     `gpu_memory` is that of each GPU in GB (10⁹ bytes); with it, bases that name no device are planned for a GPU, else for this
     machine's processor. Raises the errors that the run would, but for what is installed and which devices are here.
@@ -88,9 +97,14 @@ def plan(
         optimizer=config.optimizer.name,
     )
     found = tuple(processes(now))
+    times = None
+    if probed:
+        from kapelle.planning.probe import probe
+
+        times = probe(prepared, now)
     if memory is None:
-        return Plan(mapped, found, None, None, (), now)
-    return Plan(mapped, found, memory, limits(now, memory), advice(now, memory), now)
+        return Plan(mapped, found, None, None, (), now, times)
+    return Plan(mapped, found, memory, limits(now, memory), advice(now, memory), now, times)
 
 
 def _process(process: Process) -> dict[str, Any]:

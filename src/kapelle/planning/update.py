@@ -60,6 +60,11 @@ def passes(now: Situation, base: str) -> list[Pass]:
     return _distinct(list(passes_of(trees, most)))
 
 
+def step_tokens(now: Situation, base: str) -> int:
+    """Return the tokens that all passes of an update compute on a base, each distinct one once."""
+    return now.work.tasks * sum(tree.size for tree in _trees(now, base))
+
+
 def _distinct(found: Sequence[Pass]) -> list[Pass]:
     """Return the first pass, and the largest of the others: those after the first find gradients of it."""
     return [*found[:1], *sorted(found[1:], key=lambda work: work.tokens)[-1:]]

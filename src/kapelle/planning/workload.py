@@ -65,9 +65,16 @@ class Workload:
         return max((said.prompt + said.answer for said in self.said), default=0)
 
     def with_longest(self, tokens: int) -> Workload:
-        """Return it with every prompt so much longer, or shorter, that the longest text has so many tokens."""
-        more = tokens - self.longest
-        said = tuple(replace(each, prompt=max(1, each.prompt + more)) for each in self.said)
+        """Return it with longer prompts, or with shorter texts, so that the longest text has so many tokens."""
+        more, share = tokens - self.longest, min(1.0, tokens / self.longest)
+        said = tuple(
+            replace(
+                each,
+                prompt=max(1, each.prompt + more if more > 0 else int(each.prompt * share)),
+                answer=max(1, int(each.answer * share)),
+            )
+            for each in self.said
+        )
         return replace(self, said=said)
 
 
