@@ -121,7 +121,7 @@ def _model(prepared: Prepared, base: str, depth: int) -> LanguageModel:
         config.num_hidden_layers = depth
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:depth]
-        made = AutoModelForCausalLM.from_config(config)
+        made = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     if base not in prepared.team.trained_bases:
         hold_in(made, DTYPES[dtype])
     return LanguageModel(made, own, dtype, path).to(device)
