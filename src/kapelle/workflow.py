@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from kapelle.environment import Environment, asks_questions
@@ -40,6 +41,21 @@ class Seat(Protocol):
         agent sampled before; with `fresh` it starts anew with the agent's system message.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """What an agent is asked where somebody else keeps its conversation."""
+
+    messages: tuple[Message, ...]
+    """What it reads; without `after`, the whole conversation, system message included."""
+    after: int | None
+    """Index of the turn of its own that the messages follow; None begins a conversation."""
+    max_tokens: int | None = None
+    """Most tokens of the answer, where the agent's own limit is not lower."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer, beside the agent's own. All else that sampling depends on is the agent's: the trainer
+    has to find the same log-probs."""
 
 
 class Scene(Protocol):
@@ -68,6 +84,10 @@ class Scene(Protocol):
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
         """Let several agents speak at the same moment; none sees another's text. See `Seat.say`."""
+        ...
+
+    async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
+        """Let several agents answer at the same moment, each in a conversation that the workflow has put together."""
         ...
 
     def allow_answers(self, most: int) -> None:

@@ -25,6 +25,7 @@ LIGHT = (
 
 FOR_HELP = {
     "kapelle.cli",
+    "kapelle.cli.data_arguments",
     "kapelle.cli.output",
     "kapelle.cli.parser",
     "kapelle.cli.run_arguments",

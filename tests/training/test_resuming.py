@@ -47,6 +47,8 @@ ELSEWHERE = {
     ("EndpointConfig", "api_key_env"),
     ("JudgeEndpoint", "api_key_env"),
     ("Search", "key_env"),
+    # Where programs call: which programs do is not the port's.
+    ("External", "port"),
     # When a program is given up, and how many run at a time.
     ("Code", "cpu_s"),
     ("Code", "wall_s"),

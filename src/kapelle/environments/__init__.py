@@ -25,6 +25,7 @@ BUILTIN: Mapping[str, str] = {
     "textarena": "kapelle.environments.adapters.textarena:TextArena",
     "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
     "plain": "kapelle.environments.adapters.plain:Plain",
+    "external": "kapelle.environments.external.environment:External",
     "siirl_env": "kapelle.environments.adapters.siirl_env:SiirlEnv",
 }
 """Name in a recipe → `module:Class`, imported when asked for."""

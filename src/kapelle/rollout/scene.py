@@ -25,8 +25,9 @@ from kapelle.rollout.under_way import EpisodeUnderWay, grown
 from kapelle.runtime.attendance import Part
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.seeds import derive_seed
-from kapelle.team import Agent
-from kapelle.types import Episode, Message, Payment, Task, Turn
+from kapelle.team import Agent, Policy
+from kapelle.types import Episode, Message, Payment, Sampling, Task, Turn
+from kapelle.workflow import Continued
 
 if TYPE_CHECKING:
     from kapelle.rollout.play import Play
@@ -47,6 +48,8 @@ class LiveSeat:
         self._last: Turn | None = None
         self._turn_count = 0
         """Turns begun so far; selects the policy where it differs by turn."""
+        self._ended: dict[int, list[Message]] = {}
+        """Index of a turn → the conversation that ended with it, where turns may follow earlier ones than the last."""
 
     @property
     def agent(self) -> Agent:
@@ -60,9 +63,8 @@ class LiveSeat:
     async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
         """Return the candidates of a tree, or the one turn without a tree; nothing is recorded yet."""
         play = self._scene.play
-        policy = play.team.policy(self._agent.name, self._turn_count)
         messages = [Message("user", m) if isinstance(m, str) else m for m in heard]
-        renderer = play.engine.renderer(policy.name)
+        renderer = play.engine.renderer(self._policy.name)
         if self._last is None or fresh:
             messages = [*self._opening, *messages]
             self._messages = list(messages)
@@ -70,7 +72,39 @@ class LiveSeat:
         else:
             self._messages.extend(messages)
             prompt = renderer.extend(self._last.prompt_ids, self._last.completion_ids, messages)
-        sampling = (play.sampling or {}).get(self._agent.name, self._agent.sampling)
+        return await self._drafted(prompt, messages, self._sampling)
+
+    async def draft_after(self, asked: Continued, before: Turn | None) -> list[Turn]:
+        """Return candidates as `draft` does, in the conversation that ended with the turn `before`."""
+        play = self._scene.play
+        renderer = play.engine.renderer(self._policy.name)
+        messages = list(asked.messages)
+        if before is None:
+            self._messages = list(messages)
+            prompt = renderer.start(messages)
+        else:
+            self._messages = [*self._ended[before.index], *messages]
+            prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages)
+        own = self._sampling
+        most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
+        return await self._drafted(
+            prompt, messages, replace(own, max_tokens=most, stop=(*own.stop, *asked.stop))
+        )
+
+    @property
+    def _policy(self) -> Policy:
+        return self._scene.play.team.policy(self._agent.name, self._turn_count)
+
+    @property
+    def _sampling(self) -> Sampling:
+        return (self._scene.play.sampling or {}).get(self._agent.name, self._agent.sampling)
+
+    async def _drafted(
+        self, prompt: tuple[int, ...], messages: list[Message], sampling: Sampling
+    ) -> list[Turn]:
+        play = self._scene.play
+        policy = self._policy
+        renderer = play.engine.renderer(policy.name)
         if len(prompt) >= renderer.context:
             raise ContextError(
                 f"The prompt of agent '{self._agent.name}' has {len(prompt)} tokens; its model reads "
@@ -107,6 +141,10 @@ class LiveSeat:
         """Continue the conversation after this turn."""
         self._last = turn
         self._messages.append(Message("assistant", turn.text, speaker=self._agent.name))
+
+    def remember(self, turn: Turn) -> None:
+        """Keep the conversation that ends with a recorded turn, for others that follow it."""
+        self._ended[turn.index] = [*self._messages, Message("assistant", turn.text, speaker=self._agent.name)]
 
     async def _complete(self, request: Request) -> Completion:
         play = self._scene.play
@@ -277,6 +315,20 @@ class LiveScene:
         for turn in chosen:
             self._seats[turn.agent].keep(turn)
         return {turn.agent: turn for turn in self.commit(chosen)}
+
+    async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
+        """Let several agents answer at the same moment in conversations of the workflow's; see `workflow.Scene`."""
+        assert self.play.tree is None, "`check_run` refuses trees for environments whose answers may differ"
+        drafts = await asyncio.gather(
+            *(
+                self._seats[name].draft_after(each, None if each.after is None else self._turns[each.after])
+                for name, each in asked.items()
+            )
+        )
+        turns = self.commit([candidates[0] for candidates in drafts])
+        for turn in turns:
+            self._seats[turn.agent].remember(turn)
+        return {turn.agent: turn for turn in turns}
 
     async def _chosen(self, past: Sequence[Turn], drafts: Sequence[Sequence[Turn]]) -> list[Turn]:
         """Return each agent's turn; the tree chooses among several candidates, and the others become branches."""

@@ -74,6 +74,20 @@ def _check_machine(config: RunConfig) -> None:
         check_tracker(tracker.name)
 
 
+def _check_outside(config: RunConfig) -> None:
+    """Refuse to play where, or longer than, outside programs can call."""
+    for key, other, off in (
+        ("training.overlap", config.training.overlap, "false"),
+        ("training.partial_rollouts", config.training.partial_rollouts, "0"),
+        ("episode.environment_workers", config.episode.environment_workers, "0"),
+    ):
+        if other:
+            raise ConfigError(
+                f"`{key}` plays in other processes or over several steps, and an outside program calls one process in one "
+                f"step. Set `{key}: {off}`."
+            )
+
+
 def _check_turns(workflow: Workflow, team: Team) -> None:
     """Refuse weights by turn for another number of turns than the workflow's settings give, where they fix one.
 
@@ -108,6 +122,8 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team) -> None
     environment = config.environment
     _check_own_rewards(config, environment, team)
     _check_staleness(config, algorithm)
+    if environment.name == "external":
+        _check_outside(config)
     scripted = isinstance(environment, Scripted | Recorded)
     if isinstance(environment, Recorded):
         _check_recorded(algorithm, environment.name, environment.answers_per_task())

@@ -15,12 +15,14 @@ from pathlib import Path
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, notes_of
 from kapelle.engines.train.protocol import TrainEngine
+from kapelle.environments.external import External
 from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, make_play
 from kapelle.runs.checkpoint_contents import check_start, check_verifier, load_policies, load_verifier
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others
+from kapelle.services.policy.outside import serve_outside
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
 from kapelle.setup.preparation import Prepared
 from kapelle.signals.reference import ReferenceLogProbs
@@ -103,6 +105,8 @@ def load_pieces(
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))
         sampler = None
+        if isinstance(config.environment, External):
+            failing.enter_context(serve_outside(config.environment, play, lambda line: say("serving", line)))
         if config.training.overlap and algorithm.plays:
             _check_apart(warmed, rollout_engine, ranks)
             sampler = SamplingProcess(config, team, warmed.team.bases, hashes, engine)

@@ -15,5 +15,6 @@ BUILTIN: Mapping[str, str] = {
     "router": "kapelle.workflows.router:Router",
     "play": "kapelle.workflows.play:PlayWorkflow",
     "tool_use": "kapelle.workflows.tool_use:ToolUse",
+    "external": "kapelle.workflows.external:ExternalWorkflow",
 }
 """Name in a recipe → `module:Class`, imported when asked for."""

@@ -62,6 +62,9 @@ class Done:
 
     choice: int
     completion: Completion
+    prompt_tokens: int
+    turn: int | None = None
+    """Its number in the episode that it is part of; None where no episode is played."""
 
 
 Tell = Callable[[Any], None]
@@ -125,13 +128,13 @@ class Agents:
 
             completion = checked(await heard(self.play.engine, request, hear if listening else None), policy)
             if listening:
-                tell(Done(choice, completion))
+                tell(Done(choice, completion, len(prompt.ids)))
             return completion
 
         completions = await asyncio.gather(*(one(k, seed) for k, seed in enumerate(prompt.seeds)))
         if not listening:
             for choice, completion in enumerate(completions):
-                tell(Done(choice, completion))
+                tell(Done(choice, completion, len(prompt.ids)))
 
 
 async def told(

@@ -129,16 +129,20 @@ class ChatRequest(_Strict):
             raise ValueError(f"takes at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters")
         return value
 
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
     def sampling(self, own: Sampling) -> Sampling:
         """Return how to sample: as asked for, else as the agent does by itself."""
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or own.stop)
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         return Sampling(
             min(limits, default=own.max_tokens),
             own.temperature if self.temperature is None else self.temperature,
             own.top_p if self.top_p is None else self.top_p,
             own.top_k,
-            stops,
+            self.stops or own.stop,
         )
 
 

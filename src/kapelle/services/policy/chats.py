@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from kapelle.engines.rollout.protocol import Completion
 from kapelle.services.http.refusals import wrong
@@ -27,14 +26,6 @@ from kapelle.services.policy.words import Words
 from kapelle.types import Json, Message
 
 
-class Source(Protocol):
-    """Where an agent's answers come from."""
-
-    def answers(self, prompt: Prompt, *, listening: bool) -> AsyncIterator[News | Done]:
-        """Yield each choice; with its tokens as they come, if somebody is listening."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A request that is about to be answered."""
@@ -45,8 +36,13 @@ class Chat:
     prompt: Prompt
     head: Head
     decodes: Decodes | None
-    extra: dict[str, Json]
-    """What the answer says of itself beyond OpenAI's form."""
+    session: str | None = None
+    """The session that it is part of; None where none are kept."""
+
+    @property
+    def extra(self) -> dict[str, Json]:
+        """What the answer says of itself beyond OpenAI's form."""
+        return {} if self.session is None else {"session": self.session}
 
     @property
     def decode(self) -> Decode | None:
@@ -58,15 +54,16 @@ class Chat:
         """Whether calls are looked for in the answer."""
         return bool(self.request.tools) and self.request.tool_choice == "auto"
 
-    def whole(self, completions: Sequence[Completion]) -> Json:
+    def whole(self, done: Sequence[Done]) -> Json:
         """Return the answer."""
+        completions = [each.completion for each in done]
         choices = [
             choice_row(k, each, tools=self.tools, decode=self.decode) for k, each in enumerate(completions)
         ]
         return {
             **self.head.row("chat.completion"),
             "choices": choices,
-            "usage": usage_row(len(self.prompt.ids), completions),
+            "usage": usage_row(done[0].prompt_tokens, completions),
             "system_fingerprint": completions[0].weights_hash,
             "kapelle": {**weights_row(completions[0]), **self.extra},
         }
@@ -81,7 +78,7 @@ class Chat:
             if self.decodes is not None
         }
         told = [0] * self.request.n
-        done: list[Completion] = []
+        done: list[Done] = []
         for k in range(self.request.n):
             yield self._chunk(k, {"role": "assistant", "content": "", "refusal": None}, extra=self.extra)
         async with aclosing(answers) as coming:  # type: ignore[type-var]
@@ -94,12 +91,12 @@ class Chat:
                         yield self._chunk(k, {"content": text}, each.ids, each.logprobs)
                     continue
                 completion = each.completion
-                done.append(completion)
+                done.append(each)
                 delta, reason = self._last_words(completion, words.get(k))
                 yield self._chunk(k, delta, completion.ids[told[k] :], completion.logprobs[told[k] :])
                 yield self._chunk(k, {}, reason=reason, extra=dict(weights_row(completion)))
         if self.request.stream_options is not None and self.request.stream_options.include_usage:
-            usage = usage_row(len(self.prompt.ids), done)
+            usage = usage_row(done[0].prompt_tokens, [each.completion for each in done])
             yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": usage}
         yield "[DONE]"
 
@@ -136,7 +133,7 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> t
     tools = request.tools if request.tool_choice == "auto" else ()
     messages = read_messages(request.messages, tools, agents.play.team[agent].system)
     prompt = Prompt(agent, tuple(messages), (), request.sampling(agents.play.team[agent].sampling), ())
-    return Chat(model, agent, request, prompt, Head(model), decodes, {}), messages
+    return Chat(model, agent, request, prompt, Head(model), decodes), messages
 
 
 async def prompted(

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from kapelle.engines.rollout.protocol import Completion
 from kapelle.errors import OutputError
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http.application import Answer, Call, Route
 from kapelle.services.http.refusals import Refusal
 from kapelle.services.policy.admission import Ticket
-from kapelle.services.policy.agents import Agents, Prompt
-from kapelle.services.policy.chat_form import ChatRequest
+from kapelle.services.policy.agents import Agents, Done, News, Prompt
+from kapelle.services.policy.chats import Chat, prompted
 from kapelle.services.policy.conversation import read_message
 from kapelle.services.policy.rewards import Reward, read_reward
 from kapelle.services.policy.sessions import Place, Session, Sessions
-from kapelle.types import Episode, Task, Turn
+from kapelle.types import Episode, Message, Task, Turn
 
 TASK = "x-kapelle-task"
 """Header that names the task at which a program works: episodes of one task are one group."""
@@ -43,11 +45,11 @@ class Taker(Protocol):
 class Recorder:
     """Sessions under way, and what becomes of them."""
 
-    def __init__(self, taker: Taker, team: Sequence[str]) -> None:
-        """Hand sessions of agents of a `team` to a taker when they are rewarded."""
+    def __init__(self, taker: Taker, agents: Agents) -> None:
+        """Hand sessions of these agents to a taker when they are rewarded."""
         self.sessions = Sessions()
         self._taker = taker
-        self._team = tuple(team)
+        self._agents = agents
 
     def routes(self) -> Sequence[Route]:
         """Return what it answers."""
@@ -87,54 +89,73 @@ class Recorder:
         if slash and rest != "reward":
             raise Refusal(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
-        reward = read_reward(call.body, self._team)
+        reward = read_reward(call.body, self._agents.play.team.names)
         session = self.sessions.get(name)
         if not session.turns:
             raise Refusal(409, "No agent has said anything in this session.", None, "session_empty")
         told = self._taker.take(self.sessions.end(name), reward)
         return Answer({"session": name, "turns": len(session.turns), **dict(session.counts), **told})
 
-    def place(self, agent: str, request: ChatRequest, call: Call, ticket: Ticket) -> Place:
-        """Return where a call continues; its session is busy until the ticket is given back."""
-        place = self.sessions.place(agent, request, call.session)
+    async def answers(
+        self, chat: Chat, messages: Sequence[Message], call: Call, ticket: Ticket
+    ) -> tuple[Chat, AsyncIterator[News | Done]]:
+        """Return a chat with its prompt and session, and its answers, each recorded before its caller has it."""
+        place = await self._place(chat, call)
         session = place.session
         session.task = call.headers.get(TASK, session.task)
-        session.under_way += request.n
+        session.under_way += chat.request.n
 
         def over() -> None:
-            session.under_way -= request.n
+            session.under_way -= chat.request.n
 
         ticket.then(over)
-        return place
+        chat = replace(chat, session=session.name)
+        chat = await self._prompted(chat, messages, place)
+        return chat, self._kept(chat, place, self._answered(chat, place))
 
-    def known_ids(self, agents: Agents, place: Place) -> Callable[[], Sequence[int]] | None:
-        """Return what makes the prompt of a conversation that continues: the very tokens of its beginning; else None."""
+    async def _place(self, chat: Chat, call: Call) -> Place:
+        return self.sessions.place(chat.agent, chat.request, call.session)
+
+    async def _prompted(self, chat: Chat, messages: Sequence[Message], place: Place) -> Chat:
+        """Return a chat with its prompt: a conversation that continues reads the very tokens of its beginning."""
         if place.after is None:
-            return None
+            return await prompted(chat, self._agents, messages, None)
         turn, heard = place.after.turn, [read_message(message) for message in place.heard]
-        renderer = agents.play.engine.renderer(agents.play.team.policy(place.agent).name)
-        return lambda: renderer.extend(turn.prompt_ids, turn.completion_ids, heard)
+        play = self._agents.play
+        renderer = play.engine.renderer(play.team.policy(place.agent).name)
+        known = partial(renderer.extend, turn.prompt_ids, turn.completion_ids, heard)
+        return await prompted(chat, self._agents, messages, known)
 
-    def keep(self, agents: Agents, place: Place, prompt: Prompt, completion: Completion) -> Turn:
-        """Record an answer."""
-        policy = agents.play.team.policy(place.agent)
-        heard = prompt.messages if place.after is None else tuple(map(read_message, place.heard))
+    def _answered(self, chat: Chat, place: Place) -> AsyncIterator[News | Done]:
+        return self._agents.answers(chat.prompt, listening=chat.request.stream)
+
+    async def _kept(
+        self, chat: Chat, place: Place, answers: AsyncIterator[News | Done]
+    ) -> AsyncIterator[News | Done]:
+        async with aclosing(answers) as told:  # type: ignore[type-var]
+            async for each in told:
+                if isinstance(each, Done):
+                    self._keep(chat.prompt, place, each)
+                yield each
+
+    def _keep(self, prompt: Prompt, place: Place, done: Done) -> None:
+        completion, policy = done.completion, self._agents.play.team.policy(place.agent)
         turn = Turn(
-            place.agent,
-            policy.name,
-            completion.version,
-            completion.weights_hash,
-            -1,
-            0,
-            prompt.ids,
-            completion.ids,
-            completion.logprobs,
-            completion.finish_reason,
-            completion.text,
-            heard,
+            agent=place.agent,
+            policy=policy.name,
+            version=completion.version,
+            weights_hash=completion.weights_hash,
+            index=-1 if done.turn is None else done.turn,
+            seen=0,
+            prompt_ids=prompt.ids,
+            completion_ids=completion.ids,
+            logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason,
+            text=completion.text,
+            heard=prompt.messages if place.after is None else tuple(map(read_message, place.heard)),
             trained=policy.trained,
         )
-        return self.sessions.keep(place, turn)
+        self.sessions.keep(place, turn)
 
 
 class EpisodeFile:

@@ -12,11 +12,10 @@ from kapelle.errors import did_you_mean
 from kapelle.services.http.application import SESSION, Answer, Call, Route, Stream
 from kapelle.services.http.refusals import Refusal
 from kapelle.services.policy.admission import Admission, Limits, Ticket
-from kapelle.services.policy.agents import Agents, Done, News
+from kapelle.services.policy.agents import Agents, Done
 from kapelle.services.policy.chat_form import ChatRequest, read_request
-from kapelle.services.policy.chats import Chat, Source, prompted, read_chat
+from kapelle.services.policy.chats import prompted, read_chat
 from kapelle.services.policy.recording import Recorder
-from kapelle.services.policy.sessions import Place
 from kapelle.services.policy.team_chats import TeamChat
 from kapelle.services.policy.teams import Teams
 from kapelle.types import Json
@@ -87,35 +86,18 @@ class PolicyService:
         self, agent: str, model: str, request: ChatRequest, call: Call, ticket: Ticket
     ) -> Answer | Stream:
         chat, messages = read_chat(self._agents, model, agent, request)
-        headers: Mapping[str, str] = {}
-        place, source, known = None, self._source(None), None
         if self._recorder is not None:
-            place = self._recorder.place(agent, request, call, ticket)
-            source, known = self._source(place), self._recorder.known_ids(self._agents, place)
-            headers = {SESSION: place.session.name}
-            chat.extra["session"] = place.session.name
-        chat = await prompted(chat, self._agents, messages, known)
-        answers = self._kept(chat, place, source.answers(chat.prompt, listening=request.stream))
+            chat, answers = await self._recorder.answers(chat, messages, call, ticket)
+        else:
+            chat = await prompted(chat, self._agents, messages, None)
+            answers = self._agents.answers(chat.prompt, listening=request.stream)
+        headers = {} if chat.session is None else {SESSION: chat.session}
         if request.stream:
             return await _begun(ticket.bounded(chat.chunks(answers)), headers)
         async with aclosing(answers) as told:  # type: ignore[type-var]
             return Answer(
-                chat.whole([each.completion async for each in told if isinstance(each, Done)]),
-                headers=headers,
+                chat.whole([each async for each in told if isinstance(each, Done)]), headers=headers
             )
-
-    async def _kept(
-        self, chat: Chat, place: Place | None, answers: AsyncIterator[News | Done]
-    ) -> AsyncIterator[News | Done]:
-        """Yield answers, each recorded before its caller has it."""
-        async with aclosing(answers) as told:  # type: ignore[type-var]
-            async for each in told:
-                if isinstance(each, Done) and place is not None and self._recorder is not None:
-                    self._recorder.keep(self._agents, place, chat.prompt, each.completion)
-                yield each
-
-    def _source(self, place: Place | None) -> Source:
-        return self._agents
 
     async def _ask_team(
         self, model: str, request: ChatRequest, call: Call, ticket: Ticket

@@ -52,12 +52,12 @@ def serve_policy(
     if isinstance(play.engine, ServesCallers):
         play.engine.serve()
     with ExitStack() as closing:
+        agents = Agents(play, closing.enter_context(EngineThread()))
         recorder = None
         if record is not None:
             file = EpisodeFile(record, play.team.names)
             closing.callback(file.close)
-            recorder = Recorder(file, play.team.names)
-        thread = closing.enter_context(EngineThread())
-        service = PolicyService(name, Agents(play, thread), limits, int(time.time()), recorder)
+            recorder = Recorder(file, agents)
+        service = PolicyService(name, agents, limits, int(time.time()), recorder)
         with HttpServer(binding, Application(binding, service.routes())) as http:
             yield PolicyServer(http.url, service.names, service, http)

@@ -113,42 +113,33 @@ class Sessions:
             )
         return self._open.pop(name)
 
+    def find(self, agent: str, request: ChatRequest, name: str | None) -> tuple[Node, int] | None:
+        """Return the answer that a conversation continues, and how many messages end with it; None where it begins.
+
+        Without a name all sessions are searched that were not named either.
+        """
+        digests = _digests(agent, request)
+        searched = [s for s in self if (s.name == name if name is not None else not s.named)]
+        for count in range(len(request.messages), 0, -1):
+            if request.messages[count - 1].role == "assistant":
+                nodes = [node for s in searched for node in s.nodes.get((agent, digests[count]), ())]
+                if nodes:
+                    return min(reversed(nodes), key=lambda node: node.continued), count
+        return None
+
     def place(self, agent: str, request: ChatRequest, name: str | None) -> Place:
         """Return where a call continues; it may begin a session."""
-        digests = _digests(agent, request)
-        found = (
-            [self._open[name]]
-            if name in self._open
-            else []
-            if name is not None
-            else [s for s in self if not s.named]
-        )
-        for place in range(len(request.messages), 0, -1):
-            if request.messages[place - 1].role == "assistant":
-                nodes = [node for s in found for node in s.nodes.get((agent, digests[place]), ())]
-                if nodes:
-                    after = min(reversed(nodes), key=lambda node: node.continued)
-                    heard = tuple(request.messages[place:])
-                    return self._place(after.session, agent, after, heard, digests[-1], request)
-        session = self.begin(name)
-        return self._place(session, agent, None, tuple(request.messages), digests[-1], request)
-
-    def _place(
-        self,
-        session: Session,
-        agent: str,
-        after: Node | None,
-        heard: tuple[ChatMessage, ...],
-        digest: bytes,
-        request: ChatRequest,
-    ) -> Place:
+        found = self.find(agent, request, name)
+        session = self.begin(name) if found is None else found[0].session
         if len(session.turns) + session.under_way + request.n > MOST_TURNS:
             raise busy(f"The session has {MOST_TURNS} turns, and takes no more.")
+        after, count = found or (None, 0)
         if after is not None:
             session.counts["branches"] += after.continued > 0
             after.continued += 1
         elif any(turn.agent == agent for turn in session.turns):
             session.counts["restarts"] += 1
+        heard, digest = tuple(request.messages[count:]), _digests(agent, request)[-1]
         return Place(session, agent, after, heard, digest, len(session.turns), bool(request.tools))
 
     def keep(self, place: Place, turn: Turn) -> Turn:
@@ -165,7 +156,7 @@ class Sessions:
 
 def record(session: Session, turn: Turn, seen: int) -> Turn:
     """Append a turn to a session and return it with its number."""
-    kept = replace(turn, index=len(session.turns), seen=seen)
+    kept = replace(turn, index=len(session.turns) if turn.index < 0 else turn.index, seen=seen)
     session.turns.append(kept)
     return kept
 

@@ -1,0 +1,194 @@
+"""Where the calls of outside programs meet the episodes that wait for them.
+
+A server's thread takes seats and calls; episodes run in the event loop of the sampler. Every method says whose it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from kapelle.environment import Outcome
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.types import Json, Task
+
+
+class Over(Exception):
+    """The episode, or all of them, is over: nobody answers any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideCall:
+    """A call of an agent by an outside program."""
+
+    agent: str
+    asked: Mapping[str, Json]
+    """`messages`, `after`, `max_tokens` and `stop`, as the workflow `external` reads them."""
+    answer: Future[Mapping[str, Json]]
+
+
+@dataclass(eq=False)
+class Seat:
+    """One episode that waits for an outside program."""
+
+    name: str
+    """Of the session."""
+    task: Task
+    seed: int
+    agents: tuple[str, ...]
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _calls: asyncio.Queue[OutsideCall | Outcome] = field(default_factory=asyncio.Queue)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _open: set[Future[Mapping[str, Json]]] = field(default_factory=set)
+    closed: bool = False
+
+    def call(self, agent: str, asked: Mapping[str, Json]) -> Future[Mapping[str, Json]]:
+        """Hand a call to the episode and return what will be its answer; raises Over. For the server."""
+        answer: Future[Mapping[str, Json]] = Future()
+        with self._lock:
+            self._need_open()
+            self._open.add(answer)
+        self._put(OutsideCall(agent, asked, answer))
+        return answer
+
+    def finish(self, outcome: Outcome) -> None:
+        """End the episode with its rewards; raises Over. For the server."""
+        with self._lock:
+            self._need_open()
+        self._put(outcome)
+
+    async def next(self) -> OutsideCall | Outcome:
+        """Wait for the program's next call, or for its end. For the episode."""
+        return await self._calls.get()
+
+    def now(self) -> OutsideCall | Outcome | None:
+        """Return what has come already; None for nothing. For the episode."""
+        return None if self._calls.empty() else self._calls.get_nowait()
+
+    def answered(self, call: OutsideCall, said: Mapping[str, Json]) -> None:
+        """Answer a call. For the episode."""
+        with self._lock:
+            self._open.discard(call.answer)
+        if call.answer.set_running_or_notify_cancel():
+            call.answer.set_result(said)
+
+    def close(self) -> None:
+        """Answer no more. For the episode."""
+        with self._lock:
+            self.closed = True
+            left, self._open = self._open, set()
+        for answer in left:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(Over())
+
+    def _need_open(self) -> None:
+        if self.closed:
+            raise Over
+
+    def _put(self, what: OutsideCall | Outcome) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._calls.put_nowait, what)
+        except RuntimeError:  # the loop has ended with its step
+            raise Over from None
+
+
+class Switchboard:
+    """Seats that wait for a program, in order, and programs that wait for a seat."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        """Tell programs to call `url`, with a token if there is one."""
+        self.url = url
+        self.token = token
+        self._lock = threading.Lock()
+        self._free: deque[Seat] = deque()
+        self._taken: dict[str, Seat] = {}
+        self._waiting: deque[Future[Seat]] = deque()
+        self._closed = False
+
+    def offer(self, seat: Seat) -> None:
+        """Let the next program that asks take a seat. For the episode."""
+        with self._lock:
+            if self._closed:
+                raise EpisodeError("The server for outside programs was closed.")
+            while self._waiting:
+                waiter = self._waiting.popleft()
+                if waiter.set_running_or_notify_cancel():
+                    self._taken[seat.name] = seat
+                    waiter.set_result(seat)
+                    return
+            self._free.append(seat)
+
+    def give(self, seat: Seat) -> None:
+        """Let a seat be called by its name from the start. For the episode."""
+        with self._lock:
+            self._taken[seat.name] = seat
+
+    def withdraw(self, seat: Seat) -> None:
+        """Close a seat. For the episode."""
+        with self._lock:
+            self._taken.pop(seat.name, None)
+            with suppress(ValueError):
+                self._free.remove(seat)
+        seat.close()
+
+    def take(self) -> Future[Seat]:
+        """Return the next seat, when there is one; Over when there will be none. For the server."""
+        taken: Future[Seat] = Future()
+        with self._lock:
+            if self._closed:
+                taken.set_exception(Over())
+            elif self._free:
+                seat = self._free.popleft()
+                self._taken[seat.name] = seat
+                taken.set_running_or_notify_cancel()
+                taken.set_result(seat)
+            else:
+                self._waiting.append(taken)
+        return taken
+
+    def seat(self, name: str) -> Seat | None:
+        """Return a seat that was taken, by its session; None where there is none. For the server."""
+        with self._lock:
+            return self._taken.get(name)
+
+    def close(self) -> None:
+        """End everything that waits here."""
+        with self._lock:
+            self._closed = True
+            waiting, self._waiting = self._waiting, deque()
+            seats = [*self._free, *self._taken.values()]
+        for waiter in waiting:
+            if waiter.set_running_or_notify_cancel():
+                waiter.set_exception(Over())
+        for seat in seats:
+            seat.close()
+
+
+_boards: dict[str, Switchboard] = {}
+
+
+@contextmanager
+def switched_on(key: str, board: Switchboard) -> Iterator[None]:
+    """Let the worlds of an environment find a switchboard while the block runs; ConfigError where there is one."""
+    if key in _boards:
+        raise ConfigError(
+            "Another trainer of this process serves the same external programs. Close it first."
+        )
+    _boards[key] = board
+    try:
+        yield
+    finally:
+        del _boards[key]
+        board.close()
+
+
+def board_of(key: str) -> Switchboard:
+    """Return the switchboard that an environment's worlds use; EpisodeError where nobody serves them."""
+    if key not in _boards:
+        raise EpisodeError("Nothing is served for outside programs here. Train, or evaluate, with `kapelle`.")
+    return _boards[key]

@@ -1,0 +1,157 @@
+"""The server that outside programs call while a run trains on what they do with its agents.
+
+Calls go to the episodes of the run's own loop (`environments.external`), which samples, trains and publishes as with any
+other environment. Nothing here knows of weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from kapelle.engines.rollout.protocol import Completion
+from kapelle.environment import Outcome
+from kapelle.environments.external import External
+from kapelle.environments.external.switchboard import Over, Seat, Switchboard, switched_on
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding, token_here
+from kapelle.services.http.application import Answer, Application, Call, Route
+from kapelle.services.http.refusals import Refusal
+from kapelle.services.http.server import HttpServer
+from kapelle.services.policy.admission import Limits
+from kapelle.services.policy.agents import Agents, Done, News
+from kapelle.services.policy.chats import Chat
+from kapelle.services.policy.conversation import read_message
+from kapelle.services.policy.engine_thread import EngineThread
+from kapelle.services.policy.recording import Recorder
+from kapelle.services.policy.rewards import Reward
+from kapelle.services.policy.service import PolicyService
+from kapelle.services.policy.sessions import Place, Session
+from kapelle.types import Json, Message
+
+MODEL = "team"
+"""What programs call the team in training: `team/AGENT`, whatever the recipe's name."""
+
+
+@contextmanager
+def serve_outside(environment: External, play: Play, say: Callable[[str], None]) -> Iterator[None]:
+    """Let outside programs play the episodes of a run while the block runs; ConfigError when the port is taken."""
+    binding = Binding(port=environment.port, token=token_here())
+    board = Switchboard("", binding.token)
+    agents = Agents(play, EngineThread())
+    desk = OutsideDesk(board, agents)
+    limits = Limits(calls=65_536, seconds=play.patience.episode)
+    service = PolicyService(MODEL, agents, limits, int(time.time()), desk)
+    with HttpServer(binding, Application(binding, service.routes())) as server:
+        board.url = server.url
+        with switched_on(environment.key, board):
+            say(f"outside programs call {server.url}/v1, agents as {', '.join(service.names[1:])}")
+            yield
+
+
+class OutsideDesk(Recorder):
+    """Sessions whose turns are taken in episodes of the run."""
+
+    def __init__(self, board: Switchboard, agents: Agents) -> None:
+        super().__init__(_Seats(board), agents)
+        self._board = board
+
+    def routes(self) -> Sequence[Route]:
+        """Return what it answers."""
+        return (*super().routes(), Route("POST", "/v1/task", self.task))
+
+    async def task(self, call: Call) -> Answer:
+        """Wait for an episode to play, and return its task and session."""
+        if call.body:
+            raise Refusal(400, "Ask for a task with an empty object.", None, "invalid_request")
+        seat = await self._take()
+        data = seat.task.data
+        task = {"id": seat.task.id, "split": data["split"], "index": data["index"]}
+        return Answer({"session": seat.name, "task": task, "seed": seat.seed})
+
+    async def _take(self) -> Seat:
+        taken = self._board.take()
+        try:
+            seat = await asyncio.wrap_future(taken)
+        except Over:
+            raise _over() from None
+        except asyncio.CancelledError:
+            if taken.done() and not taken.cancelled() and taken.exception() is None:
+                self._board.offer(taken.result())
+            raise
+        self.sessions.begin(seat.name).named = False
+        return seat
+
+    async def _place(self, chat: Chat, call: Call) -> Place:
+        name = call.session
+        if name is None:
+            found = self.sessions.find(chat.agent, chat.request, None)
+            name = (await self._take()).name if found is None else found[0].session.name
+        if self._board.seat(name) is None:
+            raise _over()
+        return self.sessions.place(chat.agent, chat.request, name)
+
+    async def _prompted(self, chat: Chat, messages: Sequence[Message], place: Place) -> Chat:
+        return replace(chat, prompt=replace(chat.prompt, messages=tuple(messages)))
+
+    async def _answered(self, chat: Chat, place: Place) -> AsyncIterator[News | Done]:
+        seat = self._board.seat(place.session.name)
+        if seat is None:
+            raise _over()
+        heard = chat.prompt.messages if place.after is None else tuple(map(read_message, place.heard))
+        limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
+        asked: Mapping[str, Json] = {
+            "messages": [[message.role, message.content] for message in heard],
+            "after": None if place.after is None else place.after.turn.index,
+            "max_tokens": min((limit for limit in limits if limit is not None), default=None),
+            "stop": chat.request.stops,
+        }
+        try:
+            calls = [asyncio.wrap_future(seat.call(place.agent, asked)) for _ in range(chat.request.n)]
+            for choice, coming in enumerate(calls):
+                said = await coming
+                yield Done(choice, _completion(said), said["prompt_tokens"], said["turn"])
+        except Over:
+            raise _over() from None
+
+
+class _Seats:
+    """Takes rewarded sessions back to their episodes."""
+
+    def __init__(self, board: Switchboard) -> None:
+        self._board = board
+
+    def take(self, session: Session, reward: Reward) -> Mapping[str, object]:
+        seat = self._board.seat(session.name)
+        spoke = {turn.agent for turn in session.turns}
+        rewards = {
+            name: paid for name, paid in reward.by_agent(seat.agents if seat else ()).items() if name in spoke
+        }
+        info = {**reward.info, "session": session.name, **dict(session.counts)}
+        if seat is None:
+            raise _over()
+        try:
+            seat.finish(Outcome(rewards, reward.success, info))
+        except Over:
+            raise _over() from None
+        return {}
+
+
+def _over() -> Refusal:
+    return Refusal(
+        410, "This session is over, or training is: nobody answers it any more.", None, "session_over"
+    )
+
+
+def _completion(said: Mapping[str, Json]) -> Completion:
+    return Completion(
+        tuple(said["ids"]),
+        tuple(said["logprobs"]),
+        said["finish_reason"],
+        said["text"],
+        said["version"],
+        said["weights_hash"],
+    )

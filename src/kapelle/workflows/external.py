@@ -1,0 +1,59 @@
+"""An outside program speaks with the agents: this workflow hands its calls to them, and their answers back.
+
+Conversations are the program's. Where one continues an answer that an agent gave before, the agent reads that answer as the
+very tokens that it sampled (`Scene.converse`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from kapelle.environment import Environment
+from kapelle.errors import ConfigError
+from kapelle.settings.base import Settings
+from kapelle.team import Agent
+from kapelle.types import Json, Message, Turn
+from kapelle.workflow import Continued, Scene
+
+
+class ExternalWorkflow(Settings):
+    """The program of `environment: {name: external}` decides who speaks when."""
+
+    name: Literal["external"] = "external"
+
+    def check(self, agents: Sequence[Agent], environment: Environment) -> None:
+        """Raise ConfigError for any environment but `external`."""
+        if environment.name != "external":
+            raise ConfigError(
+                f"`workflow.name: external` waits for an outside program, and `{environment.name}` has none. Set "
+                "`environment.name: external`, or another workflow."
+            )
+
+    async def run(self, scene: Scene) -> None:
+        """Play one episode."""
+        await scene.step({})
+        while movers := scene.movers():
+            asked = {name: _continued(json.loads(scene.observe(name))) for name in movers}
+            turns = await scene.converse(asked)
+            await scene.step({name: json.dumps(_answer(turn)) for name, turn in turns.items()})
+
+
+def _continued(call: Mapping[str, Json]) -> Continued:
+    """Return what an agent is asked; what the program says of temperatures does not count in training."""
+    messages = tuple(Message(role, content) for role, content in call["messages"])
+    return Continued(messages, call["after"], call["max_tokens"], tuple(call["stop"]))
+
+
+def _answer(turn: Turn) -> dict[str, Json]:
+    return {
+        "turn": turn.index,
+        "prompt_tokens": len(turn.prompt_ids),
+        "ids": turn.completion_ids,
+        "logprobs": turn.logprobs,
+        "finish_reason": turn.finish_reason,
+        "text": turn.text,
+        "version": turn.version,
+        "weights_hash": turn.weights_hash,
+    }

@@ -1,0 +1,178 @@
+"""Training on what an outside program does with its agents."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from tests.support.serving import Watching
+from tests.support.tiny import sections
+
+from kapelle.errors import ConfigError
+from kapelle.training.loop import Step
+from kapelle.training.trainer import Trainer
+
+Play = Callable[[OpenAI, dict[str, Any]], None]
+
+
+def trainer(watching: Watching, environment: dict[str, Any] | None = None, **over: Any) -> Trainer:
+    made = sections(
+        environment={"name": "external", "port": 0, **(environment or {})},
+        workflow={"name": "external"},
+        team={
+            "agents": [{"name": "planner"}, {"name": "coder"}],
+            "lora": {"rank": 2, "alpha": 4.0},
+            "sampling": {"max_tokens": 6},
+        },
+        **{"training": {"steps": 2, "tasks_per_step": 2, "max_failed_share": 0.0}, **over},
+    )
+    return Trainer(**made, observer=watching)
+
+
+@contextmanager
+def programs(url: str, play: Play, count: int = 2) -> Iterator[list[BaseException]]:
+    """Play episodes until training is over, `count` at a time, in threads that stand for processes."""
+    wrong: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120.0) as client:
+                while True:
+                    play(client, client.post("/task", body={}, cast_to=dict[str, Any]))
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    yield wrong
+    for thread in threads:
+        thread.join(60.0)
+
+
+def session(client: OpenAI, task: dict[str, Any]) -> OpenAI:
+    return client.with_options(default_headers={"x-kapelle-session": task["session"]})
+
+
+def say(client: OpenAI, agent: str, messages: list[Any]) -> Any:
+    """Ask with settings of the program's own; the recipe's are what training needs."""
+    said = client.chat.completions.create(model=f"team/{agent}", messages=messages, temperature=0.1, seed=3)
+    messages.append(said.choices[0].message.model_dump(exclude_none=True))
+    return said
+
+
+def test_two_agents_learn_from_a_programs_rewards() -> None:
+    tasks: list[dict[str, Any]] = []
+
+    def play(client: OpenAI, task: dict[str, Any]) -> None:
+        tasks.append(task)
+        own = session(client, task)
+        plan: list[Any] = [{"role": "user", "content": f"plan {task['task']['index']}"}]
+        say(own, "planner", plan)
+        say(
+            own,
+            "coder",
+            [{"role": "system", "content": "Code."}, {"role": "user", "content": plan[-1]["content"] or "?"}],
+        )
+        plan.append({"role": "user", "content": "again"})
+        last = say(own, "planner", plan).choices[0].message.content or ""
+        body = {"rewards": {"planner": (len(last) % 7) / 7, "coder": (task["seed"] % 5) / 5}, "success": 1.0}
+        client.post(f"/sessions/{task['session']}/reward", body=body, cast_to=object)
+
+    watching = Watching()
+    steps: list[Step] = []
+    with trainer(watching) as made, programs(watching.url, play) as wrong:
+        steps = list(made.steps())
+        made.close()
+    assert [getattr(error, "status_code", error) for error in wrong] == [410, 410], "training is over"
+    for number, step in enumerate(steps, 1):
+        assert [len(group.episodes) for group in step.groups] == [3, 3]
+        for group in step.groups:
+            mine = [task for task in tasks if task["task"]["id"] == group.task.id]
+            assert sorted(task["seed"] for task in mine) == sorted(episode.seed for episode in group.episodes)
+            for episode in group.episodes:
+                assert episode.error is None
+                assert episode.success == 1.0
+                assert episode.rewards["coder"] == (episode.seed % 5) / 5
+                first, coder, last = episode.turns
+                assert [turn.agent for turn in episode.turns] == ["planner", "coder", "planner"]
+                assert {turn.version for turn in episode.turns} == {number - 1}, (
+                    "of the weights that were published last"
+                )
+                assert last.prompt_ids[: len(first.prompt_ids + first.completion_ids)] == (
+                    first.prompt_ids + first.completion_ids
+                )
+                assert coder.heard[0].content == "Code."
+
+
+def test_a_program_that_knows_nothing_of_tasks_is_given_one_by_its_first_call() -> None:
+    """Its conversation is its session, and what it is told there is where its reward goes."""
+
+    def play(client: OpenAI) -> None:
+        messages: list[Any] = [{"role": "user", "content": "2+2?"}]
+        name = ""
+        for _ in range(2):
+            name = say(client, "planner", messages).model_extra["kapelle"]["session"]
+            messages.append({"role": "user", "content": "and?"})
+        client.post(f"/sessions/{name}/reward", body={"reward": 0.5}, cast_to=object)
+
+    watching = Watching()
+    with trainer(watching) as made:
+
+        def work() -> None:
+            with OpenAI(base_url=watching.url, api_key="none", max_retries=0) as client:
+                for _ in range(6):
+                    play(client)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        step = next(made.steps(1))
+        thread.join(60.0)
+    for group in step.groups:
+        for episode in group.episodes:
+            assert (episode.error, len(episode.turns), dict(episode.rewards)) == (None, 2, {"planner": 0.5})
+
+
+PROGRAM = """
+import json, os, urllib.request
+def post(path, body):
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(),
+        {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
+    return json.load(urllib.request.urlopen(request))
+said = post("/chat/completions", {"model": "team/coder", "messages": [{"role": "user", "content": os.environ["KAPELLE_TASK"]}]})
+if os.environ["KAPELLE_INDEX"] == BROKEN:
+    raise SystemExit("out of luck")
+post("/reward", {"reward": len(said["choices"][0]["message"]["content"]) % 3 / 2})
+"""
+
+
+@pytest.mark.slow
+def test_a_program_is_started_for_each_episode_and_ends_with_it() -> None:
+    watching = Watching()
+    environment = {
+        "command": [sys.executable, "-c", PROGRAM.replace("BROKEN", "'0'")],
+        "tasks": 2,
+        "programs": 2,
+    }
+    over = {"steps": 1, "tasks_per_step": 2, "max_failed_share": 0.5}
+    with trainer(watching, environment, algorithm={"name": "grpo", "group_size": 2}, training=over) as made:
+        [step] = made.steps(1)
+    failed = {group.task.id: [episode.error for episode in group.episodes] for group in step.groups}
+    assert failed["train-1"] == [None, None]
+    for reason in failed["train-0"]:
+        assert reason is not None
+        assert "ended with code 1 and posted no reward. It said: out of luck" in reason
+
+
+def test_what_cannot_be_trained_so_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"environment\.name: external"):
+        Trainer(**sections(workflow={"name": "external"}))
+    with pytest.raises(ConfigError, match=r"environment_workers: 0"):
+        trainer(Watching(), episode={"environment_workers": 1})
+    with pytest.raises(ConfigError, match=r"training\.overlap: false"):
+        trainer(Watching(), training={"steps": 1, "overlap": True, "max_staleness": 1})
