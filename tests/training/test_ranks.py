@@ -78,7 +78,7 @@ OFTEN = {"training": {"tasks_per_step": 3, "microbatch_tokens": 64}}
 FEW: list[Case] = [
     ("grpo", {"training": {"tasks_per_step": 3}}),
     ("ppo", {"algorithm": {"epochs": 2, "minibatches": 3}, **OFTEN}),
-    ("happo", {"training": {"tasks_per_step": 3}}),
+    ("happo", {"training": {"tasks_per_step": 3}, "team": {"lora": {"dropout": 0.3}}}),
     ("dpo", {"training": {"tasks_per_step": 3}}),
     ("qmix", {}),
     ("reinforce_plus_plus", {"training": {"tasks_per_step": 1}}),

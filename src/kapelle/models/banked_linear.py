@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.errors import ModelError
+from kapelle.models.fast.keyed_dropout import dropped
 from kapelle.models.fast.routed import (
     Gradients,
     Leg,
@@ -71,8 +72,12 @@ def slot_of(name: str) -> str:
 class Factors(nn.Module):
     """One adapter's pair of factors at one layer."""
 
-    def __init__(self, features_in: int, features_out: int, lora: Lora, device: torch.device) -> None:
+    def __init__(
+        self, features_in: int, features_out: int, lora: Lora, device: torch.device, salt: int = 0
+    ) -> None:
         super().__init__()
+        self.salt = salt
+        """Of this layer's dropout (`keyed_dropout.py`)."""
         self.a_rI = nn.Parameter(torch.empty(lora.rank, features_in, device=device))
         self.b_Or = nn.Parameter(torch.zeros(features_out, lora.rank, device=device))
         self.scale = lora.alpha / lora.rank
@@ -111,10 +116,17 @@ class BankedLinear(nn.Module):
         each = self.tokens_of_a_row(len(x_NI))
         for factors, first, last in self.factors():
             rows = slice(first * each, last * each)
-            kept_nI = nn.functional.dropout(x_NI[rows], factors.dropout, factors.training)
+            kept_nI = x_NI[rows]
+            if factors.dropout and factors.training:
+                kept_nI, _ = dropped(kept_nI, factors.dropout, self.keys_of(factors, rows))
             low_nr = kept_nI @ factors.a_rI.to(dtype).t()
             y_NO[rows] += (low_nr @ factors.b_Or.to(dtype).t() * factors.scale).to(y_NO.dtype)
         return y_NO.view(y.shape)
+
+    def keys_of(self, factors: Factors, rows: slice) -> Tensor | None:
+        """Return the keys `_n` of dropout at these rows of the flattened input; None where torch's generator draws."""
+        keys_N = self._bank[0].keys_N
+        return None if keys_N is None else keys_N[rows] ^ factors.salt
 
     def factors_of(self, adapter: str) -> Factors | None:
         """Return an adapter's factors here, None if it does not target this layer."""
@@ -160,7 +172,9 @@ def order_of(layer: Plain | BankedLinear, size: torch.Size, tensors: list[Tensor
         place = len(tensors)
         tensors += (factors.a_rI, factors.b_Or)
         dropout = factors.dropout if factors.training else 0.0
-        legs.append(Leg(first * per_row, last * per_row, place, place + 1, factors.scale, dropout))
+        rows = slice(first * per_row, last * per_row)
+        keys_n = layer.keys_of(factors, rows) if dropout and isinstance(layer, BankedLinear) else None
+        legs.append(Leg(rows.start, rows.stop, place, place + 1, factors.scale, dropout, keys_n))
     return Linear(weight, bias, tuple(legs))
 
 

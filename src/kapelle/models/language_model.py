@@ -105,11 +105,11 @@ class LanguageModel:
         return frozenset(int(token) for token in found if token is not None)
 
     @contextmanager
-    def computing(self, route: Route) -> Iterator[None]:
-        """Run forward passes in the compute type with rows routed to their adapters."""
+    def computing(self, route: Route, keys_N: Tensor | None = None) -> Iterator[None]:
+        """Run forward passes in the compute type with rows routed to their adapters; `keys_N` are those of dropout."""
         keep_freed_memory()
         half = self.dtype != torch.float32
-        with self.bank.routed(route), torch.autocast(self.device.type, self.dtype, enabled=half):
+        with self.bank.routed(route, keys_N), torch.autocast(self.device.type, self.dtype, enabled=half):
             yield
 
     def hidden(self, tokens_N: Tensor, positions_N: Tensor, plan: Plan, *, recompute: bool = False) -> Tensor:
@@ -127,7 +127,7 @@ class LanguageModel:
         return joined if plan.where_N is None else joined.index_select(0, plan.where_N)
 
     def _padded(self, tokens_N: Tensor, positions_N: Tensor, place_BL: Tensor) -> Tensor:
-        with self.bank.rows_at(place_BL[:, 0].tolist()):
+        with self.bank.rows_at(place_BL):
             output = self.body(
                 input_ids=tokens_N[place_BL], position_ids=positions_N[place_BL], use_cache=False
             )

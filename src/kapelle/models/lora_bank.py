@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kapelle.errors import ModelError
 from kapelle.models.banked_linear import BankedLinear, Factors, features_of, is_linear, slot_of
+from kapelle.models.fast.keyed_dropout import salt_of
 from kapelle.models.module_layers import layers_of
 from kapelle.models.targets import adapted_layers
 from kapelle.team import Lora
@@ -35,6 +36,8 @@ class LoraBank:
         self._loras: dict[str, Lora] = {}
         self.route: tuple[tuple[str, int, int], ...] = ()
         """The route of the current pass, by slot."""
+        self.keys_N: Tensor | None = None
+        """Keys of dropout (int32) of the current pass's tokens; None where torch's generator draws."""
 
     @property
     def rows(self) -> int:
@@ -59,7 +62,7 @@ class LoraBank:
         for path in places:
             layer = self._banked(path)
             features_in, features_out = features_of(layer.base)
-            factors = Factors(features_in, features_out, lora, layer.base.weight.device)
+            factors = Factors(features_in, features_out, lora, layer.base.weight.device, salt_of(path))
             bound = 1 / math.sqrt(features_in)  # as PEFT: kaiming_uniform with a = sqrt(5)
             with torch.no_grad():
                 factors.a_rI.copy_(torch.rand(factors.a_rI.shape, generator=generator) * 2 * bound - bound)
@@ -108,42 +111,34 @@ class LoraBank:
                 parameter.copy_(tensors[key])
 
     @contextmanager
-    def routed(self, route: Route) -> Iterator[None]:
-        """Send rows to adapters for the forward passes inside."""
+    def routed(self, route: Route, keys_N: Tensor | None = None) -> Iterator[None]:
+        """Send rows to adapters for the forward passes inside; `keys_N` are those of their dropout."""
         for name, _, _ in route:
             assert name is None or name in self._loras, f"no adapter {name!r} in the bank"
-        before, self.route = (
-            self.route,
-            tuple((slot_of(name or ""), first, last) for name, first, last in route),
-        )
+        with self.on(tuple((slot_of(name or ""), first, last) for name, first, last in route), keys_N):
+            yield
+
+    @contextmanager
+    def on(self, route: tuple[tuple[str, int, int], ...], keys_N: Tensor | None) -> Iterator[None]:
+        """Inside, rows go where they went when `self.route` and `self.keys_N` were these."""
+        before = self.route, self.keys_N
+        self.route, self.keys_N = route, keys_N
         try:
             yield
         finally:
-            self.route = before
+            self.route, self.keys_N = before
 
     @contextmanager
-    def on(self, route: tuple[tuple[str, int, int], ...]) -> Iterator[None]:
-        """Inside, rows go where they went when `self.route` was this."""
-        before, self.route = self.route, route
-        try:
-            yield
-        finally:
-            self.route = before
-
-    @contextmanager
-    def rows_at(self, places: Sequence[int]) -> Iterator[None]:
-        """Inside, row k of a batch goes where the flat token at `places[k]` (ascending) would go."""
-        before = self.route
-        slots = [slot for place in places for slot, first, last in before if first <= place < last]
+    def rows_at(self, place_BL: Tensor) -> Iterator[None]:
+        """Inside, row k of a batch goes where the flat token `place_BL[k, 0]` (ascending) would go, with the keys of its own."""
+        places = place_BL[:, 0].tolist()
+        slots = [slot for place in places for slot, first, last in self.route if first <= place < last]
         spans: list[tuple[str, int, int]] = []
         for row, slot in enumerate(slots):
             fresh = not spans or spans[-1][0] != slot
             spans = [*spans, (slot, row, row + 1)] if fresh else [*spans[:-1], (slot, spans[-1][1], row + 1)]
-        self.route = tuple(spans)
-        try:
+        with self.on(tuple(spans), None if self.keys_N is None else self.keys_N[place_BL].flatten()):
             yield
-        finally:
-            self.route = before
 
     def _banked(self, path: str) -> BankedLinear:
         if path not in self._layers:

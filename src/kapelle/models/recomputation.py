@@ -1,8 +1,7 @@
 """Gradient checkpointing (1604.06174): a decoder block keeps its input alone, and the backward pass computes it again.
 
 A block computed again must go to the same adapters as before, but the bank's route is that of the running pass, and the
-backward pass runs after it. So each block remembers the route under which it ran. Dropout is drawn again from the
-generator's state of the first time, and half precision is entered again; both are torch's.
+backward pass runs after it. So each block remembers the route under which it ran, and the keys of its dropout; half precision is entered again by torch.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ def again(bank: LoraBank) -> Run:
     """Return what runs a block, keeps its arguments alone, and runs it again in the backward pass."""
 
     def run(block: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        route = bank.route
+        route, keys_N = bank.route, bank.keys_N
 
         def routed(*args: Any, **named: Any) -> Any:
-            with bank.on(route):
+            with bank.on(route, keys_N):
                 return block(*args, **named)
 
         return checkpoint(routed, *args, use_reentrant=False, **named)

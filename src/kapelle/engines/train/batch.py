@@ -39,6 +39,8 @@ class Batch:
     tokens_N: Tensor
     positions_N: Tensor
     plan: Plan
+    spans: tuple[Span, ...]
+    """Sequences and shared prefixes, of which the plan is made."""
     owners: tuple[tuple[str, int, int], ...]
     """(learner, first flat token, token after the last)."""
     source_K: Tensor
@@ -164,10 +166,12 @@ def _batch(trees: Sequence[TokenTree], samples: Sequence[Sample], device: torch.
         else:
             owners.append((tree.learner, begin, len(tokens)))
     chosen = [samples[k] for members in order.values() for k in members]
+    spans = [span for span in spans if span.length]
     return Batch(
         tokens_N=torch.tensor(tokens, device=device),
         positions_N=torch.tensor(positions, device=device),
-        plan=plan_spans([span for span in spans if span.length], device),
+        plan=plan_spans(spans, device),
+        spans=tuple(spans),
         owners=tuple(owners),
         source_K=torch.tensor(source, device=device),
         token_K=torch.tensor(

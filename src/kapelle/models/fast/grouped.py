@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm, pad
 
+from kapelle.models.fast.keyed_dropout import dropped
+
 LEAST = 2
 """Adapters in a pass from which they are grouped: with two, fewer kernels are started than one by one, with three also if
 ranks have to be padded."""
@@ -40,6 +42,8 @@ class AdapterGroup(NamedTuple):
     b_Or: Tensor
     scale: float
     dropout: float
+    keys_n: Tensor | None = None
+    """Of dropout (`keyed_dropout.py`)."""
 
 
 class Factored(NamedTuple):
@@ -163,18 +167,17 @@ def _aligned(x_NI: Tensor) -> Tensor:
 def _dropped(groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows after each group's dropout, and where it let them through; drawn in the groups' order."""
     out_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
-    for first, last, *_, dropout in groups:
-        if dropout:
-            out_NI[first:last], mask_NI[first:last] = torch.native_dropout(
-                x_NI[first:last], dropout, train=True
-            )
+    for group in groups:
+        if group.dropout:
+            rows = slice(group.first, group.last)
+            out_NI[rows], mask_NI[rows] = dropped(x_NI[rows], group.dropout, group.keys_n)
     return out_NI, mask_NI
 
 
 def _through(groups: Sequence[AdapterGroup], x_NI: Tensor, mask_NI: Tensor) -> Tensor:
     """Return what dropout makes of rows where it let `mask_NI` through."""
     out_NI = x_NI * mask_NI
-    for first, last, *_, dropout in groups:
-        if dropout:
-            out_NI[first:last] /= 1 - dropout
+    for group in groups:
+        if group.dropout:
+            out_NI[group.first : group.last] /= 1 - group.dropout
     return out_NI

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kapelle.models.fast.grouped import AdapterGroup, add_updates, backward_updates, takes_groups
+from kapelle.models.fast.keyed_dropout import dropped
 from kapelle.models.fast.products import product
 
 
@@ -32,6 +33,8 @@ class Leg(NamedTuple):
     b_Or: int
     scale: float
     dropout: float
+    keys_n: Tensor | None = None
+    """Of dropout (`keyed_dropout.py`)."""
 
 
 class Linear(NamedTuple):
@@ -95,7 +98,7 @@ def _add_factors(leg: Leg, tensors: Tensors, x_NI: Tensor, out_NO: Tensor) -> Ke
     a_rI, b_Or = tensors[leg.a_rI].to(x_NI.dtype), tensors[leg.b_Or].to(x_NI.dtype)
     mask_nI = None
     if leg.dropout:
-        x_nI, mask_nI = torch.native_dropout(x_nI, leg.dropout, train=True)
+        x_nI, mask_nI = dropped(x_nI, leg.dropout, leg.keys_n)
     low_nr = x_nI @ a_rI.t()
     out_nO.addmm_(low_nr, b_Or.t(), alpha=leg.scale)
     return Kept(low_nr, mask_nI)
@@ -103,7 +106,9 @@ def _add_factors(leg: Leg, tensors: Tensors, x_NI: Tensor, out_NO: Tensor) -> Ke
 
 def _groups(order: Linear, tensors: Tensors) -> list[AdapterGroup]:
     return [
-        AdapterGroup(leg.first, leg.last, tensors[leg.a_rI], tensors[leg.b_Or], leg.scale, leg.dropout)
+        AdapterGroup(
+            leg.first, leg.last, tensors[leg.a_rI], tensors[leg.b_Or], leg.scale, leg.dropout, leg.keys_n
+        )
         for leg in order.legs
     ]
 

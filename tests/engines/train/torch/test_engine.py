@@ -175,12 +175,14 @@ class TestGradient:
         engine.update(masked, objective())
         assert apart(first_gradient(engine, "a"), expected) < ROUNDING
 
-    def test_the_step_is_the_same_for_any_split(self) -> None:
+    @pytest.mark.parametrize("dropout", [0.0, 0.3])
+    def test_the_step_is_the_same_for_any_split(self, dropout: float) -> None:
         results = []
+        lora = Lora(rank=2, alpha=4.0, dropout=dropout)
         for budget, flat in ((1, True), (17, True), (60, True), (100_000, True), (60, False)):
             engine = train_engine(
-                lora_policies("a"),
-                [Critic("v", lora=LORA)],
+                lora_policies("a", lora=lora),
+                [Critic("v", lora=lora)],
                 models={"base": base(flat=flat)},
                 limits=UpdateLimits(microbatch_tokens=budget),
                 eps=1e-4,

@@ -56,12 +56,17 @@ class Forward:
                     answers[chosen[k]] = column.float().cpu()
         return [answers[k] for k in range(len(samples))]
 
-    def outputs(self, batch: Batch, entropy: Entropy) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
-        """Run one forward pass and return each learner's statistics or values `_K` of its targets."""
+    def outputs(
+        self, batch: Batch, entropy: Entropy, keys_N: Tensor | None = None
+    ) -> list[tuple[str, Part, TokenStatistics | Tensor]]:
+        """Run one forward pass and return each learner's statistics or values `_K` of its targets.
+
+        `keys_N` are the tokens' keys of dropout, where it is on.
+        """
         home = self._homes[batch.owners[0][0]]
         route = [(self._homes[name].adapter, first, last) for name, first, last in batch.owners]
         recompute = self._recompute and torch.is_grad_enabled()
-        with home.model.computing(route):
+        with home.model.computing(route, keys_N):
             hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute)
             hidden_KD = hidden_ND.index_select(0, batch.source_K)
             return [

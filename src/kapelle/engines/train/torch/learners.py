@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from kapelle.engines.train.batch import Batch
+from kapelle.engines.train.dropout_keys import token_keys
 from kapelle.engines.train.protocol import HEAD, TrainSetup
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.errors import CheckpointError, ModelError
@@ -170,26 +172,26 @@ class Learners:
         return any(lora.dropout for model in self.models for lora in model.bank.adapters.values())
 
     @contextmanager
-    def dropout(self) -> Iterator[None]:
-        """Turn the adapters' dropout on, drawn from the run's seed and steps, not from the process's generator.
+    def dropout(self) -> Iterator[Callable[[Batch], Tensor | None]]:
+        """Turn the adapters' dropout on; yield what gives a batch's keys, by which it is drawn.
 
-        The base has none: that would train another distribution than the one that was sampled.
+        A mask depends on the run's seed, the learner's steps and the tokens up to its own, so that it is the same in any split
+        of a step's samples. The base has none: that would train another distribution than the one that was sampled.
         """
         if not self.has_dropout():
-            yield
+            yield lambda _: None
             return
-        models = self.models
-        devices = {model.device.index or 0 for model in models if model.device.type == "cuda"}
-        with torch.random.fork_rng(sorted(devices)):
-            steps = [learner.steps for learner in self.by_name.values()]
-            torch.manual_seed(derive_seed(self._setup.seed, "dropout", *steps))
-            for model in models:
-                model.bank.train(on=True)
-            try:
-                yield
-            finally:
-                for model in models:
-                    model.bank.train(on=False)
+        seeds = {
+            name: derive_seed(self._setup.seed, "dropout", name, learner.steps)
+            for name, learner in self.by_name.items()
+        }
+        for model in self.models:
+            model.bank.train(on=True)
+        try:
+            yield lambda batch: token_keys(batch, seeds)
+        finally:
+            for model in self.models:
+                model.bank.train(on=False)
 
     def state(self) -> dict[str, object]:
         """Return everything that an exact resume needs, as a tree of tensors and plain values."""

@@ -108,10 +108,10 @@ class Updater:
     def _accumulate(self, objective: Objective, samples: Sequence[Sample]) -> UpdateSums:
         sums = UpdateSums()
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
-        with self._learners.dropout():
+        with self._learners.dropout() as keys_of:
             for _, batch in self._forward.batches(samples):
                 losses = []
-                for name, part, output in self._forward.outputs(batch, entropy):
+                for name, part, output in self._forward.outputs(batch, entropy, keys_of(batch)):
                     loss, gap_K = self._loss(objective, part, output)
                     learner = self._learners.by_name[name]
                     if not bool(torch.isfinite(loss.total)):
