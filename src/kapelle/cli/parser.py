@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from kapelle.cli.data_arguments import declare_data
 from kapelle.cli.launch_arguments import declare_launch
-from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_runs
+from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_processes, declare_runs
 from kapelle.cli.serve_arguments import declare_serve
 from kapelle.errors import ConfigError, did_you_mean
 
@@ -119,6 +119,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
         "show who acts with which weights and every setting with its origin; loads no model, writes nothing",
     )
     _add_output(parser)
+    declare_processes(parser)
 
 
 def _plan(parser: argparse.ArgumentParser) -> None:
@@ -300,7 +301,8 @@ COMMANDS: Mapping[str, Command] = {
         _demo,
     ),
     "train": Command(
-        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--run-dir DIR] [--resume] [--dry-run] [--json] [--no-rich]",
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--run-dir DIR] [--resume] [--dry-run] [--json] [--no-rich] "
+        "[--launch torchrun [--processes N]]",
         "train a team as described by a recipe",
         "train",
         _train,

@@ -33,3 +33,15 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
+
+
+def declare_processes(parser: argparse.ArgumentParser) -> None:
+    """Declare how a command is started in several processes."""
+    parser.add_argument(
+        "--launch",
+        choices=["torchrun"],
+        help="start the run in several processes on this machine, by torch's launcher; more machines: docs/clusters.md",
+    )
+    parser.add_argument(
+        "--processes", type=count, metavar="N", help="how many; by default one for each GPU"
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kapelle.cli.output import command, say
 from kapelle.cli.quiet import hush
+from kapelle.errors import ConfigError
 
 if TYPE_CHECKING:
     from kapelle.cli.running import NextCommands
@@ -21,6 +22,12 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.cli.source import read_source
     from kapelle.cli.staged import find_stages, stage_sources
 
+    if arguments.processes is not None and arguments.launch is None:
+        raise ConfigError("`--processes N` says how many processes `--launch torchrun` starts; give both.")
+    if arguments.launch is not None and not arguments.dry_run:
+        from kapelle.cli.launching import launch
+
+        return launch(arguments)
     if not arguments.dry_run:
         announce("kapelle train", as_json=arguments.json)
     how = {"resume": arguments.resume, "real": arguments.real}
