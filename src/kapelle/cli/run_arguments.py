@@ -42,6 +42,4 @@ def declare_processes(parser: argparse.ArgumentParser) -> None:
         choices=["torchrun"],
         help="start the run in several processes on this machine, by torch's launcher; more machines: docs/clusters.md",
     )
-    parser.add_argument(
-        "--processes", type=count, metavar="N", help="how many; by default one for each GPU"
-    )
+    parser.add_argument("--processes", type=count, metavar="N", help="how many; by default one for each GPU")

@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.processes is not None and arguments.launch is None:
         raise ConfigError("`--processes N` says how many processes `--launch torchrun` starts; give both.")
     if arguments.launch is not None and not arguments.dry_run:
-        from kapelle.cli.launching import launch
+        from kapelle.cli.torchrun import launch
 
         return launch(arguments)
     if not arguments.dry_run:

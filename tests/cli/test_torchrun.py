@@ -14,7 +14,7 @@ import pytest
 from tests.support.ranks import environment, free_port
 
 from kapelle.cli import main
-from kapelle.cli.launching import _exit_code
+from kapelle.cli.torchrun import _exit_code
 from kapelle.runs.reader import read_metrics
 
 RECIPE = """
