@@ -53,6 +53,8 @@ class Kind:
     """It samples from weights that it is given: `a` and `b` are adapters, `still` their bare base."""
     samples: bool = True
     """Its answers depend on seeds and obey limits and stops; a script answers as it was written."""
+    cuts: bool = True
+    """Its log-probs are those of what top-k and top-p leave."""
     breaks_off: bool = False
     """Its requests can be broken off and continued."""
     marks: Sequence[pytest.MarkDecorator] = ()
@@ -98,8 +100,12 @@ def vllm_stand_in() -> Subject:
     return Subject(VllmEngine({"base": base()}, POLICIES, StandIn, folder), breaking)
 
 
-def vllm_server_stand_in() -> Subject:
-    serving = Serving()
+def sglang_server_stand_in() -> Subject:
+    return vllm_server_stand_in(sglang=True)
+
+
+def vllm_server_stand_in(*, sglang: bool = False) -> Subject:
+    serving = Serving(sglang=sglang)
 
     @contextmanager
     def breaking() -> Iterator[None]:
@@ -175,6 +181,7 @@ KINDS: Mapping[str, Kind] = {
     "local": Kind(local, weights=True, breaks_off=True),
     "stand-in for vllm": Kind(vllm_stand_in, weights=True),
     "stand-in for a vllm server": Kind(vllm_server_stand_in, weights=True),
+    "stand-in for an SGLang server": Kind(sglang_server_stand_in, weights=True, cuts=False),
     "vllm": Kind(vllm, weights=True, marks=(pytest.mark.vllm,)),
     "endpoint": Kind(endpoint),
     "scripted": Kind(scripted, samples=False),

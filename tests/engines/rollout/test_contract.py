@@ -170,7 +170,29 @@ class TestAnswers:
                 assert one.finish_reason == "stop"
 
 
-@WEIGHED
+@asked_of(weights=True, cuts=False)
+class TestTemperedDistributions:
+    """Of engines whose log-probs know no top-k and top-p."""
+
+    @pytest.mark.parametrize("way", ["as it is", "tempered", "greedy"])
+    def test_log_probs_are_those_of_what_was_sampled_from(self, engine: RolloutEngine, way: str) -> None:
+        requests = mixed(6, WAYS[way])
+        for request, answer in zip(requests, asyncio.run(ask(engine, requests)), strict=True):
+            assert_true(own_weights(), request, answer)
+
+    def test_a_cut_is_refused_for_its_request_alone(self, engine: RolloutEngine) -> None:
+        async def both() -> list[Completion | BaseException]:
+            asked = [ask_for("a", 0), ask_for("a", 1, WAYS["nucleus"]), ask_for("a", 2, WAYS["few"])]
+            return await asyncio.gather(*map(engine.generate, asked), return_exceptions=True)
+
+        answer, *refused = asyncio.run(both())
+        assert isinstance(answer, Completion)
+        for each in refused:
+            assert isinstance(each, EngineError)
+            assert "`top_p: 1` and `top_k: 0`" in str(each)
+
+
+@asked_of(weights=True, cuts=True)
 class TestDistributions:
     @pytest.mark.parametrize("way", WAYS)
     def test_log_probs_are_those_of_what_was_sampled_from(self, engine: RolloutEngine, way: str) -> None:

@@ -1,4 +1,7 @@
-"""A server that speaks as vLLM's does about adapters and completions, over the stand-in; one request at a time."""
+"""A server that speaks as vLLM's does about adapters and completions, over the stand-in; one request at a time.
+
+Or as SGLang's documentation says that SGLang does: no SGLang was ever asked.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,9 @@ class StandInServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
 
-    def __init__(self, about: BaseModel) -> None:
+    def __init__(self, about: BaseModel, *, sglang: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.sglang = sglang
         self.sampler = StandIn(about)
         self.lock = threading.Lock()
         self.adapters: dict[str, AdapterFile] = {}
@@ -59,25 +63,62 @@ class StandInServer(ThreadingHTTPServer):
         }
         return 200, {"choices": [choice]}
 
+    def generate(self, body: Any) -> tuple[int, Any]:
+        """Answer as SGLang: log-probs, ids and texts of the tokens in one list, a finish reason with a type."""
+        asked = body["sampling_params"]
+        status, found = self.complete(
+            {
+                "model": body["lora_path"] or "their-base",
+                "prompt": body["input_ids"],
+                "max_tokens": asked["max_new_tokens"],
+                "temperature": asked["temperature"],
+                "top_p": asked.get("top_p", 1.0),
+                "top_k": max(0, asked.get("top_k", -1)),
+                "seed": asked["sampling_seed"],
+                "stop": asked["stop"],
+            }
+        )
+        if status != 200:
+            return status, found
+        (choice,) = found["choices"]
+        tokens = zip(choice["logprobs"]["token_logprobs"], choice["token_ids"], strict=True)
+        listed = [[logp, token, None] for logp, token in tokens] if body["return_logprob"] else None
+        about = {"output_token_logprobs": listed, "finish_reason": {"type": choice["finish_reason"]}}
+        return 200, {"text": "", "output_ids": choice["token_ids"], "meta_info": about}
+
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         with self.lock:
             self.asked.append((path, body))
-            if path == "/v1/models":
-                return 200, {"data": [{"id": "their-base"}]}
-            if path == "/v1/completions":
-                return self.complete(body)
-            if path == "/v1/load_lora_adapter":
-                if body["lora_name"] in self.adapters:
-                    return 400, {"error": "it has been loaded already"}
-                number = len(self.asked)
-                self.adapters[body["lora_name"]] = AdapterFile(
-                    body["lora_name"], number, Path(body["lora_path"])
-                )
-                return 200, {}
-            if path == "/v1/unload_lora_adapter":
-                del self.adapters[body["lora_name"]]
-                return 200, {}
-            return 404, {}
+            return self.as_sglang(path, body) if self.sglang else self.as_vllm(path, body)
+
+    def as_sglang(self, path: str, body: Any) -> tuple[int, Any]:
+        if path == "/get_model_info":
+            return 200, {"model_path": "their-base"}
+        if path == "/generate":
+            return self.generate(body)
+        if path == "/flush_cache":
+            return 200, {}
+        known = {
+            "/v1/models": path,
+            **{f"/{do}_lora_adapter": f"/v1/{do}_lora_adapter" for do in ("load", "unload")},
+        }
+        return self.as_vllm(known[path], body) if path in known else (404, {})
+
+    def as_vllm(self, path: str, body: Any) -> tuple[int, Any]:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "their-base"}]}
+        if path == "/v1/completions":
+            return self.complete(body)
+        if path == "/v1/load_lora_adapter":
+            if body["lora_name"] in self.adapters:
+                return 400, {"error": "it has been loaded already"}
+            number = len(self.asked)
+            self.adapters[body["lora_name"]] = AdapterFile(body["lora_name"], number, Path(body["lora_path"]))
+            return 200, {}
+        if path == "/v1/unload_lora_adapter":
+            del self.adapters[body["lora_name"]]
+            return 200, {}
+        return 404, {}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -103,12 +144,13 @@ class _Handler(BaseHTTPRequestHandler):
 class Serving:
     """Starts a stand-in server for each base, as `start_server` does, and ends the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sglang: bool = False) -> None:
+        self.sglang = sglang
         self.servers: list[StandInServer] = []
 
     def __call__(self, about: BaseModel) -> Served:
         self.close()
-        self.servers.append(StandInServer(about))
+        self.servers.append(StandInServer(about, sglang=self.sglang))
         return Served(self.servers[-1].url, about)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,13 @@ from tests.engines.rollout.test_contract import ask, ask_for
 from tests.engines.rollout.vllm.stand_in_server import Serving
 
 from kapelle.engines.rollout.vllm import served
+from kapelle.engines.rollout.vllm.dialects import SGLANG, VLLM
 from kapelle.engines.rollout.vllm.engine import VllmEngine
 from kapelle.engines.rollout.vllm.sampler import BaseModel
 from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.errors import ConfigError, EngineError
 from kapelle.team import Policy
+from kapelle.types import Sampling
 
 ABOUT = BaseModel("some/model", "float32", 64, (1,), 2, 2)
 
@@ -107,6 +110,38 @@ class TestFaults:
         with pytest.raises(EngineError, match="ended with code 1"):
             served.start_server(1.0, 8, {}, ABOUT)
 
+    def test_sglang_is_asked_in_its_own_words(self) -> None:
+        serving = Serving(sglang=True)
+        engine = VllmEngine({"base": base()}, POLICIES, serving, Path(tempfile.mkdtemp()))
+        try:
+            request = ask_for("a", 7, Sampling(max_tokens=5, temperature=0.7, stop=("x",)))
+            (answer,) = asyncio.run(ask(engine, [request]))
+            asked = serving.servers[0].asked
+            (generate,) = [body for path, body in asked if path == "/generate"]
+            (loaded,) = [body for path, body in asked if path == "/load_lora_adapter"]
+            assert (generate["input_ids"], generate["return_logprob"]) == (list(request.prompt_ids), True)
+            assert generate["lora_path"] == loaded["lora_name"]
+            # It ignores `stop_token_ids` where it ignores the end of a text.
+            assert "ignore_eos" not in generate["sampling_params"]
+            assert generate["sampling_params"]["sampling_seed"] == 7
+            assert len(answer.ids) == len(answer.logprobs) > 0
+        finally:
+            engine.close()
+            serving.close()
+
+    @pytest.mark.parametrize(
+        "about",
+        [
+            {},
+            {"finish_reason": {"type": "stop"}, "output_token_logprobs": None},
+            {"finish_reason": {"type": "abort"}, "output_token_logprobs": [[-1.0, 3, None]]},
+            {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[None, 3, None]]},
+        ],
+    )
+    def test_an_answer_of_sglang_without_log_probs_is_none(self, about: dict[str, Any]) -> None:
+        found = SGLANG.read("0", 200, json.dumps({"text": "words", "meta_info": about}).encode())
+        assert "The SGLang server answered without token ids" in str(found.error)
+
     @pytest.mark.parametrize(
         "choice",
         [
@@ -118,7 +153,7 @@ class TestFaults:
         ],
     )
     def test_text_without_ids_and_log_probs_is_no_answer(self, choice: dict[str, Any]) -> None:
-        found = served.read_answer("0", 200, json.dumps({"choices": [choice]}).encode())
+        found = VLLM.read("0", 200, json.dumps({"choices": [choice]}).encode())
         assert found.error is not None
         assert "return_token_ids" in found.error
 

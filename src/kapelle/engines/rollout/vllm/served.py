@@ -1,4 +1,4 @@
-"""vLLM's OpenAI-compatible server, with token ids in both directions and adapters that are loaded while it runs.
+"""vLLM's OpenAI-compatible server (or SGLang's, see `dialects.py`), with token ids in both directions and adapters that are loaded while it runs.
 
 The server has to see the files of adapters: it runs on the same machine, or TMPDIR is a folder of both. Requests run on an event
 loop of their own, in a thread, so that a step can wait for the first of them that is finished.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from kapelle.engines.rollout.vllm.dialects import SGLANG, SGLANG_KNOWS, VLLM, Dialect
 from kapelle.engines.rollout.vllm.in_process import arguments
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler
 from kapelle.errors import EngineError, EpisodeError
@@ -101,6 +102,7 @@ class Served:
         self._thread.start()
         try:
             self._base = self._wait_for_model(patience)
+            self._dialect = self._spoken()
         except BaseException:
             self.close()
             raise
@@ -109,23 +111,9 @@ class Served:
         """Send a row's request; its adapter is loaded first where the server does not have it."""
         adapter = row.adapter
         if adapter is not None and adapter.number not in self._loaded:
-            self._call("load_lora_adapter", {"lora_name": adapter.name, "lora_path": str(adapter.folder)})
+            self._call(self._dialect.load, {"lora_name": adapter.name, "lora_path": str(adapter.folder)})
             self._loaded[adapter.number] = adapter
-        asked = row.sampling
-        body = {
-            "model": self._base if adapter is None else adapter.name,
-            "prompt": list(row.prompt),
-            "max_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "top_k": asked.top_k,
-            "seed": row.seed,
-            "stop": list(asked.stop),
-            "stop_token_ids": list(self._about.ends),
-            "ignore_eos": True,
-            "logprobs": 0,
-            "return_token_ids": True,
-        }
+        body = self._dialect.ask(row, self._base, self._about)
         self._open[row.id] = asyncio.run_coroutine_threadsafe(self._ask(row.id, body), self._loop)
 
     def step(self) -> Sequence[Sampled]:
@@ -140,10 +128,12 @@ class Served:
 
     async def _ask(self, row: str, body: Json) -> None:
         try:
-            status, answer = await post(f"{self._url}/v1/completions", body, _headers(), ANSWER_SECONDS)
-            found = read_answer(row, status, answer)
+            status, answer = await post(
+                f"{self._url}{self._dialect.complete}", body, _headers(), ANSWER_SECONDS
+            )
+            found = self._dialect.read(row, status, answer)
         except Exception as error:  # noqa: BLE001 - this row's alone
-            found = Sampled(row, (), (), stopped=False, error=f"The vLLM server gave no answer: {error!r}")
+            found = Sampled(row, (), (), stopped=False, error=f"The server gave no answer: {error!r}")
         self._done.put(found)
 
     def abort(self, rows: Sequence[str]) -> None:
@@ -156,12 +146,12 @@ class Served:
     def forget_prefixes(self) -> None:
         """Ask the server to forget; one that does not offer it keeps prefixes apart by the names of adapters."""
         with suppress(EngineError):
-            self._post("/reset_prefix_cache", {})
+            self._post(self._dialect.forget, {})
 
     def drop_adapter(self, adapter: AdapterFile) -> None:
         """Let the server forget an adapter."""
         if self._loaded.pop(adapter.number, None) is not None:
-            self._call("unload_lora_adapter", {"lora_name": adapter.name})
+            self._call(self._dialect.unload, {"lora_name": adapter.name})
 
     def sleep(self) -> None:
         """Do nothing: the server has a device of its own."""
@@ -203,11 +193,21 @@ class Served:
             f"No vLLM server answers at {self._url} ({reason}). Start one as docs/vllm.md says, or correct `engine.server`."
         )
 
+    def _spoken(self) -> Dialect:
+        """Return how the server wants to be asked."""
+        import httpx
+
+        try:
+            answer = httpx.get(f"{self._url}{SGLANG_KNOWS}", headers=_headers(), timeout=10)
+            return SGLANG if answer.status_code == 200 and "model_path" in answer.json() else VLLM
+        except (httpx.HTTPError, ValueError, TypeError):
+            return VLLM
+
     def _call(self, name: str, body: Json) -> None:
-        status, answer = self._post(f"/v1/{name}", body)
+        status, answer = self._post(name, body)
         if status != 200:
             raise EngineError(
-                f"The vLLM server at {self._url} refused {name} (HTTP {status}): {answer[:300].decode('utf-8', 'replace')}. It "
+                f"The {self._dialect.name} server at {self._url} refused {name} (HTTP {status}): {answer[:300].decode('utf-8', 'replace')}. It "
                 "needs `--enable-lora`, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and to see the files of this "
                 "machine."
             )
@@ -222,26 +222,6 @@ class Served:
             return sent.result(CALL_SECONDS + 10)
         except (httpx.HTTPError, EpisodeError, TimeoutError) as error:
             raise EngineError(f"The vLLM server at {self._url} does not answer: {error!r}.") from error
-
-
-def read_answer(row: str, status: int, answer: bytes) -> Sampled:
-    """Return the server's answer as a row: token ids and their log-probs, or why there are none."""
-    if status != 200:
-        said = answer[:300].decode("utf-8", "replace")
-        return Sampled(row, (), (), stopped=False, error=f"The vLLM server answered HTTP {status}: {said}")
-    try:
-        choice = json.loads(answer)["choices"][0]
-        ids = tuple(int(token) for token in choice["token_ids"])
-        logprobs = tuple(float(logp) for logp in choice["logprobs"]["token_logprobs"])
-        finish = choice["finish_reason"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        ids, logprobs, finish = (), (), None
-    if finish not in ("stop", "length") or len(ids) != len(logprobs):
-        reason = (
-            "The vLLM server answered without token ids and their log-probs (`return_token_ids`, `logprobs`)."
-        )
-        return Sampled(row, (), (), stopped=False, error=reason)
-    return Sampled(row, ids, logprobs, finish == "stop")
 
 
 def _headers() -> dict[str, str]:
