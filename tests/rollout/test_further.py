@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 from tests.support.episodes import TASK, episode, turn
+from tests.support.plugins import DigestWorld
 from tests.support.tiny import LORA, lora_policies, stir, tiny_model
-from tests.support.waiting import Rounds, Waiting
+from tests.support.waiting import Rounds, Waiting, WaitingWorld
 
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.local.engine import LocalEngine
@@ -30,13 +33,20 @@ from kapelle.types import Episode, Payment, Sampling, Turn
 LONG = Sampling(max_tokens=40)
 
 
-def playing(*, apart: bool = False, kind: str = "not") -> Play:
+async def _unevenly(
+    self: WaitingWorld, actions: Mapping[str, str], final: str | None = None
+) -> Mapping[str, float]:
+    await asyncio.sleep(0.05 if set(actions) == {"b"} else 0)
+    return {} if final is None else await DigestWorld.step(self, actions, final)
+
+
+def playing(rows: int = 1024, *, apart: bool = False, kind: str = "not") -> Play:
     """A trained and a frozen agent whose episodes end at very different times."""
     model = tiny_model(seed=5)
     model.bank.add("a", LORA, 0)
     stir(model.bank.parameters("a"), 4)
     policies = [*lora_policies("a"), Policy("b", trained=False)]
-    local = LocalEngine({"base": model}, policies)
+    local = LocalEngine({"base": model}, policies, rows)
     engine = ComposedEngine([local, ScriptedEngine({"far": lambda _: "yes"})])
     seats = (Agent("a", sampling=LONG), Agent("b", sampling=LONG))
     team = Team(seats, {p.name: p for p in policies}, {"a": "a", "b": "b"})
@@ -50,10 +60,14 @@ def without_rounding(found: Episode) -> Episode:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_is_left_goes_on_to_the_same_end(apart: bool) -> None:
-    """With the same weights all the time, playing in pieces is playing at once."""
-    play = playing(apart=apart, kind="mixed" if apart else "not")
+@pytest.mark.parametrize(("apart", "rows"), [(False, 1024), (True, 1024), (True, 3)])
+def test_what_is_left_goes_on_to_the_same_end(
+    apart: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same weights all the time, playing in pieces is playing at once; also where some wait for a row."""
+    if rows == 3:  # the first agent asks long before the second one has been played again
+        monkeypatch.setattr(WaitingWorld, "step", _unevenly)
+    play = playing(rows, apart=apart, kind="mixed" if apart else "not")
     tasks = [play.environment.task("train", index) for index in range(4)]
     expected = run_async(lambda: rollout(play, tasks, 2, 7))
     groups, pieces, cut = begun(tasks, 2, 7, 1), 0, 0
@@ -62,7 +76,7 @@ def test_what_is_left_goes_on_to_the_same_end(apart: bool) -> None:
         before = groups
         groups = run_async(lambda g=before, d=done: play_groups(play, g, lambda ended: sum(ended) > d))  # type: ignore[misc]
         open_now = [each for group in groups for each in group.episodes if isinstance(each, EpisodeUnderWay)]
-        cut += sum(bool(each.begun) for each in open_now)
+        cut += sum(any(each.completion_ids for each in one.begun) for one in open_now)
         pieces += 1
         groups = load_under_way(dump_under_way(groups))
     assert pieces > 2

@@ -21,7 +21,7 @@ from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.errors import ContextError, EpisodeError
 from kapelle.rollout.branching import Record, judge, settle
 from kapelle.rollout.outcomes import payments, share, text
-from kapelle.rollout.under_way import EpisodeUnderWay, grown
+from kapelle.rollout.under_way import EpisodeUnderWay, answered_turn, asked_turn, grown
 from kapelle.runtime.attendance import Part
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.seeds import derive_seed
@@ -128,12 +128,12 @@ class LiveSeat:
             self._scene.sample,
             () if given is None else given.completion_ids,
         )
-        turn = _asked(request, tuple(messages), seen, policy.trained, given)
+        turn = asked_turn(request, tuple(messages), seen, policy.trained, given)
         self._scene.asked[self._agent.name] = request, turn
         count = play.tree.candidates if play.tree and policy.trained else 1
         others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
         completions = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
-        turns = [_answered(turn, completion) for completion in completions]
+        turns = [answered_turn(turn, completion) for completion in completions]
         self._scene.drafts[self._agent.name] = turns[0]
         return turns
 
@@ -157,33 +157,6 @@ class LiveSeat:
                 "Go back to an earlier checkpoint, and lower `optimizer.lr`."
             )
         return completion
-
-
-def _asked(
-    request: Request, heard: tuple[Message, ...], seen: int, trained: bool, begun: Turn | None
-) -> Turn:
-    """Return the turn that a request asks for, as far as it is known before the answer."""
-    turn = Turn(
-        agent=request.agent,
-        policy=request.policy,
-        version=0,
-        weights_hash="",
-        index=-1,
-        seen=seen,
-        prompt_ids=request.prompt_ids,
-        completion_ids=(),
-        logprobs=(),
-        finish_reason="length",
-        text="",
-        heard=heard,
-        trained=trained,
-    )
-    return turn if begun is None else begun
-
-
-def _answered(turn: Turn, completion: Completion) -> Turn:
-    known = replace(turn, finish_reason=completion.finish_reason, text=completion.text)
-    return grown(known, completion.ids, completion.logprobs, completion.version, completion.weights_hash)
 
 
 class LiveScene:
@@ -297,7 +270,7 @@ class LiveScene:
                     if more is None
                     else grown(turn, more.ids, more.logprobs, more.version, more.weights_hash)
                 )
-                begun += [now] if now.completion_ids else []
+                begun.append(now)
         drafts = [self.drafts[agent] for agent in self._seats if agent in self.drafts]
         return EpisodeUnderWay(
             self._seed, self.turns, tuple(drafts), tuple(begun), payments=tuple(self.payments)

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.runs.episode_json import dump_episode, load_episode
-from kapelle.types import Episode, Group, Json, Payment, Task, Turn
+from kapelle.types import Episode, Group, Json, Message, Payment, Task, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class EpisodeUnderWay:
     drafts: tuple[Turn, ...] = ()
     """Complete ones of a moment at which others still speak."""
     begun: tuple[Turn, ...] = ()
-    """Those that have sampled some tokens, and go on."""
+    """Those that have been asked for: what they have sampled so far, if anything. Their prompts are fixed, and so is what
+    they have `seen`."""
     payments: tuple[Payment, ...] = ()
     """What was paid so far."""
 
@@ -104,6 +106,34 @@ def unfinished_turns(groups: Iterable[GroupUnderWay]) -> list[Turn]:
         elif each.error is None:
             found += each.turns
     return [turn for turn in found if turn.trained]
+
+
+def asked_turn(
+    request: Request, heard: tuple[Message, ...], seen: int, trained: bool, begun: Turn | None
+) -> Turn:
+    """Return the turn that a request asks for, as far as it is known before the answer."""
+    turn = Turn(
+        agent=request.agent,
+        policy=request.policy,
+        version=0,
+        weights_hash="",
+        index=-1,
+        seen=seen,
+        prompt_ids=request.prompt_ids,
+        completion_ids=(),
+        logprobs=(),
+        finish_reason="length",
+        text="",
+        heard=heard,
+        trained=trained,
+    )
+    return turn if begun is None else begun
+
+
+def answered_turn(turn: Turn, completion: Completion) -> Turn:
+    """Return the turn with what was sampled for it."""
+    known = replace(turn, finish_reason=completion.finish_reason, text=completion.text)
+    return grown(known, completion.ids, completion.logprobs, completion.version, completion.weights_hash)
 
 
 def dump_under_way(groups: Iterable[GroupUnderWay]) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from kapelle.engines.rollout.protocol import Completion, Interrupted, Interruptible, Request, RolloutEngine
 from kapelle.errors import EngineError
 from kapelle.models.weights import weights_hash
+from kapelle.runtime.event_loop import run_async
 from kapelle.types import Message, Sampling
 
 PROMPT = (7, 100, 8, 33, 12)
@@ -288,11 +289,8 @@ class TestBrokenOff:
         broken = {id(each.request): each for each in await engine.interrupt()}
         assert {id(r) for r, task in zip(requests, tasks, strict=True) if not task.done()} == set(broken)
         between()
-        rest = [
-            replace(request, begun=broken[id(request)].ids) if id(request) in broken else None
-            for request in requests
-        ]
-        again = iter(await ask(engine, [each for each in rest if each is not None]))
+        rest = [replace(r, begun=broken[id(r)].ids) for r in requests if id(r) in broken]
+        again = iter(await ask(engine, rest))
         return [
             (broken.get(id(r)), task.result() if task.done() else next(again))
             for r, task in zip(requests, tasks, strict=True)
@@ -321,17 +319,12 @@ class TestBrokenOff:
         drawn = frozen_copy(weights["a"])
         stir(drawn, 71)
         requests = self._requests()
-        for request, (first, second) in zip(
-            requests,
-            asyncio.run(self._in_two(engine, requests, lambda: engine.load("a", drawn, 5))),
-            strict=True,
-        ):
+        parts = asyncio.run(self._in_two(engine, requests, lambda: engine.load("a", drawn, 5)))
+        for request, (first, second) in zip(requests, parts, strict=True):
             if first is not None and request.policy == "a":
+                hashes = weights_hash(weights["a"]), weights_hash(drawn)
                 assert (first.version, second.version) == (0, 5)
-                assert (first.weights_hash, second.weights_hash) == (
-                    weights_hash(weights["a"]),
-                    weights_hash(drawn),
-                )
+                assert (first.weights_hash, second.weights_hash) == hashes
                 before = truth("a", weights["a"], request, first.ids)
                 whole = replace(request, prompt_ids=(*request.prompt_ids, *first.ids))
                 after = truth("a", drawn, whole, second.ids)
@@ -340,14 +333,10 @@ class TestBrokenOff:
 
     def test_without_requests_there_is_nothing_to_break_off(self, engine: RolloutEngine) -> None:
         assert isinstance(engine, Interruptible)
-        assert list(asyncio.run(_interrupted(engine))) == []
+        assert list(run_async(engine.interrupt)) == []
         before = asyncio.run(ask(engine, mixed()))
-        assert list(asyncio.run(_interrupted(engine))) == []
+        assert list(run_async(engine.interrupt)) == []
         assert asyncio.run(ask(engine, mixed())) == before
-
-
-async def _interrupted(engine: Interruptible) -> Sequence[Interrupted]:
-    return await engine.interrupt()
 
 
 class TestFaults:
