@@ -1,13 +1,14 @@
 """The halves of a Llama-like layer as single steps of autograd, with backward passes of their own.
 
 Autograd over a layer's thirty small operations stores an intermediate of each and reads and writes every one
-again. Here a half stores only what its backward pass needs, computes in place, and writes and sums products where
-the result is needed. Norms and rotation are computed in the type of the stream (float32), products in the
-compute type. The numbers are those of `transformers` (tested).
+again. Here a half computes in place, writes and sums products where the result is needed, and stores only what its
+backward pass cannot make again by a pass over it: neither what the norms return nor what the gates let through, which is a
+fifth of an update's memory. Norms and rotation are computed in the type of the stream (float32), products in the compute
+type. The numbers are those of `transformers` (tested).
 
 Sources: RMSNorm 1910.07467 equation 4; SwiGLU 2002.05202; RoPE 2104.09864 in the half-split layout.
 
-Shapes: N tokens, D hidden size, F inner size, T turned heads (queries, then keys), H query heads, J key heads, E head size.
+Shapes: N tokens, D hidden size, F inner size, T heads of queries or of keys, H query heads, J key heads, E head size.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Project(torch.autograd.Function):
         ctx.task = task
         ctx.counts = [len(each) for each in kept]
         ctx.save_for_backward(
-            x_ND, cos_N1E, sin_N1E, h_ND, inverse_N1, *raw,
+            x_ND, cos_N1E, sin_N1E, inverse_N1, *raw,
             *tensors, *(tensor for each in kept for tensor in flat(each)),
         )  # fmt: skip
         return read[0], read[1], outs[2].view(len(h_ND), -1, size)
@@ -78,10 +79,11 @@ class Project(torch.autograd.Function):
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x and of the tensors."""
         task: Heads = ctx.task
-        x_ND, cos_N1E, sin_N1E, h_ND, inverse_N1, *rest = ctx.saved_tensors
+        x_ND, cos_N1E, sin_N1E, inverse_N1, *rest = ctx.saved_tensors
         raw, rest = rest[:4], rest[4:]
         grads = Gradients(ctx.needs_input_grad[4:])
         tensors = rest[: len(grads.wanted)]
+        h_ND = _scaled(x_ND, inverse_N1, tensors[0], task.dtype)
         outs = []
         for number, given_NTE in enumerate(given[:2]):
             draw_NTE = _turn(given_NTE.to(x_ND.dtype), cos_N1E, -sin_N1E)
@@ -111,14 +113,13 @@ class Mlp(torch.autograd.Function):
         h_ND, inverse_N1 = _normed(x_ND, tensors[0], task.eps, task.dtype)
         gate_NF, of_gate = forward_linear(gate, tensors, h_ND)
         up_NF, of_up = forward_linear(up, tensors, h_ND)
-        lit_NF = silu(gate_NF)
-        inner_NF = lit_NF * up_NF
+        inner_NF = silu(gate_NF).mul_(up_NF)
         out_ND, of_down = forward_linear(down, tensors, inner_NF)
         kept = [of_gate, of_up, of_down]
         ctx.task = task
         ctx.counts = [len(each) for each in kept]
         ctx.save_for_backward(
-            x_ND, h_ND, inverse_N1, gate_NF, up_NF, lit_NF, inner_NF,
+            x_ND, inverse_N1, gate_NF, up_NF,
             *tensors, *(tensor for each in kept for tensor in flat(each)),
         )  # fmt: skip
         return x_ND + out_ND
@@ -127,9 +128,12 @@ class Mlp(torch.autograd.Function):
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x and of the tensors."""
         task: Gated = ctx.task
-        x_ND, h_ND, inverse_N1, gate_NF, up_NF, lit_NF, inner_NF, *rest = ctx.saved_tensors
+        x_ND, inverse_N1, gate_NF, up_NF, *rest = ctx.saved_tensors
         grads = Gradients(ctx.needs_input_grad[2:])
         tensors = rest[: len(grads.wanted)]
+        h_ND = _scaled(x_ND, inverse_N1, tensors[0], task.dtype)
+        lit_NF = silu(gate_NF)
+        inner_NF = lit_NF * up_NF
         kept = _each(rest[len(tensors) :], ctx.counts)
         gate, up, down = task.linears
         given_ND = given[0].to(task.dtype)
@@ -163,7 +167,11 @@ def _inverse(x: Tensor, eps: float) -> Tensor:
 
 def _normed(x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     inverse_N1 = _inverse(x_ND, eps)
-    return (x_ND * inverse_N1).mul_(weight_D).to(dtype), inverse_N1
+    return _scaled(x_ND, inverse_N1, weight_D, dtype), inverse_N1
+
+
+def _scaled(x_ND: Tensor, inverse_N1: Tensor, weight_D: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x_ND * inverse_N1).mul_(weight_D).to(dtype)
 
 
 def _norm_backward(
