@@ -8,7 +8,6 @@ a process of its own, one step in turn.
 from __future__ import annotations
 
 import multiprocessing
-import tempfile
 import time
 from functools import partial
 from multiprocessing.connection import Connection
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import cpu_seconds, single_thread, summary
-from benchmarks.subjects import question, reward, tokenizer
+from benchmarks.subjects import tokenizer
+from benchmarks.trl_peer import lora_settings, train_trl
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,59 +102,15 @@ def _ours(dtype: str, pipe: Connection) -> None:
 
 
 def _theirs(dtype: str, pipe: Connection) -> None:
-    import peft
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    started = 0.0
 
-    from kapelle.team import Lora
+    def begin() -> None:
+        nonlocal started
+        pipe.recv()
+        started = time.process_time()
 
-    class Turnwise(TrainerCallback):
-        started = 0.0
+    def end() -> None:
+        pipe.send(time.process_time() - started)
 
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            pipe.recv()
-            self.started = time.process_time()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            pipe.send(time.process_time() - self.started)
-
-    lora = Lora()
-    with tempfile.TemporaryDirectory() as folder:
-        GRPOTrainer(
-            model(dtype),
-            lambda completions, **_: [reward(said[0]["content"]) for said in completions],
-            GRPOConfig(
-                folder,
-                per_device_train_batch_size=PROMPTS * SAMPLES,
-                num_generations=SAMPLES,
-                max_completion_length=NEW,
-                max_steps=ROUNDS + 1,
-                gradient_checkpointing=False,
-                bf16=dtype == "bfloat16",
-                use_cpu=True,
-                report_to="none",
-                save_strategy="no",
-                logging_strategy="no",
-                disable_tqdm=True,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=0,
-                beta=0.0,
-            ),
-            Dataset.from_list(
-                [
-                    {"prompt": [{"role": "user", "content": question(2 * k, PROMPT)}]}
-                    for k in range(PROMPTS * (ROUNDS + 1))
-                ]
-            ),
-            processing_class=tokenizer(),
-            callbacks=[Turnwise()],
-            peft_config=peft.LoraConfig(
-                r=lora.rank,
-                lora_alpha=round(lora.alpha),
-                target_modules="all-linear",
-                task_type="CAUSAL_LM",
-            ),
-        ).train()
+    train_trl(model(dtype), dtype, PROMPTS, SAMPLES, NEW, PROMPT, ROUNDS + 1, begin, end, lora_settings())
     pipe.send(_peak())

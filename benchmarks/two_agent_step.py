@@ -15,9 +15,9 @@ import torch
 from benchmarks.measure import compare, single_thread
 from benchmarks.ours import LEARNING_RATE, grpo_trainer, take_step
 from benchmarks.subjects import FixedTasks, model, question, reward, subject, tokenizer
+from benchmarks.trl_peer import lora_settings
 from kapelle.algorithms.grpo import GRPO
 from kapelle.settings.schema import EvaluationConfig, OptimizerConfig, TrainingConfig
-from kapelle.team import Lora
 from kapelle.training.trainer import Trainer
 from kapelle.workflows.parallel import Parallel
 
@@ -78,13 +78,9 @@ def _magrpo(*, adapters: bool) -> Any:
     from datasets import Dataset
 
     words = tokenizer()
-    lora = Lora()
-    settings = peft.LoraConfig(
-        r=lora.rank, lora_alpha=round(lora.alpha), target_modules=list(lora.targets), task_type="CAUSAL_LM"
-    )
     agents: list[Any] = [model("1M") for _ in AGENTS]
     if adapters:
-        agents = [peft.get_peft_model(agent, settings) for agent in agents]
+        agents = [peft.get_peft_model(agent, lora_settings()) for agent in agents]
 
     def asked(row: dict[str, Any]) -> str:
         prompt = [{"role": "user", "content": row["question"]}]
