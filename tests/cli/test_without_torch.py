@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.tiny import tiny_model
+
+from kapelle.models.weights import save_model
 from kapelle.setup.recipe import builtin_recipes
 
 HEAVY = {"torch", "transformers", "peft", "pandas"}
@@ -61,10 +64,14 @@ def done(commands: list[list[str]], recipes: Sequence[str], folder: Path) -> tup
 
 def test_looking_at_recipes_and_runs_imports_no_torch(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
+    folder = tmp_path / "model"
+    save_model(folder, tiny_model())
     commands = [["train", name, "--dry-run"] for name in builtin_recipes() if name not in WITH_DATA]
     commands += [
         ["plan", "demo", "--gpu-memory", "80"],
         ["plan", "kuhn", "--json"],
+        ["plan", "demo", f"model.path={folder}", "--gpu-memory", "80"],
+        ["train", "demo", f"model.path={folder}", "--dry-run"],
         ["validate", "demo"],
         ["recipes", "ls"],
         ["recipes", "show", "demo"],

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.tiny import tiny_model
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kapelle.errors import ModelError
-from kapelle.models.embedded import SPECIAL, LightTokenizer, build_tokenizer
+from kapelle.models.embedded import SPECIAL, build_tokenizer, light_tokenizer
+from kapelle.models.light_tokenizer import LightTokenizer, read_folder
 from kapelle.models.renderer import ChatRenderer
+from kapelle.models.renderer_loading import light_renderer, load_renderer
+from kapelle.settings.schema import ModelConfig
 from kapelle.types import Message, conversation
 
 CHATML = (
@@ -198,9 +203,66 @@ TEXTS = st.lists(st.sampled_from(SPECIAL) | st.text(max_size=6), max_size=5).map
 def test_the_embedded_model_s_light_tokeniser_gives_the_ids_of_the_one_of_transformers(
     said: list[tuple[str, str]],
 ) -> None:
-    light, whole = ChatRenderer(LightTokenizer(), 512), ChatRenderer(FAMILIES["embedded"][0], 512)
+    light, whole = ChatRenderer(light_tokenizer(), 512), ChatRenderer(FAMILIES["embedded"][0], 512)
     messages = [Message(role, text) for role, text in said]
     assert light.start(messages) == whole.start(messages)
     assert light.completion(said[0][1]) == whole.completion(said[0][1])
     assert light.extend((3,), (70, 1), messages) == whole.extend((3,), (70, 1), messages)
     assert light.same_tokens(whole)
+
+
+RICH = (
+    "{{ bos_token }}{% for m in messages %}\n{% if m['role'] == 'nobody' %}{% continue %}{% endif %}\n"
+    "{{ '<|im_start|>' + m['role'] }} {{ m | tojson }} {{ eos_token }}\n{% if loop.index > 9 %}"
+    "{{ raise_exception('too long') }}{% endif %}{% endfor %}{% if tools %}T{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
+
+
+class TestFolders:
+    """A folder's tokeniser, read without transformers."""
+
+    def save(self, folder: Path, made: PreTrainedTokenizerFast, **settings: object) -> None:
+        model = tiny_model().model
+        model.config.save_pretrained(folder)
+        model.save_pretrained(folder, safe_serialization=True)
+        made.save_pretrained(folder)
+        known = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(known | settings))
+
+    @pytest.mark.parametrize("family", [*FAMILIES, "rich"])
+    def test_it_gives_the_ids_and_the_context_of_the_one_of_transformers(
+        self, family: str, tmp_path: Path
+    ) -> None:
+        made = FAMILIES[family][0] if family in FAMILIES else tokenizer(RICH, "<|im_end|>", "<|im_start|>")
+        if family == "rich":
+            made.add_special_tokens({"bos_token": "<|im_start|>"})
+        self.save(tmp_path, made)
+        light, whole = (read(str(tmp_path), ModelConfig()) for read in (light_renderer, load_renderer))
+        assert isinstance(light._tokenizer, LightTokenizer)
+        assert light.start(OPENING) == whole.start(OPENING)
+        assert light.context == whole.context
+        assert light.same_tokens(whole)
+        if family != "rich":
+            assert light.completion("four") == whole.completion("four")
+            assert light.extend((3,), (70, 1), HEARD) == whole.extend((3,), (70, 1), HEARD)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"max_position_embeddings": None},
+            {"rope_scaling": {"type": "longrope"}},
+            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 48}},
+        ],
+        ids=["by its class", "of before", "longrope"],
+    )
+    def test_what_is_read_beyond_the_files_is_left_to_transformers(
+        self, settings: dict[str, object], tmp_path: Path
+    ) -> None:
+        self.save(tmp_path, FAMILIES["chatml"][0], **settings)
+        found = read_folder(tmp_path)
+        assert found is None or found[1] == 48
+
+    def test_a_template_that_it_cannot_read_is_left_to_transformers(self, tmp_path: Path) -> None:
+        self.save(tmp_path, tokenizer("{% generation %}x{% endgeneration %}" + CHATML, "<|im_end|>"))
+        assert read_folder(tmp_path) is None

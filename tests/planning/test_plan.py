@@ -10,7 +10,7 @@ from kapelle.cli.plan import DOES_NOT_FIT
 from kapelle.models.architectures import known
 from kapelle.models.embedded import settings_of
 from kapelle.planning import plan
-from kapelle.planning.fitting import peak
+from kapelle.planning.fitting import peak, with_tasks
 from kapelle.planning.held import base_bytes
 from kapelle.planning.probe import probe
 from kapelle.planning.situation import situation
@@ -31,12 +31,11 @@ def test_what_fits_is_the_largest_that_fits() -> None:
     found = plan("demo", "model.device=cpu", gpu_memory=0.6)
     assert not found.fits
     assert found.limits is not None
-    now = found.situation
-    most = found.limits.microbatch_tokens
-    assert (
-        peak(replace(now, microbatch_tokens=most)) <= 0.6e9 < peak(replace(now, microbatch_tokens=most + 40))
-    )
-    assert found.limits.tasks_per_step < now.work.tasks
+    now = replace(found.situation, checkpointing=True)
+    most, rows = found.limits.tasks_per_step, found.limits.rows
+    assert peak(with_tasks(now, most)) <= 0.6e9 < peak(with_tasks(now, most + 1))
+    assert found.limits.microbatch_tokens >= now.microbatch_tokens
+    assert peak(replace(now, max_rows=rows)) <= 0.6e9
     assert [each.setting for each in found.advice] == ["training.gradient_checkpointing=true"]
     assert found.advice[-1].peak <= 0.6e9
 

@@ -86,6 +86,7 @@ def _table(process: Process) -> Iterator[str]:
 
 
 def _verdict(found: Plan) -> Iterator[str]:
+    from kapelle.planning.fitting import MOST
     from kapelle.planning.weights_map import size
 
     assert found.memory is not None
@@ -93,15 +94,18 @@ def _verdict(found: Plan) -> Iterator[str]:
     for device, held in found.devices.items():
         verb = "fits" if held <= found.memory else "does not fit"
         yield f"{device}: {size(held)} of {size(found.memory)}: {verb}"
-    most = found.limits
-    yield "the largest with which the phase that depends on them fits, each alone:"
-    yield f"  training.microbatch_tokens={most.microbatch_tokens}"
-    yield f"  engine.max_rows={most.rows}"
-    yield f"  training.tasks_per_step={most.tasks_per_step}"
-    yield f"  texts of {most.longest_text} tokens"
     if found.advice:
         yield "to make it fit, in this order:"
         for each in found.advice:
             yield f"  {each.setting:42} {size(each.peak):>8}   {each.costs}"
         if found.advice[-1].peak > found.memory:
             yield "  and still it does not: a smaller model, adapters in place of whole weights, or more memory"
+    yield f"the largest that fit{' with these changes' if found.advice else ''}, each alone, in the phases that depend on them:"
+    most = found.limits
+    for setting, value in (
+        ("training.microbatch_tokens=", most.microbatch_tokens),
+        ("engine.max_rows=", most.rows),
+        ("training.tasks_per_step=", most.tasks_per_step),
+        ("tokens of the longest text: ", most.longest_text),
+    ):
+        yield f"  {setting}{'no limit' if value == MOST else value or 'none fits'}"

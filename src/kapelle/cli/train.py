@@ -64,6 +64,7 @@ def _next_commands(source: Source) -> NextCommands:
 
 def _dry_run(source: Source, *, as_json: bool) -> int:
     from kapelle.cli.annotated import annotated_yaml
+    from kapelle.models.renderer_loading import light_renderer
     from kapelle.planning.situation import in_four_bits
     from kapelle.planning.weights_map import describe, weights_map
     from kapelle.setup.preparation import prepare
@@ -71,7 +72,7 @@ def _dry_run(source: Source, *, as_json: bool) -> int:
     from kapelle.signals.reference import ReferenceLogProbs
 
     config = source.config
-    prepared = prepare(without_programs(config)[0])
+    prepared = prepare(without_programs(config)[0], renderer_of=light_renderer)
     found = weights_map(
         prepared.team,
         prepared.outlines,

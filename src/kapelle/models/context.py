@@ -18,10 +18,21 @@ def context_of(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> 
     A model whose angles of positions change for the whole batch with its longest text (`longrope`) reads as many as leave
     them alone: beyond, a token's log-prob would depend on its neighbours in a batch.
     """
-    settings: Mapping[str, Any] = config.get_text_config().to_dict()
+    found = context_in(config.get_text_config().to_dict(), tokenizer.model_max_length)
+    assert found is not None, "the tokeniser has a limit"
+    return found
+
+
+def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False) -> int | None:
+    """Return the same of settings as they are written, of a tokeniser that reads at most `most` tokens.
+
+    None if they name no limit and one that is not written is known `by_class`, as in a `config.json`.
+    """
     limits = [settings.get(key) for key in LIMITS]
+    if by_class and not any(limits):
+        return None
     limits += [rope.get("original_max_position_embeddings") for rope in _changing(settings)]
-    return int(min(limit for limit in (*limits, tokenizer.model_max_length) if limit))
+    return int(min(limit for limit in (*limits, most) if limit))
 
 
 def _changing(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -7,14 +7,12 @@ token per byte, so any text can be read, and one token for each role, so convers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from kapelle.models.light_tokenizer import LightTokenizer
 from kapelle.settings.schema import EmbeddedConfig
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -57,57 +55,11 @@ def _byte_tokenizer() -> Tokenizer:
     return raw
 
 
-class LightTokenizer:
-    """The same tokeniser as `build_tokenizer`'s, without transformers: what checks of prompts need of it."""
-
-    name_or_path = ""
-    chat_template = CHAT_TEMPLATE
-
-    def __init__(self) -> None:
-        self.backend_tokenizer = _byte_tokenizer()
-        self.backend_tokenizer.add_special_tokens(list(SPECIAL))
-
-    @property
-    def added_tokens_decoder(self) -> Mapping[int, object]:
-        """Special tokens by id."""
-        return dict(enumerate(SPECIAL))
-
-    @property
-    def eos_token_id(self) -> int:
-        """The token that ends a turn."""
-        return SPECIAL.index(END)
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return all tokens with their ids."""
-        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
-        return vocabulary
-
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, str]],
-        *,
-        tokenize: bool = False,
-        add_generation_prompt: bool = False,
-    ) -> str:
-        """Return a conversation as text."""
-        assert not tokenize, "the renderer tokenises by itself"
-        rendered = _template().render(messages=conversation, add_generation_prompt=add_generation_prompt)
-        return str(rendered)
-
-    def __call__(self, text: str, *, add_special_tokens: bool = False) -> Mapping[str, list[int]]:
-        """Return a text's token ids as `input_ids`."""
-        return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """Return tokens as text."""
-        return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
-
-
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(CHAT_TEMPLATE)
+def light_tokenizer() -> LightTokenizer:
+    """Return the same tokeniser as `build_tokenizer`'s, without transformers."""
+    raw = _byte_tokenizer()
+    raw.add_special_tokens(list(SPECIAL))
+    return LightTokenizer("", raw, CHAT_TEMPLATE, dict(enumerate(SPECIAL)), {"eos_token": END})
 
 
 def settings_of(config: EmbeddedConfig) -> dict[str, Any]:

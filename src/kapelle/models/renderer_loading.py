@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from kapelle.models.context import context_of
-from kapelle.models.embedded import LightTokenizer
+from kapelle.models.embedded import light_tokenizer
+from kapelle.models.light_tokenizer import read_folder
 from kapelle.models.paths import check_model_path, loading
 from kapelle.models.renderer import ChatRenderer
 from kapelle.settings.schema import ModelConfig
@@ -12,7 +16,7 @@ from kapelle.settings.schema import ModelConfig
 def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     """Return how a model's conversations become tokens, without loading its weights."""
     if path == "embedded":
-        return ChatRenderer(LightTokenizer(), config.embedded.context)
+        return ChatRenderer(light_tokenizer(), config.embedded.context)
     check_model_path(path)
     from transformers import AutoConfig, AutoTokenizer
 
@@ -20,3 +24,18 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
         return ChatRenderer(tokenizer, context_of(settings, tokenizer))
+
+
+def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
+    """Return `load_renderer`'s, without torch where a folder's files allow that; its tokens are counted, not learned from."""
+    folder = Path(path).expanduser()
+    if path != "embedded" and (folder / "tokenizer.json").is_file():
+        check_model_path(path)
+        found = read_folder(folder)
+        if found is not None:
+            return ChatRenderer(*found)
+    return load_renderer(path, config)
+
+
+ReadRenderer = Callable[[str, ModelConfig], ChatRenderer]
+"""`load_renderer` or `light_renderer`."""

@@ -88,8 +88,8 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def advice(now: Situation, memory: int) -> tuple[Advice, ...]:
-    """Return the changes, one on top of the other, after which a run fits; empty if it fits as it is.
+def advice(now: Situation, memory: int) -> tuple[tuple[Advice, ...], Situation]:
+    """Return the changes, one on top of the other, after which a run fits, and the run as it then is; none if it fits.
 
     If not even all of them are enough, they end with what they reach.
     """
@@ -102,7 +102,7 @@ def advice(now: Situation, memory: int) -> tuple[Advice, ...]:
         setting, costs, now = better
         found = [each for each in found if each.setting.partition("=")[0] != setting.partition("=")[0]]
         found.append(Advice(_filled(setting, now), costs, peak(now)))
-    return tuple(found)
+    return tuple(found), now
 
 
 _Change = tuple[str, str, Callable[[Situation], Situation]]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from kapelle.models.renderer_loading import light_renderer
 from kapelle.planning.fitting import Advice, Limits, advice, limits
 from kapelle.planning.memory import Process, processes
 from kapelle.planning.situation import Situation, situation
@@ -28,7 +29,7 @@ class Plan:
     memory: int | None
     """Bytes of a device; None where no limit was given."""
     limits: Limits | None
-    """The largest values that fit, each alone; None without a limit."""
+    """The largest values that fit, each alone, after the changes that are advised; None without a limit."""
     advice: tuple[Advice, ...]
     """Changes after which it fits, in the order in which they cost least; empty if it fits, or nothing helps."""
     situation: Situation
@@ -85,7 +86,7 @@ def plan(
     machine's processor. Raises the errors that the run would, but for what is installed and which devices are here.
     """
     config = recipe if isinstance(recipe, RunConfig) else load_recipe(recipe, (), settings, real=real).config
-    prepared = prepare(config, elsewhere=True)
+    prepared = prepare(config, elsewhere=True, renderer_of=light_renderer)
     memory = None if gpu_memory is None else int(gpu_memory * 10**9)
     now = situation(prepared, "cpu" if memory is None else "cuda")
     mapped = weights_map(
@@ -104,7 +105,8 @@ def plan(
         times = probe(prepared, now)
     if memory is None:
         return Plan(mapped, found, None, None, (), now, times)
-    return Plan(mapped, found, memory, limits(now, memory), advice(now, memory), now, times)
+    changes, then = advice(now, memory)
+    return Plan(mapped, found, memory, limits(then, memory), changes, now, times)
 
 
 def _process(process: Process) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from kapelle.models.architectures import read_settings
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import Outline
 from kapelle.models.renderer import ChatRenderer
-from kapelle.models.renderer_loading import load_renderer
+from kapelle.models.renderer_loading import light_renderer
 from kapelle.models.targets import adapted_layers, linear_layers
 from kapelle.planning.shape import BYTES, Shape, shape_of
 from kapelle.planning.workload import Workload, workload
@@ -172,7 +172,7 @@ def renderers_of(prepared: Prepared) -> dict[str, ChatRenderer]:
     """Return how text becomes tokens, by path of a base."""
     model = prepared.config.model
     return {
-        path: prepared.given[path].renderer if path in prepared.given else load_renderer(path, model)
+        path: prepared.given[path].renderer if path in prepared.given else light_renderer(path, model)
         for path in set(prepared.team.bases.values())
     }
 

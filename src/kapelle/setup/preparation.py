@@ -15,6 +15,7 @@ from kapelle.algorithm import Algorithm
 from kapelle.environment import Skipping
 from kapelle.models.outline import Outline, check_adapters
 from kapelle.models.outline_reading import outlines
+from kapelle.models.renderer_loading import ReadRenderer, load_renderer
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_prompts, check_run
 from kapelle.team import Team
@@ -59,12 +60,13 @@ def prepare(
     *,
     training: bool = True,
     elsewhere: bool = False,
+    renderer_of: ReadRenderer = load_renderer,
     passed: Passed | None = None,
 ) -> Prepared:
     """Make every check that needs no weights and return what the run is made of.
 
     `given` are models in memory, by path. Without `training`, the checks that only training needs are left out; for a run
-    `elsewhere`, those of what is installed here and of this machine's devices.
+    `elsewhere`, those of what is installed here and of this machine's devices. `renderer_of` reads tokenisers.
     `passed` is called after each check. Raises the first KapelleError that the run would meet.
     """
     given = given or {}
@@ -77,7 +79,7 @@ def prepare(
     report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
     if passed is not None:
         report("data", _data(config))
-    check_prompts(config, team, given, PROMPTS)
+    check_prompts(config, team, given, PROMPTS, renderer_of)
     report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
     models = outlines(team, config.model, given)
     check_adapters(team, models)

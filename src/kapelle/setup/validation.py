@@ -15,6 +15,7 @@ from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.eight_bit import check_bitsandbytes, check_four_bit
 from kapelle.models.paths import check_model_path
+from kapelle.models.renderer_loading import ReadRenderer, load_renderer
 from kapelle.rows import ReadsTokens
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
@@ -279,18 +280,20 @@ def _check_sampling(team: Team) -> None:
 
 
 def check_prompts(
-    config: RunConfig, team: Team, given: Mapping[str, LanguageModel] | None = None, problems: int = 64
+    config: RunConfig,
+    team: Team,
+    given: Mapping[str, LanguageModel] | None = None,
+    problems: int = 64,
+    renderer_of: ReadRenderer = load_renderer,
 ) -> None:
     """Raise ContextError when a first prompt of the first tasks leaves no room in the model's context.
 
     Loads tokenisers, not models. Later prompts depend on the episode so far, and are checked during it.
     """
-    from kapelle.models.renderer_loading import load_renderer
-
     environment = config.environment
     memory = {path: model.renderer for path, model in (given or {}).items()}
     renderers = {
-        path: memory.get(path) or load_renderer(path, config.model) for path in set(team.bases.values())
+        path: memory.get(path) or renderer_of(path, config.model) for path in set(team.bases.values())
     }
     _check_readers(config, team, renderers)
     for split in ("train", "test"):

@@ -1,0 +1,156 @@
+"""A tokeniser without transformers, for checks before anything is loaded: the library tokenizers, and a chat template.
+
+transformers reads some families' files in ways of its own. So what a run samples and learns from comes from its tokenisers
+alone; this one counts tokens, and says nothing where a folder needs more than it knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kapelle.models.context import context_in
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer
+
+WITHOUT_LIMIT = 10**30
+"""Stands in `tokenizer_config.json` for a tokeniser that knows no limit."""
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens that chat templates may name."""
+
+
+class LightTokenizer:
+    """Texts as tokens, and conversations as texts."""
+
+    def __init__(
+        self,
+        name: str,
+        raw: Tokenizer,
+        chat_template: str,
+        added: Mapping[int, object],
+        named: Mapping[str, str],
+    ) -> None:
+        """Take the vocabulary, the template, the tokens `added` to the vocabulary and the special tokens by their names.
+
+        Raises what jinja2 raises for a template that it cannot read.
+        """
+        self.name_or_path = name
+        self.backend_tokenizer = raw
+        self.chat_template = chat_template
+        self.added_tokens_decoder = added
+        self._named = named
+        self._template = _compiled(chat_template)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a turn."""
+        end = self._named.get("eos_token")
+        number: int | None = None if end is None else self.backend_tokenizer.token_to_id(end)
+        return number
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return all tokens with their ids."""
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab()
+        return vocabulary
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, str]],
+        *,
+        tokenize: bool = False,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Return a conversation as text."""
+        assert not tokenize, "the renderer tokenises by itself"
+        given = {"tools": None, "documents": None, **self._named}
+        rendered = self._template.render(
+            messages=conversation, add_generation_prompt=add_generation_prompt, **given
+        )
+        return str(rendered)
+
+    def __call__(self, text: str, *, add_special_tokens: bool = False) -> Mapping[str, list[int]]:
+        """Return a text's token ids as `input_ids`."""
+        return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """Return tokens as text."""
+        return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+
+def read_folder(folder: Path) -> tuple[LightTokenizer, int] | None:
+    """Return the tokeniser of a model's folder and the tokens that the model reads; None where the files do not say all of it."""
+    from jinja2 import TemplateError
+
+    try:
+        said, model = (_object(folder / name) for name in ("tokenizer_config.json", "config.json"))
+        template, context = _template_of(folder, said), _context(said, model)
+        if template is None or context is None:
+            return None
+        from tokenizers import Tokenizer
+
+        raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
+        return LightTokenizer(str(folder), raw, template, added, _named(said)), context
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
+        return None  # transformers says what is wrong, or reads it
+    except Exception as error:  # the library's own errors are plain Exceptions
+        if type(error) is not Exception:
+            raise
+        return None
+
+
+def _object(file: Path) -> Mapping[str, Any]:
+    value = json.loads(file.read_text("utf-8"))
+    if not isinstance(value, dict):
+        raise TypeError(f"{file} holds no object")
+    return value
+
+
+def _template_of(folder: Path, said: Mapping[str, Any]) -> str | None:
+    """Return the one chat template of a folder; None for several, or none."""
+    if (folder / "additional_chat_templates").exists():
+        return None
+    file = folder / "chat_template.jinja"
+    found = file.read_text("utf-8") if file.is_file() else said.get("chat_template")
+    return found if isinstance(found, str) else None
+
+
+def _context(said: Mapping[str, Any], model: Mapping[str, Any]) -> int | None:
+    """Return the tokens that a model reads; None where only its class in transformers knows them."""
+    settings = model.get("text_config", model)
+    if settings.get("rope_scaling"):  # a form of before, which transformers converts
+        return None
+    return context_in(settings, said.get("model_max_length", WITHOUT_LIMIT), by_class=True)
+
+
+def _named(said: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: said.get(name) for name in NAMES}
+    texts = {
+        name: each["content"] if isinstance(each, Mapping) else each for name, each in found.items() if each
+    }
+    return {name: str(text) for name, text in texts.items()}
+
+
+def _compiled(template: str) -> Template:
+    """Return a template with what transformers offers to templates."""
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def plain(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
+    around = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    around.filters["tojson"] = plain
+    around.globals["raise_exception"] = refuse
+    around.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - as transformers does
+    return around.from_string(template)
