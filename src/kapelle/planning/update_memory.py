@@ -2,11 +2,11 @@
 
 Per token of a pass and block, kapelle's own pass (`models/fast/blocks.py`) keeps for its backward pass
 
-    first half    x (D, float32), its norm h (D); where heads are normed queries and keys before that ((H + J)·E,
-                  float32) and a number per head
+    first half    x (D, float32); where heads are normed queries and keys before that ((H + J)·E, float32) and a number
+                  per head
     attention     its queries, keys and values as they lie in its products, and its weights (below)
     output        what attention gathered (H·E), if the output projection has an adapter or trains
-    second half   x (D, float32), its norm h (D), and gate, up, silu(gate) and their product (4·F)
+    second half   x (D, float32), gate and up (2·F)
     adapters      A·x of every adapted layer (the rank), and under dropout a byte per feature in
 
 and once per pass the embeddings, the angles of positions (2·E, float32) and the last norm's input and output. Features without a
@@ -16,7 +16,8 @@ key (32 queries at a time); else torch's fused attention keeps queries, keys, va
 With gradient checkpointing a block keeps x (D, float32); one block at a time is computed again.
 
 The peak is one of two moments: in the output head, where the last hidden states still lie beside everything that is kept;
-or in the backward pass of the last block's second half, which holds the gradients of F, of h, and three of x.
+or in the backward pass of the last block's second half, which makes the norm h (D), silu(gate) and its product with up (2·F)
+again, and holds the gradients of F, of h, and three of x.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ def kept_by_block(shape: Shape, work: Pass, how: Compute) -> int:
     """Return the bytes that one block keeps for its backward pass."""
     count, b = work.tokens, how.size
     all_heads = shape.heads + shape.key_heads
-    features = 2 * 4 * shape.hidden + 2 * b * shape.hidden + 2 * 4  # x, h and a norm's length, in both halves
+    features = 2 * 4 * shape.hidden + 2 * 4  # x and a norm's length, in both halves
     if shape.normed:
         features += 4 * all_heads * (shape.head_size + 1)
     if how.full or how.adapted_output:
         features += b * shape.heads * shape.head_size
-    features += 4 * b * shape.inner
+    features += 2 * b * shape.inner
     return count * features + b * work.low + work.masked + attention(shape, work, how)
 
 
@@ -118,7 +119,7 @@ def activations(shape: Shape, work: Pass, how: Compute) -> int:
 def block_backward(shape: Shape, work: Pass, how: Compute) -> int:
     """Return the bytes of activations and their gradients in the backward pass of the last block."""
     half = how.size != 4
-    per_token = how.size * (shape.inner + shape.hidden * half) + 3 * 4 * shape.hidden
+    per_token = how.size * (3 * shape.inner + shape.hidden * (1 + half)) + 3 * 4 * shape.hidden
     again = kept_by_block(shape, work, how) - 4 * work.tokens * shape.hidden if how.checkpointing else 0
     freed = 4 * work.tokens * shape.hidden  # the last norm's input
     return kept(shape, work, how) - freed + again + work.tokens * per_token
