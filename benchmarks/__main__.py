@@ -23,7 +23,7 @@ BENCHMARKS: Mapping[str, str] = {
     "rollout_turns": "four turns of a conversation, against generate with a new prefill each turn",
     "update_skewed": "one update on skewed lengths, against padded microbatches",
     "large_head": "log-probs and entropies over 152,000 words, against all logits at once",
-    "real_shape": "one step of two agents in the shape of a 0.6B model, against TRL with one (minutes; 5 to 12 GB)",
+    "real_shape": "one step of two agents in the shape of a 0.6B model, against TRL with one (20 minutes; 13 GB)",
     "plan": "memory that `kapelle plan` says against what a step takes, for three sizes on the CPU (minutes; 5 GB)",
     "roofline": "share of the machine's own float32 GEMM peak that a whole step reaches",
     "parity": "largest difference of sampler and trainer log-probs",
