@@ -43,16 +43,16 @@ def run(arguments: argparse.Namespace) -> int:
     read_config(folder)  # raises when there is no run
     hush()
     from kapelle.services.policy.serving import Limits, serve_policy
-    from kapelle.training.trainer import Trainer
+    from kapelle.training.served import open_served
 
-    trainer = Trainer.from_run(folder, observer=Watch(Lines(sys.stderr)))
-    name = arguments.name or trainer.config.name
+    served = open_served(folder, Watch(Lines(sys.stderr)))
+    name = _name(arguments.name or served.config.name)
     stop = threading.Event()
     limits = Limits(arguments.calls, arguments.timeout)
     with (
         catch_interrupts(lambda _: stop.set()) as stopped,
         unbroken(),
-        serve_policy(trainer.play, name, binding, limits, _file(arguments.record)) as server,
+        serve_policy(served.play, name, binding, limits, _file(arguments.record)) as server,
     ):
         say(f"{name} is served at {server.url}/v1 as {', '.join(server.models)}")
         stop.wait()
@@ -63,3 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _file(name: str | None) -> Path | None:
     return None if name is None else Path(name)
+
+
+def _name(name: str) -> str:
+    """Return what clients call the team: a slash would part an agent from it."""
+    return name.replace("/", "-")

@@ -17,7 +17,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -195,8 +195,20 @@ def policy_folder(checkpoint: Path, policy: str) -> Path:
     return checkpoint / "policies" / policy.replace(":", "_").replace("/", "_")
 
 
+class HoldsWeights(Protocol):
+    """What holds the weights of policies: a train engine, or models that only act."""
+
+    def weights(self, name: str) -> Mapping[str, torch.Tensor]:
+        """Return a policy's weights by name; the tensors themselves, not copies."""
+        ...
+
+    def load_weights(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """Give a policy these weights."""
+        ...
+
+
 def load_policies(
-    folders: Mapping[str, Path], team: Team, engine: TrainEngine, bases: Mapping[str, str]
+    folders: Mapping[str, Path], team: Team, engine: HoldsWeights, bases: Mapping[str, str]
 ) -> None:
     """Give policies (by name) the weights in folders, which `models.outline.check_saved` has checked before.
 

@@ -1,0 +1,94 @@
+"""A run whose team only acts: base models, the adapters of its newest checkpoint and a sampler; nothing that learns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from kapelle.engines.rollout.protocol import RolloutEngine, notes_of
+from kapelle.errors import CheckpointError
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.weights import copy_weights, hash_of_base
+from kapelle.rollout.play import Play, make_play
+from kapelle.runs.checkpoint_contents import load_policies, policy_folder
+from kapelle.runs.checkpoint_folder import newest_valid
+from kapelle.runtime.manifest import step_of
+from kapelle.runtime.seeds import derive_seed
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.model_loading import build_engine
+from kapelle.setup.preparation import prepare
+from kapelle.team import Team
+from kapelle.training.observer import Observer
+from kapelle.training.resuming import config_of_run
+from kapelle.training.warmup import warmed_bases
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A team with its weights in memory, and no optimiser."""
+
+    config: RunConfig
+    play: Play
+    step: int
+    """Steps of training behind its weights."""
+
+
+def open_served(run: Path, observer: Observer, settings: Sequence[str] = ()) -> Served:
+    """Load the team of a run's newest whole checkpoint to act; the run directory is only read.
+
+    Raises CheckpointError without a checkpoint, and whatever a run of these settings would.
+    """
+    config = config_of_run(run, settings).model_copy(update={"reward_model": None})
+    prepared = prepare(config, training=False)
+    newest = newest_valid(run / "checkpoints")
+    for rejected in newest.rejected:
+        observer.phase("checkpoint", f"passed over: {rejected.reason}")
+    if newest.folder is None:
+        raise CheckpointError(f"There is no whole checkpoint in {run / 'checkpoints'}. Train the run first.")
+    held: dict[str, LanguageModel] = {}
+    warmed = prepared.on_bases(
+        warmed_bases(config, prepared.team, observer.warmup, observer.phase, held), held
+    )
+    team, step = warmed.team, step_of(newest.folder) or 0
+    observer.phase("loading", ", ".join(dict.fromkeys(team.bases.values())))
+    models = warmed.load()
+    weights = _Weights(models, team, config.seed)
+    hashes = {base: hash_of_base(model) for base, model in models.items()}
+    past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
+    trained = {name: policy_folder(newest.folder, name) for name in team.trained}
+    load_policies(past | trained, team, weights, hashes)
+    engine = build_engine(config, models, team)
+    _publish(engine, team, weights, step)
+    for note in notes_of(engine):
+        observer.phase("engine", note)
+    return Served(config, make_play(config, team, engine), step)
+
+
+def _publish(engine: RolloutEngine, team: Team, weights: _Weights, step: int) -> None:
+    """Tell the sampler that the weights of this step are in place."""
+    for name in team.trained:
+        engine.load(name, weights.weights(name), step)
+
+
+class _Weights:
+    """The weights of a team's policies, in the memory of its models."""
+
+    def __init__(self, models: Mapping[str, LanguageModel], team: Team, seed: int) -> None:
+        self._models, self._team = models, team
+        for policy in team.policies.values():
+            if policy.endpoint is None and policy.lora is not None:
+                bank = models[policy.base].bank
+                bank.add(policy.name, policy.lora, derive_seed(seed, "adapter", policy.name))
+
+    def weights(self, name: str) -> Mapping[str, Tensor]:
+        """Return a policy's weights by name; the tensors themselves, not copies."""
+        policy = self._team.policies[name]
+        model = self._models[policy.base]
+        return model.base_parameters() if policy.lora is None else model.bank.parameters(name)
+
+    def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """Give a policy these weights."""
+        copy_weights(self.weights(name), weights, f"policy '{name}'")
