@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx
 import pytest
-from tests.cli.conftest import Kapelle
+from tests.cli.conftest import Kapelle, Said
 
 
 @pytest.mark.parametrize(
@@ -19,19 +24,50 @@ from tests.cli.conftest import Kapelle
         (["policy", "run", "--calls", "0"], "--calls"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(
-    kapelle: Kapelle, no_model: None, words: list[str], said: str
-) -> None:
+def test_what_cannot_be_served_is_one_line(kapelle: Kapelle, words: list[str], said: str) -> None:
     done = kapelle("serve", *words)
     assert done.code == 2
     assert len(done.err.splitlines()) == 1
     assert re.search(said, done.err)
 
 
-def test_the_extra_is_named_where_it_is_missing(
-    kapelle: Kapelle, no_model: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_extra_is_named_where_it_is_missing(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = kapelle("serve", "policy", "run")
     assert done.code == 2
     assert done.err == "kapelle: Serving needs an extra: pip install 'kapelle[serve]'.\n"
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_when_what_was_accepted_is_answered(finished: tuple[Path, Said]) -> None:
+    """Twelve calls are under way when SIGTERM comes; each gets its whole answer, and the exit code is the signal's."""
+    run, _ = finished
+    command = [sys.executable, "-c", MAIN, "serve", "policy", str(run), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        url = re.search(r"http://[^/]+", process.stdout.readline())
+        assert url is not None
+        body = {
+            "model": "demo/actor",
+            "messages": [{"role": "user", "content": "1"}],
+            "max_tokens": 40,
+            "n": 16,
+        }
+        with ThreadPoolExecutor(12) as pool, httpx.Client(timeout=60.0) as client:
+            calls = [pool.submit(client.post, f"{url[0]}/v1/chat/completions", json=body) for _ in range(12)]
+            accepted = 0
+            while accepted == 0 and not all(each.done() for each in calls):
+                accepted = client.get(f"{url[0]}/health").json()["under_way"]
+            process.send_signal(signal.SIGTERM)
+            answers = [each.result() for each in calls if each.exception() is None]
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
+        process.communicate()
+    assert {answer.status_code for answer in answers} <= {200}
+    assert {len(answer.json()["choices"]) for answer in answers} <= {16}
+    assert len(answers) * 16 >= accepted
+
+
+MAIN = "import sys\nfrom kapelle.cli import main\nsys.argv[0] = 'kapelle'\nmain()"

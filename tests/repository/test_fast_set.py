@@ -23,6 +23,7 @@ REACHED = {
     "kapelle.algorithms.shared.gae": "tests/algorithms/test_ppo.py::TestTwoTurns::test_by_hand",
     "kapelle.algorithms.shared.payments": "tests/algorithms/shared/test_rewards.py::TestTerminal::test_three_agents",
     "kapelle.algorithms.shared.tree": "tests/algorithms/test_reward_model.py::TestRefused::test_a_tree_of_candidates",
+    "kapelle.cli.chat": "tests/cli/test_chat.py::test_turns_of_one_moment_are_printed_one_after_another",
     "kapelle.cli.data": "tests/environments/data/test_preparation.py::test_a_command_writes_them_and_says_how_to_train",
     "kapelle.cli.data_arguments": "tests/environments/data/test_preparation.py::test_a_command_writes_them_and_says_how_to_train",
     "kapelle.cli.launch_arguments": "tests/cli/test_launch.py::test_a_script_is_written_once",

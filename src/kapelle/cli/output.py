@@ -117,6 +117,11 @@ def cleaned(text: str) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else _escaped(c) for c in text)
 
 
+def words_only(text: str) -> str:
+    """Return a model's text for a terminal: its lines and tabs, and every other control character as an escape."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else _escaped(c) for c in text)
+
+
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 

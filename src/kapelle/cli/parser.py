@@ -15,7 +15,7 @@ from typing import NoReturn
 from kapelle.cli.data_arguments import declare_data
 from kapelle.cli.launch_arguments import declare_launch
 from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_processes, declare_runs
-from kapelle.cli.serve_arguments import declare_serve
+from kapelle.cli.serve_arguments import declare_chat, declare_serve
 from kapelle.errors import ConfigError, did_you_mean
 
 RECIPE_HELP = "a built-in recipe (`kapelle recipes ls`) or a YAML file"
@@ -346,6 +346,12 @@ COMMANDS: Mapping[str, Command] = {
         "play a game in the terminal against a script, a solver or a trained team",
         "play",
         _play,
+    ),
+    "chat": Command(
+        "RUN [--agent NAME]",
+        "talk with a run's team in the terminal and hear each agent",
+        "chat",
+        declare_chat,
     ),
     "serve": Command(
         "policy RUN [--record FOLDER] [--name NAME] [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] "

@@ -1,4 +1,4 @@
-"""The arguments of `kapelle serve`."""
+"""The arguments of `kapelle serve` and `kapelle chat`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,12 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"seconds that one call may take ({SECONDS:g})",
     )
+
+
+def declare_chat(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `kapelle chat`."""
+    parser.add_argument("words", nargs="*", metavar="RUN", help="a run directory")
+    parser.add_argument("--agent", metavar="NAME", help="talk with one agent alone (the whole team)")
 
 
 def _positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:

@@ -15,6 +15,7 @@ from kapelle.services.policy.admission import Admission, Limits, Ticket
 from kapelle.services.policy.agents import Agents, Done
 from kapelle.services.policy.chat_form import ChatRequest, read_request
 from kapelle.services.policy.chats import prompted, read_chat
+from kapelle.services.policy.page import page_routes
 from kapelle.services.policy.recording import Recorder
 from kapelle.services.policy.team_chats import TeamChat
 from kapelle.services.policy.teams import Teams
@@ -44,6 +45,7 @@ class PolicyService:
             Route("GET", "/v1/models/", self.model),
             Route("POST", "/v1/chat/completions", self.chat),
             *recording,
+            *page_routes(),
         )
 
     async def health(self, call: Call) -> Answer:

@@ -26,6 +26,8 @@ class Spoken:
     text: str
     begins: bool = False
     """Whether the agent's turn begins with them."""
+    ends: bool = False
+    """Whether it ends with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +141,12 @@ class _Overheard:
                 self._say(request.agent, words.hear(ids))
 
         completion = await heard(self._engine, request, hear)
-        self._say(request.agent, completion.text if words is None else words.end(completion.text))
+        self._say(request.agent, completion.text if words is None else words.end(completion.text), ends=True)
         return completion
 
-    def _say(self, agent: str, text: str, *, begins: bool = False) -> None:
-        if text or begins:
-            self._tell(Spoken(self._choice, agent, text, begins))
+    def _say(self, agent: str, text: str, *, begins: bool = False, ends: bool = False) -> None:
+        if text or begins or ends:
+            self._tell(Spoken(self._choice, agent, text, begins, ends))
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         raise AssertionError("a team that is asked does not learn")
