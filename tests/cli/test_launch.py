@@ -186,7 +186,6 @@ def test_times_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
         (["--slurm", "demo", "--nodes", "0"], "0 is less than 1"),
         (["--slurm", "demo", "--gpus", "-1"], "-1 is less than 0"),
         (["--slurm", "demo", "--name", "A b"], "--name 'A b'"),
-        (["--slurm", "demo", "--processes", "2"], "`train_engine.name: torch` learns in one process"),
         (["--slurm", "dmo"], "Did you mean 'demo'"),
         (["--slurm", "demo", "team.agents=0.5"], "team.agents"),
     ],

@@ -6,15 +6,11 @@ import argparse
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kapelle.cli.output import say, writing
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError
-
-if TYPE_CHECKING:
-    from kapelle.settings.schema import RunConfig
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?"
 """Names that both schedulers take, with room for what they append."""
@@ -129,21 +125,9 @@ def _check_recipe(arguments: argparse.Namespace) -> str:
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     if staged is None:
         config = read_source(arguments.words, None, resume=False, real=arguments.real).config
-        _check_processes(config, arguments)
         if not arguments.unchecked:
             prepare(without_programs(config)[0])
         return config.name
-    for _, config in staged.checked():
-        _check_processes(config, arguments)
-        if not arguments.unchecked:
-            prepare(without_programs(config)[0])
+    for _, config in () if arguments.unchecked else staged.checked():
+        prepare(without_programs(config)[0])
     return staged.stages[0].recipe.config.name
-
-
-def _check_processes(config: RunConfig, arguments: argparse.Namespace) -> None:
-    many = arguments.nodes * arguments.processes
-    if many > 1 and config.train_engine.name == "torch":
-        raise ConfigError(
-            f"`train_engine.name: torch` learns in one process, and {many} are to start. Add `train_engine.name=ddp` or "
-            "`fsdp`, or start one with --nodes 1 --processes 1."
-        )
