@@ -141,6 +141,8 @@ class Parts:
     """GPUs over which one copy of the model is spread for decoding; 0 where it fits none."""
     rows: float
     """Episodes that one copy decodes at a time."""
+    most_rows: int
+    """For how many episodes it has memory."""
     decode: float
     floor: float
     """Seconds of decoding that no further GPU removes: one episode alone, weights read for every token."""
@@ -172,7 +174,8 @@ def parts(shape: Shape, kind: Kind, gpus: int, work: Work, machine: Machine) -> 
         return None
     copies = gpus // split
     room = 0.9 * machine.memory * split - HALF * (models * shape.weights + adapters)
-    rows = min(work.episodes / copies, max(1.0, room / (shape.kept * work.context)))
+    most_rows = max(1, int(room / (shape.kept * work.context)))
+    rows = min(work.episodes / copies, float(most_rows))
     waves = math.ceil(work.episodes / copies / rows)
     decode = waves * work.sampled * _token(shape, kind, rows, split, work, machine)
     rate = machine.flops * machine.arithmetic
@@ -187,6 +190,7 @@ def parts(shape: Shape, kind: Kind, gpus: int, work: Work, machine: Machine) -> 
         gpus=gpus,
         split=split,
         rows=rows,
+        most_rows=most_rows,
         decode=decode,
         floor=work.sampled * _token(shape, kind, 1.0, split, work, machine),
         prefill=prefill,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,6 +21,7 @@ from tests.support.patience import grown_since
 from tests.support.plugins import Digest, Echo
 from tests.support.stuck import Stuck
 
+from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError, EngineError
 from kapelle.rollout.play import rollout
@@ -70,6 +71,22 @@ class TestDeath:
             found = played(cast("Environment", deadly), pool)
         assert list(tmp_path.iterdir()), "some worlds have killed their process"
         assert found == played(cast("Environment", Deadly(way="none")), None)
+
+    def test_what_was_sampled_is_not_sampled_again(self, tmp_path: Path) -> None:
+        deadly = cast("Environment", Deadly(one_in=5, folder=str(tmp_path)))
+        with pool_for(deadly) as pool:
+            play = play_of(deadly, cast("Workflow", Echo()), NAMES, workers=pool)
+            asked: Counter[int] = Counter()
+            generate = play.engine.generate
+
+            def counting(request: Request) -> Coroutine[Any, Any, Completion]:
+                asked[request.seed] += 1
+                return generate(request)
+
+            play.engine.generate = counting  # type: ignore[method-assign]
+            run_async(lambda: asyncio.wait_for(rollout(play, TASKS, 1, 5), FAR))
+        assert list(tmp_path.iterdir())
+        assert set(asked.values()) == {1}
 
     def test_one_that_always_kills_is_an_error_and_the_others_are_not(self, tmp_path: Path) -> None:
         deadly = Deadly(one_in=7, times=99, folder=str(tmp_path))

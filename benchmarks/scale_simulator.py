@@ -1,0 +1,360 @@
+"""A step of training as events: who decodes, waits, exchanges, updates and publishes when, and who has nothing to do.
+
+    python -m benchmarks.scale_simulator                       # a 4B team on 1 to 512 GPUs, and which setting to turn
+    python -m benchmarks.scale_simulator --model 8B --agents 8 --apart
+
+Costs come from `scale_bounds` for GPUs, or from measurements (`scale_measured`). Lengths of answers, and the seconds that worlds
+take, are drawn from a seed. Two layouts: *colocated*, every process samples its groups and then updates its share, as `ddp`
+does; *apart*, some processes sample and others update, and sampling runs ahead by `staleness` steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from benchmarks.scale_bounds import SHAPES, Machine, Work, parts
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of the pieces, of one process."""
+
+    token: float
+    """Of decoding one token of every row, however many rows there are."""
+    row: float
+    """More for each row."""
+    read: float
+    """Of reading one token of a prompt that was not read before."""
+    trained: float
+    """Of updating on one token."""
+    step: float
+    """Of an update without any tokens: the optimiser."""
+    episode: float = 0.0
+    """Of what every process does for every episode of a step: credit, metrics, collating."""
+    received: float = 0.0
+    """Of handing over and taking one episode, where there are several processes."""
+    exchange: float = 0.0
+    """Of summing gradients over several processes."""
+    publish: float = 0.0
+    meeting: float = 0.0
+    """Of all processes waiting for one another once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is trained, by how many."""
+
+    tasks: int = 128
+    samples: int = 8
+    agents: int = 2
+    turns: int = 1
+    """Of each agent; agents speak one after another."""
+    question: int = 64
+    longest: int = 64
+    """Most tokens of an answer."""
+    mean: float = 64.0
+    """Mean tokens of an answer before it is cut at `longest`."""
+    tail: float | None = None
+    """Standard deviation of the logarithm of a length; None draws geometric lengths, as a fixed chance to stop does."""
+    environment: float = 0.0
+    """Mean seconds of a world's move, drawn from an exponential distribution."""
+    together: bool = True
+    """Rows go on only when no episode is busy with its world (ADR 0025); False lets them go on."""
+    processes: int = 1
+    samplers: int = 0
+    """Processes that only sample; 0 lets all do both."""
+    staleness: int = 0
+    """Steps by which sampling may run ahead, where samplers are apart."""
+    rows: int = 4096
+    """Most rows that one process decodes at a time."""
+    heard: bool = True
+    """Whether an agent reads the answer before its own."""
+
+
+@dataclass(slots=True)
+class Played:
+    """A process's part of the sampling of a step."""
+
+    decode: float = 0.0
+    environment: float = 0.0
+    """Seconds in which all rows waited for worlds."""
+    tokens: int = 0
+    read: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.decode + self.environment
+
+
+def lengths(plan: Plan, draw: random.Random) -> int:
+    """Return the tokens of one answer."""
+    if plan.tail is None:
+        chance = 1.0 / plan.mean
+        drawn = 1 if chance >= 1 else math.ceil(math.log(1.0 - draw.random()) / math.log1p(-chance))
+    else:
+        drawn = round(plan.mean * math.exp(plan.tail * draw.gauss(0.0, 1.0) - plan.tail**2 / 2))
+    return max(1, min(plan.longest, drawn))
+
+
+@dataclass(order=True, slots=True)
+class _Row:
+    """An episode that an agent of it speaks in, by the decode step after which the agent has finished."""
+
+    until: int
+    number: int
+    turn: int = field(compare=False)
+    said: int = field(compare=False)
+
+
+def sample(plan: Plan, costs: Costs, episodes: int, draw: random.Random) -> Played:
+    """Decode so many episodes in one process; an event is the end of an answer or of a world's move."""
+    played = Played()
+    waiting = list(range(episodes))[::-1]
+    rows: list[_Row] = []
+    out: list[tuple[float, int, int, int]] = []
+    """Worlds that move: when they have moved, whose they are, turns taken, tokens said last."""
+    steps, now, turns = 0, 0.0, plan.agents * plan.turns
+
+    def join(number: int, turn: int, heard: int) -> None:
+        nonlocal now
+        new = lengths(plan, draw)
+        read = (plan.question if turn < plan.agents else 0) + (heard if plan.heard else 0)
+        now += costs.read * read
+        played.decode += costs.read * read
+        played.read += read
+        played.tokens += new
+        heapq.heappush(rows, _Row(steps + new, number, turn, new))
+
+    while waiting or rows or out:
+        while waiting and len(rows) + len(out) < plan.rows:
+            join(waiting.pop(), 0, 0)
+        while out and (out[0][0] <= now or not rows or plan.together):
+            moved, number, turn, said = heapq.heappop(out)
+            played.environment += max(0.0, moved - now)
+            now = max(now, moved)
+            join(number, turn, said)
+        if not rows:
+            continue
+        # Decode until the next answer ends, or until a world has moved.
+        each, count = costs.token + costs.row * len(rows), rows[0].until - steps
+        if out:
+            count = min(count, max(1, math.ceil((out[0][0] - now) / each)))
+        steps, now = steps + count, now + count * each
+        played.decode += count * each
+        while rows and rows[0].until <= steps:
+            row = heapq.heappop(rows)
+            if row.turn + 1 < turns:
+                delay = draw.expovariate(1.0 / plan.environment) if plan.environment else 0.0
+                heapq.heappush(out, (now + delay, row.number, row.turn + 1, row.said))
+    return played
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The mean of simulated steps."""
+
+    seconds: float
+    sampling: float
+    environment: float
+    """Of the seconds of sampling, those in which the slowest process waited for worlds."""
+    update: float
+    exchange: float
+    publish: float
+    idle: float
+    """Share of all processes' time in which one waits for others."""
+    staleness: float
+    tokens: float
+    """Sampled in a step."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+def simulate(plan: Plan, costs: Costs, steps: int = 8, seed: int = 0) -> Step:
+    """Return what a step takes on average."""
+    draw = random.Random(seed)
+    apart = plan.samplers > 0
+    playing = plan.samplers if apart else plan.processes
+    learning = plan.processes - plan.samplers
+    drawn = [_parts(plan, costs, playing, draw) for _ in range(steps)]
+    sampling = [max(part.seconds for part in played) for played in drawn]
+    tokens = [sum(part.tokens for part in played) for played in drawn]
+    read = [sum(part.read for part in played) for played in drawn]
+    many = plan.processes > 1
+    episodes = plan.tasks * plan.samples
+    shared = episodes * (costs.episode + (costs.received if many else 0.0))
+    exchange = (costs.exchange + 2 * costs.meeting) if many else 0.0
+    update = [
+        shared + costs.step + costs.trained * (t + r) / learning for t, r in zip(tokens, read, strict=True)
+    ]
+    busy = sum(
+        sum(part.seconds for part in played) + learning * spent
+        for played, spent in zip(drawn, update, strict=True)
+    )
+    if apart:
+        total, stale = _overlapped(sampling, [u + exchange for u in update], costs.publish, plan.staleness)
+    else:
+        total, stale = sum(sampling) + sum(update) + steps * (exchange + costs.publish), 0.0
+    slowest = [max(played, key=lambda part: part.seconds).environment for played in drawn]
+    return Step(
+        seconds=total / steps,
+        sampling=statistics.fmean(sampling),
+        environment=statistics.fmean(slowest),
+        update=statistics.fmean(update),
+        exchange=exchange,
+        publish=costs.publish,
+        idle=1.0 - busy / (total * plan.processes),
+        staleness=stale,
+        tokens=statistics.fmean(tokens),
+    )
+
+
+def _parts(plan: Plan, costs: Costs, processes: int, draw: random.Random) -> list[Played]:
+    """Deal whole groups in turn and return what each process samples."""
+    dealt = [len(range(rank, plan.tasks, processes)) for rank in range(processes)]
+    return [sample(plan, costs, groups * plan.samples, draw) for groups in dealt]
+
+
+def _overlapped(
+    sampling: Sequence[float], update: Sequence[float], publish: float, staleness: int
+) -> tuple[float, float]:
+    """Return when the last update ends if sampling runs ahead, and by how many updates samples are old on average."""
+    played, learned = 0.0, [0.0]
+    """When the step before was played; when each number of updates was published."""
+    stale = []
+    for number, (take, learn) in enumerate(zip(sampling, update, strict=True)):
+        began = max(played, learned[max(0, number - staleness)])
+        stale.append(number - sum(end <= began for end in learned[1 : number + 1]))
+        played = began + take
+        learned.append(max(played, learned[-1]) + learn + publish)
+    return learned[-1], statistics.fmean(stale)
+
+
+KNOBS: Mapping[str, Callable[[Plan], Plan]] = {
+    "training.tasks_per_step × 2": lambda plan: replace(plan, tasks=2 * plan.tasks),
+    "sampling.max_tokens ÷ 2": lambda plan: replace(plan, longest=max(1, plan.longest // 2)),
+    "faster worlds (episode.environment_workers)": lambda plan: replace(
+        plan, environment=plan.environment / 2
+    ),
+    "max_staleness + 1, a quarter of the processes apart": lambda plan: replace(
+        plan, samplers=3 * plan.processes // 4, staleness=plan.staleness + 1
+    ),
+    "processes × 2": lambda plan: replace(plan, processes=2 * plan.processes, samplers=2 * plan.samplers),
+}
+"""Settings to turn → the plan with one turned."""
+
+
+def advice(plan: Plan, costs: Costs, steps: int = 4) -> list[tuple[str, float]]:
+    """Return by what factor episodes a second grow when a setting is turned, the best one first."""
+    before = simulate(plan, costs, steps).seconds / plan.tasks
+    found = []
+    for name, turned in KNOBS.items():
+        other = turned(plan)
+        if other != plan and other.samplers < other.processes:
+            found.append((name, before / (simulate(other, costs, steps).seconds / other.tasks)))
+    return sorted(found, key=lambda each: -each[1])
+
+
+def costs_of(model: str, work: Work, machine: Machine, gpus: int) -> tuple[Costs, int, int] | None:
+    """Return the costs of a copy of a model with adapters, over how many GPUs it is spread, and the rows that fit into it.
+
+    None if it fits none.
+    """
+    shape = SHAPES[model]
+    found = parts(shape, "adapters", gpus, work, machine)
+    if found is None:
+        return None
+    rate = machine.flops * machine.arithmetic * found.split
+    through = machine.bandwidth * machine.traffic * found.split
+    return (
+        Costs(
+            token=2 * shape.read / through + (2 * shape.layers * machine.latency if found.split > 1 else 0.0),
+            row=max(2 * shape.read / rate, work.context * shape.kept / through),
+            read=2 * shape.read / rate,
+            trained=6 * shape.read / rate,
+            step=0.05,
+            episode=2e-4,
+            received=2e-4,
+            exchange=found.exchange,
+            publish=found.publish,
+            meeting=0.01,
+        ),
+        found.split,
+        found.most_rows,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print where scaling stops."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="4B", choices=SHAPES)
+    parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--tail", type=float, default=0.8, help="spread of the lengths of answers (0.8)")
+    parser.add_argument("--environment", type=float, default=0.5, help="mean seconds of a world's move (0.5)")
+    parser.add_argument("--apart", action="store_true", help="samplers and learners on GPUs of their own")
+    asked = parser.parse_args(arguments)
+    print("\n".join(table(asked.model, asked.agents, asked.tail, asked.environment, apart=asked.apart)))
+    return 0
+
+
+def table(model: str, agents: int, tail: float, environment: float, *, apart: bool = False) -> list[str]:
+    """Return a row for each number of GPUs: a step, how well it scales, and the setting that helps most."""
+    work = Work(agents=agents)
+    lines = [
+        "| GPUs | step (s) | episodes/s | of ideal | sampling | worlds | update | idle | turn first |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    best: float | None = None
+    for gpus in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        found = costs_of(model, work, Machine(), gpus)
+        if found is None:
+            continue
+        costs, split, rows = found
+        processes = gpus // split
+        plan = Plan(
+            tasks=work.episodes // 8,
+            agents=agents,
+            turns=work.turns,
+            question=work.question,
+            longest=4 * work.new,
+            mean=work.new,
+            tail=tail,
+            environment=environment,
+            together=False,
+            rows=rows,
+            processes=processes,
+            samplers=3 * processes // 4 if apart and processes > 1 else 0,
+            staleness=1 if apart and processes > 1 else 0,
+        )
+        step = simulate(plan, costs)
+        rate = work.episodes / step.seconds
+        best = best or rate / gpus
+        knob, gain = advice(plan, costs)[0]
+        lines.append(
+            f"| {gpus} | {step.seconds:,.0f} | {rate:.2g} | {rate / gpus / best:.0%} | {step.sampling:,.0f} | "
+            f"{step.environment:,.1f} | {step.update:,.0f} | {step.idle:.0%} | {knob}: {gain:.2f}× |"
+        )
+    return lines
+
+
+def run() -> dict[str, str]:
+    """Return the tables of docs/scaling.md."""
+    return {
+        "4B, four agents": "\n".join(table("4B", 4, 0.8, 0.5)),
+        "the same, samplers apart": "\n".join(table("4B", 4, 0.8, 0.5, apart=True)),
+        "the same, worlds of 20 s": "\n".join(table("4B", 4, 0.8, 20.0)),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""What bounds a run on many processors: formulae against published numbers, the simulator against arithmetic by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.scale_bounds import SHAPES, Machine, Work, parts, tables
+from benchmarks.scale_simulator import Costs, Plan, advice, simulate
+
+PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "without_embedding"),
+    [("0.6B", 0.6, 0.44), ("4B", 4.0, 3.6), ("8B", 8.2, 6.95), ("32B", 32.8, 31.2), ("70B", 70.6, None)],
+)
+def test_models_have_their_published_sizes(
+    name: str, billions: float, without_embedding: float | None
+) -> None:
+    shape = SHAPES[name]
+    assert shape.weights / 1e9 == pytest.approx(billions, rel=0.01)
+    if without_embedding is not None:
+        inner = shape.read - shape.vocabulary * shape.hidden
+        assert inner / 1e9 == pytest.approx(without_embedding, rel=0.01)
+
+
+class TestBounds:
+    def test_one_episode_alone_reads_the_weights_for_every_token(self) -> None:
+        found = parts(SHAPES["8B"], "one model", 8, Work(agents=1, turns=1, new=100), Machine())
+        assert found is not None
+        a_token = 2 * SHAPES["8B"].read / (3.35e12 * 0.6)
+        assert found.floor == pytest.approx(100 * a_token, rel=0.02)
+
+    def test_arithmetic_of_an_update_is_six_operations_a_weight_and_two_of_recomputation(self) -> None:
+        work = Work(agents=1, turns=1, question=100, new=100, episodes=1000)
+        found = parts(SHAPES["0.6B"], "one model", 1, work, Machine())
+        assert found is not None
+        assert found.update == pytest.approx(8 * SHAPES["0.6B"].read * 1000 * 300 / (0.4 * 989e12))
+        assert (found.exchange, found.split) == (0.0, 1)
+
+    def test_what_does_not_fit_is_said(self) -> None:
+        assert parts(SHAPES["70B"], "adapters", 2, Work(), Machine()) is None
+        assert parts(SHAPES["8B"], "one model", 1, Work(), Machine()) is None
+
+    def test_more_processors_are_never_slower(self) -> None:
+        for name in SHAPES:
+            found = [parts(SHAPES[name], "adapters", gpus, Work(), Machine()) for gpus in (8, 64, 512)]
+            steps = [each.step for each in found if each is not None]
+            assert steps == sorted(steps, reverse=True)
+
+
+def test_the_page_shows_what_the_formulae_give() -> None:
+    page = PAGE.read_text("utf-8")
+    for title, table in tables().items():
+        assert f"### {title}\n" in page
+        assert table in page
+
+
+COSTS = Costs(token=1.0, row=0.1, read=0.0, trained=0.01, step=3.0)
+SURE = Plan(tasks=4, samples=2, agents=1, mean=1.0, tail=0.0, longest=10, question=0)
+
+
+class TestSimulator:
+    def test_one_process_by_hand(self) -> None:
+        step = simulate(replace(SURE, mean=10.0), COSTS)
+        # Ten tokens of eight rows, then an update on eighty tokens.
+        assert step.sampling == pytest.approx(10 * (1.0 + 0.1 * 8))
+        assert step.update == pytest.approx(3.0 + 0.01 * 80)
+        assert step.seconds == pytest.approx(18.0 + 3.8)
+        assert step.idle == pytest.approx(0.0)
+
+    def test_rows_that_have_no_room_wait(self) -> None:
+        step = simulate(replace(SURE, mean=10.0, rows=4), COSTS)
+        assert step.sampling == pytest.approx(2 * 10 * (1.0 + 0.1 * 4))
+
+    def test_agents_speak_one_after_another(self) -> None:
+        step = simulate(replace(SURE, mean=10.0, agents=2, turns=3), COSTS)
+        assert step.sampling == pytest.approx(6 * 10 * 1.8)
+
+    def test_two_processes_share_rows_and_tokens_but_not_the_floor(self) -> None:
+        step = simulate(replace(SURE, mean=10.0, processes=2), replace(COSTS, exchange=2.0, publish=1.0))
+        assert step.seconds == pytest.approx(10 * 1.4 + 3.0 + 0.4 + 2.0 + 1.0)
+
+    def test_who_has_nothing_to_play_is_idle(self) -> None:
+        step = simulate(replace(SURE, mean=10.0, tasks=1, processes=2), replace(COSTS, step=0.0, trained=0.0))
+        assert step.idle == pytest.approx(0.5)
+
+    def test_worlds_hold_rows_up_where_all_wait_for_all(self) -> None:
+        plan = replace(SURE, mean=10.0, agents=2, environment=5.0)
+        waits, goes_on = (simulate(replace(plan, together=each), COSTS) for each in (True, False))
+        assert waits.environment > 0.0
+        assert goes_on.sampling < waits.sampling
+
+    def test_sampling_ahead_hides_the_shorter_part(self) -> None:
+        plan = replace(SURE, mean=10.0, processes=2, samplers=1)
+        one_by_one = simulate(replace(plan, staleness=0), COSTS, steps=100)
+        ahead = simulate(replace(plan, staleness=1), COSTS, steps=100)
+        assert one_by_one.seconds == pytest.approx(21.8)
+        assert one_by_one.staleness == 0
+        assert ahead.seconds == pytest.approx(18.0, rel=0.01)
+        assert ahead.staleness == pytest.approx(0.99)
+
+    def test_stragglers_cost_idle_time_and_more_tasks_take_it_away(self) -> None:
+        plan = replace(SURE, mean=20.0, tail=1.0, longest=400, tasks=8, processes=8)
+        assert simulate(plan, COSTS, steps=50).idle > 0.2
+        names = [name for name, _ in advice(plan, COSTS)]
+        assert names.index("training.tasks_per_step × 2") < names.index("processes × 2")
