@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kapelle.errors import ModelError
 from kapelle.models.fast.keyed_dropout import dropped
+from kapelle.models.fast.products import plain_product
 from kapelle.models.fast.routed import (
     Gradients,
     Leg,
@@ -198,7 +199,7 @@ class _Routed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, order: Linear, x_NI: Tensor, *tensors: Tensor) -> Tensor:
-        out_NO, kept = forward_linear(order, tensors, x_NI)
+        out_NO, kept = forward_linear(order, tensors, x_NI, plain_product)
         ctx.save_for_backward(x_NI, *tensors, *flat(kept))
         ctx.order = order
         return out_NO
@@ -209,5 +210,14 @@ class _Routed(torch.autograd.Function):
         x_NI, tensors, order = saved[0], saved[1 : len(ctx.needs_input_grad) - 1], ctx.order
         grads = Gradients(ctx.needs_input_grad[2:])
         kept = unflat(saved[1 + len(tensors) :])
-        dx_NI = backward_linear(order, tensors, kept, x_NI, given[0], grads, wanted=ctx.needs_input_grad[1])
+        dx_NI = backward_linear(
+            order,
+            tensors,
+            kept,
+            x_NI,
+            given[0],
+            grads,
+            wanted=ctx.needs_input_grad[1],
+            multiply=plain_product,
+        )
         return (None, dx_NI, *grads.values)

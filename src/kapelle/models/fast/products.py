@@ -16,13 +16,18 @@ from torch import Tensor
 def product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
     """Return x·Wᵀ, plus `more_NO`, which may be used up."""
     if not _by_onednn(x_NI):
-        return torch.mm(x_NI, weight_OI.t()) if more_NO is None else more_NO.addmm_(x_NI, weight_OI.t())
+        return plain_product(x_NI, weight_OI, more_NO)
     made: Tensor
     if more_NO is None:
         made = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, None, "none", [], "")  # noqa: SLF001 — it has no public name
     else:
         made = torch.ops.mkldnn._linear_pointwise.binary(x_NI, more_NO, weight_OI, None, "add")  # noqa: SLF001
     return made
+
+
+def plain_product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
+    """Return the same by torch's own product, to the bit what a linear layer of torch returns."""
+    return torch.mm(x_NI, weight_OI.t()) if more_NO is None else more_NO.addmm_(x_NI, weight_OI.t())
 
 
 def _by_onednn(x_NI: Tensor) -> bool:

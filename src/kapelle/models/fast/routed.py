@@ -56,6 +56,9 @@ class Kept(NamedTuple):
 
 Tensors = Sequence[Tensor]
 
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(rows, weight, what to add) → rows times the transposed weight; see products.py."""
+
 
 class Gradients:
     """Gradients of a list of tensors, each written once; a tensor that is used several times is listed as often."""
@@ -80,9 +83,11 @@ def unflat(tensors: Sequence[Tensor]) -> list[Kept]:
     return [Kept(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
-def forward_linear(order: Linear, tensors: Tensors, x_NI: Tensor) -> tuple[Tensor, list[Kept]]:
+def forward_linear(
+    order: Linear, tensors: Tensors, x_NI: Tensor, multiply: Product = product
+) -> tuple[Tensor, list[Kept]]:
     """Return the output `_NO` in the type of `x_NI`, and what the backward pass needs."""
-    out_NO = product(x_NI, tensors[order.weight_OI].to(x_NI.dtype))
+    out_NO = multiply(x_NI, tensors[order.weight_OI].to(x_NI.dtype), None)
     if takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
         kept = [Kept(*add_updates(_groups(order, tensors), x_NI, out_NO))]
     else:
@@ -123,10 +128,11 @@ def backward_linear(
     *,
     more_NI: Tensor | None = None,
     wanted: bool = True,
+    multiply: Product = product,
 ) -> Tensor | None:
     """Return the gradient of `x_NI` plus `more_NI` (used up), None where it is not `wanted`; fill `grads`."""
     weight_OI = tensors[order.weight_OI]
-    dx_NI = product(given_NO, weight_OI.to(x_NI.dtype).t(), more_NI) if wanted else None
+    dx_NI = multiply(given_NO, weight_OI.to(x_NI.dtype).t(), more_NI) if wanted else None
     grouped = takes_groups(x_NI, given_NO.shape[1], len(order.legs))
     if grouped:
         _backward_groups(order, tensors, kept[0], x_NI, given_NO, dx_NI, grads)
