@@ -216,7 +216,7 @@ def as_rank() -> None:
     print(json.dumps(steps[1:]))
 
 
-def as_guest() -> None:
+def as_meeting() -> None:
     """Meet another process a hundred times and print the seconds of one meeting."""
     from kapelle.runtime.rank_group import ranks_here
 
@@ -234,7 +234,7 @@ def run() -> dict[str, Any]:
     single_thread()
     before, meeting = pieces_of_one(), meeting_cost()
     found = {processes: statistics.median(measured(processes)) for processes in PROCESSES}
-    costs, mean = fitted([*before, *pieces_of_one()])  # before and after: the machine's mood changes
+    costs, mean = fitted([*before, *pieces_of_one()])  # before and after: the load of the machine changes
     costs = replace(costs, meeting=meeting)
     plan = Plan(
         tasks=TASKS, samples=SAMPLES, agents=2, question=PROMPT, longest=LONGEST, mean=mean, processes=1
@@ -264,6 +264,6 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--rank"]:
         as_rank()
     elif sys.argv[1:] == ["--meet"]:
-        as_guest()
+        as_meeting()
     else:
         print(json.dumps(run(), indent=2))

@@ -267,7 +267,7 @@ def _add_player(parser: argparse.ArgumentParser) -> None:
     _add_words(
         parser,
         "RUN …",
-        f"a run directory; {SETTINGS_HELP} (of `environment` and `evaluation`, for a run)",
+        f"a run directory; {SETTINGS_HELP} (of `environment`, `episode` and `evaluation`, for a run)",
     )
     parser.add_argument(
         "--model", metavar="PATH", help="instead of a run: a model folder, hub name or `embedded`"
