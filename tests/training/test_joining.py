@@ -44,6 +44,14 @@ def test_settings_and_versions_are_those_of_the_first() -> None:
             check_same_run(Second(**{changed: "another"}), config, team, {})
 
 
+@pytest.mark.parametrize("setting", [{"overlap": True}, {"partial_rollouts": 0.5}])
+def test_what_needs_a_single_process(setting: dict[str, object]) -> None:
+    training = {"steps": 3, "tasks_per_step": 4, "max_staleness": 1, **setting}
+    config = resolve(sections(training=training))
+    with pytest.raises(ConfigError, match=f"`training.{next(iter(setting))}"):
+        check_same_run(Second(), config, prepare(config).team, {})
+
+
 def test_without_a_launcher_a_run_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert join_ranks(resolve(sections())) == ALONE

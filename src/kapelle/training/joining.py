@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kapelle.errors import ConfigError
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, seat_here, told
 from kapelle.runtime.trees import leaves
-from kapelle.settings.schema import RunConfig
+from kapelle.settings.schema import RunConfig, TrainingConfig
 from kapelle.team import Team
 from kapelle.training.circumstances import circumstances
 from kapelle.training.observer import Silent
@@ -27,9 +28,13 @@ def join_ranks(config: RunConfig) -> Ranks:
 
 
 def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> None:
-    """Raise ConfigError in every rank unless all have the same settings, data, weights and versions."""
+    """Raise ConfigError in every rank unless all have the same settings, data, weights and versions.
+
+    Also for settings that need a single process.
+    """
     if ranks.size == 1:
         return
+    _refuse_what_one_process_does(ranks, config.training)
     own = {f"`{key}`": value for key, value in leaves(config.model_dump(mode="json"), "")}
     for kind, found in circumstances(config, team, began_from).items():
         if kind != "machine":
@@ -38,6 +43,19 @@ def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapp
                 for name, value in found.items()
             }
     check_same(ranks, "start", own)
+
+
+def _refuse_what_one_process_does(ranks: Ranks, training: TrainingConfig) -> None:
+    if training.overlap:
+        raise ConfigError(
+            f"`training.overlap` samples in a second process, but {ranks.size} processes share the sampling already. Set "
+            "`training.overlap: false`."
+        )
+    if training.partial_rollouts:
+        raise ConfigError(
+            f"`training.partial_rollouts` leaves groups to the next step when enough others are done, which none of {ranks.size} "
+            "processes knows of the others'. Set `training.partial_rollouts: 0`, or train in one process."
+        )
 
 
 def of_the_first(ranks: Ranks, opened: Callable[[], Records]) -> Records:

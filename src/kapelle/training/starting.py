@@ -108,7 +108,7 @@ def load_pieces(
         if isinstance(config.environment, External):
             failing.enter_context(serve_outside(config.environment, play, lambda line: say("serving", line)))
         if config.training.overlap and algorithm.plays:
-            _check_apart(warmed, rollout_engine, ranks)
+            _check_apart(warmed, rollout_engine)
             sampler = SamplingProcess(config, team, warmed.team.bases, hashes, engine)
             failing.callback(sampler.close)
         loop = Loop(config, algorithm, acting, engine, player=play.engine, sampler=sampler)
@@ -130,13 +130,8 @@ def _check_partial(player: RolloutEngine, ranks: Ranks) -> None:
         )
 
 
-def _check_apart(prepared: Prepared, rollout_engine: RolloutEngine | None, ranks: Ranks) -> None:
-    """Refuse `training.overlap` for what another process cannot build for itself, and for several ranks."""
-    if ranks.size > 1:
-        raise ConfigError(
-            f"`training.overlap` samples in a second process, but {ranks.size} processes share the sampling already. Set "
-            "`training.overlap: false`."
-        )
+def _check_apart(prepared: Prepared, rollout_engine: RolloutEngine | None) -> None:
+    """Refuse `training.overlap` for what another process cannot build for itself."""
     held = [path for path in prepared.team.bases.values() if path in prepared.given]
     if rollout_engine is None and not held:
         return
