@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.algorithms.test_every_algorithm import run_of
 from tests.support.ranks import run_ranks
-from tests.support.tiny import frozen_copy, learners_of, same_bits
+from tests.support.tiny import frozen_copy, same_bits
 from torch import Tensor
 
 from kapelle import Trainer
@@ -39,8 +42,9 @@ def learned(case: Case, steps: int = STEPS) -> tuple[Weights, list[dict[str, flo
         settings["models"] = {"teacher": load_language_model(ModelConfig.model_validate(another))}
     with Trainer(**settings) as trainer:
         rows = [dict(step.metrics) for step in trainer.steps(steps)]
+        critics = [critic.name for critic in trainer.team.critics.values() if critic.trained]
         weights: Weights = {
-            name: frozen_copy(each.parameters) for name, each in learners_of(trainer.engine).items()
+            name: frozen_copy(trainer.engine.weights(name)) for name in [*trainer.team.trained, *critics]
         }
     return weights, [{k: v for k, v in row.items() if not k.startswith(OTHERWISE)} for row in rows]
 
@@ -85,6 +89,21 @@ FEW: list[Case] = [
 ]
 
 
+FSDP: dict[str, Any] = {"train_engine": {"name": "fsdp"}}
+RECOMPUTED: dict[str, Any] = {"training": {"gradient_checkpointing": True}}
+SHARDED: list[Case] = [
+    ("ppo", {"algorithm": {"epochs": 2, "minibatches": 3}, **OFTEN, **FSDP}),
+    ("happo", {"team": {"lora": {"dropout": 0.3}}, **RECOMPUTED, **FSDP}),
+    ("sft", {"team": {"sharing": "shared"}, **FSDP}),
+    ("reinforce_plus_plus", {"training": {"tasks_per_step": 1}, "team": {"sharing": "shared"}, **FSDP}),
+]
+
+
+@pytest.mark.slow
+def test_two_processes_with_a_part_of_the_base_each_learn_what_one_learns() -> None:
+    check(SHARDED, 2)
+
+
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns() -> None:
     check(FEW, 2)
@@ -94,3 +113,38 @@ def test_two_processes_learn_what_one_learns() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_algorithm(ranks: int) -> None:
     check([(name, {}) for name in BUILTIN_ALGORITHMS] + FEW, ranks)
+
+
+@pytest.mark.ranks
+def test_every_algorithm_with_a_part_of_the_base_in_each_process() -> None:
+    check([(name, FSDP) for name in BUILTIN_ALGORITHMS] + SHARDED, 3)
+
+
+def resumed(run: Path, steps: int, engine: str) -> dict[str, Any]:
+    """Train a run, or go on with it, up to a step; return the engine's state."""
+    settings = run_of("ppo")  # critics, and a policy that trains all weights
+    settings["train_engine"] = {"name": engine}
+    settings["checkpoint"] = {"every": 1}
+    with Trainer(**settings, run_dir=run, resume=(run / "config.yaml").exists()) as trainer:
+        before = deepcopy(dict(trainer.engine.state()))
+        list(trainer.steps(steps))
+        return {"before": before, "after": deepcopy(dict(trainer.engine.state())), "done": trainer.done}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_what_some_ranks_have_saved_others_load_to_the_bit(engine: str, tmp_path: Path) -> None:
+    saved = run_ranks(4, resumed, tmp_path / "run", 2, engine)
+    for ranks in (2, 3):
+        shutil.copytree(tmp_path / "run", tmp_path / str(ranks))
+        loaded = run_ranks(ranks, resumed, tmp_path / str(ranks), 1, engine)
+        for each in loaded:
+            assert same_bits(each["before"], saved[0]["after"])
+            assert each["done"] == 3
+            assert same_bits(each["after"], loaded[0]["after"])
+    shutil.copytree(tmp_path / "run", tmp_path / "same")
+    again = run_ranks(4, resumed, tmp_path / "same", 1, engine)
+    whole = run_ranks(4, resumed, tmp_path / "whole", 3, engine)
+    assert same_bits(again[0]["after"], whole[0]["after"])
+    alone = resumed(tmp_path / "run", 1, "torch")
+    assert same_bits(alone["before"], saved[0]["after"])

@@ -8,7 +8,7 @@ Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,10 @@ class LanguageModel:
         self.bank = LoraBank(model)
         self.flat = flat_of(model)
         """The flat forward pass; None where only `transformers` knows the architecture."""
+        self.through: Callable[..., Tensor] | None = None
+        """What runs the flat pass instead, while this process holds a part of the weights."""
+        self.parted = False
+        """Whether processes share the weights out at times, by FSDP."""
         self.value_heads: dict[str, nn.Linear] = {}
         self.renderer = ChatRenderer(tokenizer, context_of(model.config, tokenizer))
         self.model.requires_grad_(False)
@@ -120,7 +124,8 @@ class LanguageModel:
         """
         if self.flat is not None:
             run = again(self.bank) if recompute else None
-            return self.flat.hidden(tokens_N, positions_N, self.flat.by_plan(plan), run)
+            whole = self.flat.hidden if self.through is None else self.through
+            return whole(tokens_N, positions_N, self.flat.by_plan(plan), run)
         with recomputed(self.body, self.bank) if recompute else nullcontext():
             pieces = [self._padded(tokens_N, positions_N, bucket.query_BL) for bucket in plan.buckets]
         joined = torch.cat([piece.flatten(0, 1) for piece in pieces])

@@ -29,7 +29,8 @@ def weights_hash(tensors: Mapping[str, Tensor], *, widened: bool = False) -> str
         tensor = tensors[name].detach().cpu().contiguous()
         tensor = as_float(tensor) if widened else tensor
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        # Of a copy: memory that NumPy has seen cannot be given back, as FSDP does with gathered weights.
+        digest.update(tensor.reshape(-1).view(torch.uint8).clone().numpy().data)
     return digest.hexdigest()
 
 
@@ -101,6 +102,8 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
 def save_model(folder: Path, model: LanguageModel) -> None:
     """Write a base and its tokeniser with `save_pretrained` and seal the folder; it must have no adapters."""
     assert not model.bank.adapters, "a base with adapters is saved as its adapters"
-    model.model.save_pretrained(folder, safe_serialization=True)
+    # Its own way to its weights would have FSDP share them out.
+    held = dict(model.model.named_parameters()) if model.parted else None
+    model.model.save_pretrained(folder, state_dict=held, safe_serialization=True)
     model.tokenizer.save_pretrained(folder)
     seal(folder)

@@ -47,14 +47,15 @@ def write_checkpoint(
     bases: Mapping[str, str],
     policies: Callable[[Path], None],
     credit: Mapping[str, object],
+    train: Mapping[str, object] | None = None,
 ) -> Path:
     """Save everything that an exact resume after `step` needs and let `latest` point to it.
 
-    `credit` is the algorithm's own state between steps. Raises NumericsError, and writes nothing, when a weight, a
+    `credit` is the algorithm's own state between steps, `train` the engine's, where it is known already. Raises NumericsError, and writes nothing, when a weight, a
     moment or anything else that is learned is not finite.
     """
     state: dict[str, object] = {
-        "train": engine.state(),
+        "train": engine.state() if train is None else dict(train),
         "credit": dict(credit),
         "loop": {
             "step": step,

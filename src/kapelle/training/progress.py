@@ -117,15 +117,17 @@ class Progress:
 
     def _write(self) -> Path:
         with unbroken():
-            folder = Path(told(self._ranks, "checkpoint", self._written))
+            state = self._pieces.engine.state()  # of all ranks, where each holds a part
+            folder = Path(told(self._ranks, "checkpoint", lambda: self._written(state)))
         self._saved = self.done
         return folder
 
-    def _written(self) -> str:
+    def _written(self, train: Mapping[str, object]) -> str:
         made, run = self._pieces, self._run
         assert run is not None, "the first rank has the run directory"
         state, policies = made.loop.state(), self.write_policies
-        folder = write_checkpoint(run, self.done, made.engine, made.team, made.base_hashes, policies, state)
+        what = (made.engine, made.team, made.base_hashes)
+        folder = write_checkpoint(run, self.done, *what, policies, state, train)
         return str(folder.absolute())
 
     def write_policies(self, folder: Path) -> None:

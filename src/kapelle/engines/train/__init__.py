@@ -7,6 +7,7 @@ from kapelle.former_names import contents_of
 BUILTIN: Mapping[str, str] = {
     "torch": "kapelle.engines.train.torch.settings:Torch",
     "ddp": "kapelle.engines.train.torch.settings:Ddp",
+    "fsdp": "kapelle.engines.train.fsdp.settings:Fsdp",
 }
 """Name in a recipe → `module:Class`, imported on first use."""
 

@@ -96,8 +96,11 @@ def arbitrate(
     finding = Finding(tokens, total)
     if not suspects or not worst <= 2 * suspects[0].worst:
         return replace(finding, refused="scored once more, the trainer returns other log-probs")
-    if homes[suspects[0].sample.learner][0].flat is None:
-        return replace(finding, refused="for this architecture there is no pass in float64 to compare with")
+    model = homes[suspects[0].sample.learner][0]
+    if model.flat is None or model.through is not None:
+        return replace(
+            finding, refused="for this architecture or engine there is no pass in float64 to compare with"
+        )
     try:
         found = max((_compared(row, homes, finding) for row in suspects[:MOST_ROWS]), key=_unexplained)
     except (torch.OutOfMemoryError, MemoryError):

@@ -125,6 +125,15 @@ def pack(
         yield _batch(waiting, samples, device)
 
 
+def blank(learner: str, device: torch.device | str) -> Batch:
+    """Return a pass over one token of a learner's base, of which nothing is asked."""
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    one = torch.zeros(1, dtype=torch.long, device=device)
+    span = Span(0, 1, None)
+    plan = plan_spans([span], device)
+    return Batch(one, one, plan, (span,), ((learner, 0, 1),), none, none, none.float(), {})
+
+
 def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
     """Split a tree that is too large between its branches; the prefix is then computed once per piece."""
     branches: list[TokenBranch] = []

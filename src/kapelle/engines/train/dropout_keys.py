@@ -24,7 +24,7 @@ def token_keys(batch: Batch, seeds: Mapping[str, int]) -> Tensor:
     for span in batch.spans:
         while span.start >= last:
             learner, _, last = next(owners)
-        key = seeds[learner] & _WORD
+        key = seeds.get(learner, 0) & _WORD
         if span.prefix is not None:
             begin, stem = span.prefix
             key = keys[begin + stem - 1]

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from kapelle.engines.rollout.protocol import WritingRenderer
 from kapelle.engines.train.protocol import Objective, Published, TrainSetup
-from kapelle.engines.train.torch.forward import Forward
+from kapelle.engines.train.torch.forward import Even, Forward
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.engines.train.torch.learners import Learners
 from kapelle.engines.train.torch.sharing import Alone, AmongRanks, Sharing
 from kapelle.engines.train.torch.update import Updater
+from kapelle.models.language_model import LanguageModel
 from kapelle.rows import Sample
 
 
@@ -43,6 +44,14 @@ class TorchTrainEngine:
     def learners(self) -> Mapping[str, Learner]:
         """Learners by name: trained policies, then critics."""
         return self._held.by_name
+
+    def model_of(self, name: str) -> LanguageModel:
+        """Return the model that a learner, reference or embedder stands on."""
+        return self._held.homes[name].model
+
+    def take_passes(self, even: Even) -> None:
+        """Let `even` decide which passes are taken, where processes have to take as many."""
+        self._forward.even = even
 
     def renderer(self, learner: str) -> WritingRenderer:
         """Return how text becomes the tokens of the model of a policy or critic."""

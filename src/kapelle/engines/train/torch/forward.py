@@ -5,7 +5,7 @@ Shapes: N flat tokens, K target tokens, D hidden size, T targets of one sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from kapelle.engines.train.torch.head import Entropy, token_statistics
 from kapelle.engines.train.torch.learners import Learners
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.rows import Sample
+
+Even = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], list[tuple[list[int], Batch]]]
+"""Takes the passes over every base, by the name of a learner on it; returns those to take, in order."""
 
 
 class Forward:
@@ -29,6 +32,12 @@ class Forward:
         self._homes = learners.homes
         self._microbatch_tokens = microbatch_tokens
         self._recompute = recompute
+        self.even: Even | None = None
+        self._tie: Tensor | None = None
+
+    def ties(self) -> list[Tensor]:
+        """Return a loss of zero that depends on the last pass, where every process has to go back through it."""
+        return [] if self._tie is None else [self._tie]
 
     @torch.no_grad()
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -68,6 +77,8 @@ class Forward:
         recompute = self._recompute and torch.is_grad_enabled()
         with home.model.computing(route, keys_N):
             hidden_ND = home.model.hidden(batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute)
+            if self.even is not None and torch.is_grad_enabled():
+                self._tie = hidden_ND.sum() * 0
             hidden_KD = hidden_ND.index_select(0, batch.source_K)
             return [
                 (
@@ -82,17 +93,20 @@ class Forward:
 
     def batches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
         """Pack samples base by base; each batch comes with the indices of the samples it was packed from."""
-        bases: dict[int, list[int]] = {}
+        bases: dict[int, list[int]] = {id(self._homes[name].model): [] for name in self._homes}
         for k, sample in enumerate(samples):
             bases.setdefault(id(self._homes[sample.learner].model), []).append(k)
-        batches: list[tuple[list[int], Batch]] = []
-        for chosen in bases.values():
-            model = self._homes[samples[chosen[0]].learner].model
+        names = {id(home.model): name for name, home in self._homes.items()}
+        found: dict[str, list[tuple[list[int], Batch]]] = {name: [] for name in names.values()}
+        for base, chosen in bases.items():
+            model = self._homes[names[base]].model
             for members, room in passes(chosen, samples, self._microbatch_tokens):
                 own = [samples[k] for k in members]
                 packed = pack(own, room, model.device, share=model.flat is not None)
-                batches.extend((members, batch) for batch in packed)
-        return breakable(batches)
+                found[names[base]].extend((members, batch) for batch in packed)
+        return breakable(
+            [each for own in found.values() for each in own] if self.even is None else self.even(found)
+        )
 
 
 def _counts(part: Part) -> list[int]:

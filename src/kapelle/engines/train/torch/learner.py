@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.engines.train.torch.optimizers import build_optimizer, check_kind
+from kapelle.engines.train.torch.placement import laid_like, whole
 from kapelle.errors import NumericsError
 from kapelle.models.finite import poisoned
 from kapelle.settings.schema import OptimizerConfig
@@ -70,7 +71,9 @@ class Learner:
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         torch._foreach_div_(grads, weight)
         bound = self._settings.max_grad_norm
-        norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), math.inf if bound is None else bound)
+        norm = whole(
+            nn.utils.clip_grad_norm_(list(self.parameters.values()), math.inf if bound is None else bound)
+        )
         finite = bool(torch.isfinite(norm))
         if not finite and on_bad == "stop" and not self._scaler.is_enabled():
             raise NumericsError(
@@ -121,8 +124,11 @@ class Learner:
         moments = self._optimizer.state_dict()["state"]
         names = list(self.parameters)
         return {
-            "weights": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            "optimizer": {names[index]: dict(entry) for index, entry in moments.items()},
+            "weights": {name: whole(parameter.detach()) for name, parameter in self.parameters.items()},
+            "optimizer": {
+                names[index]: {key: whole(value) for key, value in entry.items()}
+                for index, entry in moments.items()
+            },
             "steps": self.steps,
             "version": self.version,
             "scaler": self._scaler.state_dict(),
@@ -133,12 +139,15 @@ class Learner:
         check_kind(self.name, self._settings, state["optimizer"].values())
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(state["weights"][name])
+                parameter.copy_(laid_like(state["weights"][name], parameter))
         names = list(self.parameters)
         moments: Mapping[str, Mapping[str, Any]] = state["optimizer"]
         self._optimizer.load_state_dict(
             {
-                "state": {names.index(name): _copied(entry) for name, entry in moments.items()},
+                "state": {
+                    names.index(name): _copied(entry, self.parameters[name])
+                    for name, entry in moments.items()
+                },
                 "param_groups": self._optimizer.state_dict()["param_groups"],
             }
         )
@@ -167,8 +176,15 @@ def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
     return copies
 
 
-def _copied(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entry.items()}
+def _copied(entry: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """Return copies of an optimiser's values of a parameter; those of its shape are laid out as it is."""
+    copies = {key: value.clone() if isinstance(value, Tensor) else value for key, value in entry.items()}
+    return {
+        key: laid_like(value, parameter)
+        if isinstance(value, Tensor) and value.shape == parameter.shape
+        else value
+        for key, value in copies.items()
+    }
 
 
 def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:

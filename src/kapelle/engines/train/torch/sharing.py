@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from kapelle.engines.train.dealing import deal
 from kapelle.engines.train.sums import UpdateSums
@@ -58,9 +59,16 @@ class Alone:
 class AmongRanks:
     """One of the ranks of a run; each takes samples with about as many tokens as the others'."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Share with these ranks."""
+    def __init__(self, ranks: Ranks, *, in_lockstep: bool = False) -> None:
+        """Share with these ranks; in lockstep, a share is worked at together and nothing breaks it off."""
         self._ranks = ranks
+        self._in_lockstep = in_lockstep
+
+    def _meet(self, at: str, share: Callable[[], bytes]) -> list[bytes]:
+        if not self._in_lockstep:
+            return self._ranks.together(at, share)
+        done = share()
+        return self._ranks.together(at, lambda: done)
 
     def rows(
         self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
@@ -73,7 +81,7 @@ class AmongRanks:
             return packed(None, {str(k): row for k, row in enumerate(own)})
 
         found: dict[int, Tensor] = {}
-        for chosen, part in zip(dealt, self._ranks.together("score", share), strict=True):
+        for chosen, part in zip(dealt, self._meet("score", share), strict=True):
             _, rows = unpacked(part)
             found |= {k: rows[str(place)] for place, k in enumerate(chosen)}
         return [found[k] for k in range(len(samples))]
@@ -83,10 +91,7 @@ class AmongRanks:
     ) -> UpdateSums:
         """Accumulate this rank's samples and add up what all ranks have accumulated."""
         own = [samples[k] for k in deal(samples, self._ranks.size)[self._ranks.rank]]
-        parts = [
-            unpacked(part)
-            for part in self._ranks.together("update", lambda: _part(accumulate(own), learners))
-        ]
+        parts = [unpacked(part) for part in self._meet("update", lambda: _part(accumulate(own), learners))]
         with_gradient = {name: set[int]() for name in learners}
         joined = UpdateSums()
         for plain, tensors in parts:
@@ -100,6 +105,11 @@ class AmongRanks:
         return joined
 
 
+def _is_own(gradient: Tensor | None) -> bool:
+    """Return whether a gradient is this process's alone; one that is shared out was summed where it was made."""
+    return gradient is not None and not isinstance(gradient, DTensor)
+
+
 def _gradient(learner: Learner, number: int) -> Tensor:
     parameter = list(learner.parameters.values())[number]
     if parameter.grad is None:
@@ -109,7 +119,7 @@ def _gradient(learner: Learner, number: int) -> Tensor:
 
 def _part(sums: UpdateSums, learners: Mapping[str, Learner]) -> bytes:
     gradients = {
-        name: [k for k, p in enumerate(learner.parameters.values()) if p.grad is not None]
+        name: [k for k, p in enumerate(learner.parameters.values()) if _is_own(p.grad)]
         for name, learner in learners.items()
     }
     plain = {

@@ -95,6 +95,8 @@ class Updater:
         learners = self._learners.by_name
         try:
             sums = self._sharing.summed(samples, partial(self._accumulate, objective), learners)
+            for name in sorted(sums.bad):
+                self._bad_loss(name)
             if fresh:
                 self._compare(sums.gaps, samples, totals)
             for name in learners:
@@ -115,7 +117,6 @@ class Updater:
                     loss, gap_K = self._loss(objective, part, output)
                     learner = self._learners.by_name[name]
                     if not bool(torch.isfinite(loss.total)):
-                        self._bad_loss(name)
                         sums.bad.add(name)
                         continue
                     sums.add(name, loss)
@@ -124,6 +125,7 @@ class Updater:
                     sums.gaps.extend([] if gap_K is None else [(name, gap_K)])
                     factor = objective.critic_coefficient if isinstance(output, Tensor) else 1.0
                     losses.append(learner.scaled(loss.total * factor))
+                losses += self._forward.ties()
                 if losses:
                     torch.autograd.backward(losses)
         return sums

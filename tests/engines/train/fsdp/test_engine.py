@@ -1,0 +1,114 @@
+"""A base that is shared out over processes learns and says what a whole one does; here over a group of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.support.ranks import free_port
+from tests.support.tiny import (
+    LORA,
+    frozen_copy,
+    related_samples,
+    same_bits,
+    stir,
+    tiny_model,
+    with_behaviour,
+)
+from torch.distributed.tensor import DTensor
+
+from kapelle.algorithms.sft import negative_log_likelihood
+from kapelle.engines.train.fsdp.engine import FsdpTrainEngine
+from kapelle.engines.train.fsdp.settings import Fsdp
+from kapelle.engines.train.protocol import Objective, TrainEngine, TrainSetup, UpdateLimits
+from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.engines.train.torch.placement import laid_like, whole
+from kapelle.errors import ConfigError
+from kapelle.models.weights import save_model, weights_hash
+from kapelle.runtime.rank_group import RankGroup
+from kapelle.runtime.ranks import Seat
+from kapelle.settings.schema import OptimizerConfig
+from kapelle.team import Policy
+
+NLL = Objective(negative_log_likelihood)
+ROUNDING = 1e-6
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[RankGroup]:
+    made = RankGroup(Seat(0, 1, "127.0.0.1", free_port(), 0), 30.0)
+    yield made
+    made.leave()
+
+
+def setup(policy: Policy, **over: Any) -> TrainSetup:
+    optimizer, limits = OptimizerConfig(lr=1e-2, eps=1e-4), UpdateLimits(microbatch_tokens=20)
+    return replace(TrainSetup({"base": tiny_model()}, [policy], [], optimizer, limits, 0), **over)
+
+
+def learned(engine: TrainEngine, policy: Policy) -> dict[str, Any]:
+    if policy.lora is not None:
+        stir(engine.weights("a"), 1)
+    samples = with_behaviour(engine, related_samples(["a"]))
+    for _ in range(2):
+        engine.update(samples, replace(NLL, parity=False))
+    return {"scores": engine.score(samples), "weights": frozen_copy(engine.weights("a"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_it_learns_what_the_whole_base_learns(group: RankGroup, lora: Any, tmp_path: Any) -> None:
+    policy = Policy("a", lora=lora)
+    sharded = FsdpTrainEngine(setup(policy, ranks=group))
+    one, other = learned(sharded, policy), learned(TorchTrainEngine(setup(policy)), policy)
+    for name, tensor in one["weights"].items():
+        assert float((tensor - other["weights"][name]).abs().max()) < ROUNDING
+    for here, there in zip(one["scores"], other["scores"], strict=True):
+        assert float((here - there).abs().max()) < 1e-5
+    if lora is None:
+        assert any(isinstance(p, DTensor) for p in sharded.learners["a"].parameters.values())
+        model = sharded._own.model_of("a")
+        held = weights_hash(model.base_parameters())
+        save_model(tmp_path, model)
+        assert weights_hash(model.base_parameters()) == held
+
+
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_its_state_is_whole_and_goes_to_the_engine_torch_and_back(group: RankGroup, lora: Any) -> None:
+    policy = Policy("a", lora=lora)
+    sharded, plain = FsdpTrainEngine(setup(policy, ranks=group)), TorchTrainEngine(setup(policy))
+    learned(sharded, policy)
+    state = sharded.state()
+    plain.load_state(state)
+    assert same_bits(plain.state(), state)
+    assert same_bits(plain.weights("a"), sharded.weights("a"))
+    again = FsdpTrainEngine(setup(policy, ranks=group))
+    again.load_state(plain.state())
+    assert same_bits(again.state(), state)
+    assert same_bits(again.weights("a"), sharded.weights("a"))
+    doubled = {name: tensor.detach() * 2 for name, tensor in sharded.weights("a").items()}
+    again.load_weights("a", doubled)
+    assert same_bits(again.weights("a"), doubled)
+    assert list(again.publish()) == ["a"]
+
+
+def test_tensors_that_are_whole_stay_as_they_are() -> None:
+    tensor = tiny_model().base_parameters()["model.norm.weight"]
+    assert whole(tensor) is tensor
+    assert laid_like(tensor, tensor) is tensor
+    assert whole(3) == 3
+
+
+def test_what_cannot_be_sharded(group: RankGroup) -> None:
+    with pytest.raises(ConfigError, match=r"'a' trains all weights .* needs a frozen copy"):
+        Fsdp().build(setup(Policy("a"), ranks=Two(), references=True))
+    assert isinstance(Fsdp().build(setup(Policy("a"))), TorchTrainEngine)
+
+
+class Two:
+    """Ranks that never meet."""
+
+    rank, size = 0, 2
+    together = add = None
