@@ -45,6 +45,7 @@ REACHED = {
     "kapelle.engines.rollout.gathering": "tests/engines/rollout/test_contract.py::TestAnswers::test_each_request_gets_its_own_answer",
     "kapelle.engines.rollout.local.decode_batch": "tests/engines/rollout/local/test_engine.py::TestFaults::test_everybody_hears_of_a_failure_and_the_engine_goes_on",
     "kapelle.engines.rollout.local.padded_rows": "tests/engines/rollout/local/test_decode.py::test_the_lean_pass_says_what_transformers_says",
+    "kapelle.engines.train.fsdp.sharded": "tests/engines/train/fsdp/test_engine.py::test_its_state_is_whole_and_goes_to_the_engine_torch_and_back",
     "kapelle.engines.train.parity": "tests/engines/train/torch/test_engine.py::TestParity::test_the_bound_can_be_said",
     "kapelle.engines.train.torch.forward": "tests/engines/train/torch/test_engine.py::TestGradient::test_packed_and_split_it_is_that_of_each_sequence_alone",
     "kapelle.engines.train.torch.learners": "tests/engines/train/torch/test_isolation.py::TestIsolation::test_only_who_learns_changes",
