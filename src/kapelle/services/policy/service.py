@@ -50,7 +50,7 @@ class PolicyService:
 
     async def health(self, call: Call) -> Answer:
         """Return that it serves, and how much."""
-        busy, most = self._admission.under_way, self._admission.limits.calls
+        busy, most = self.under_way, self._admission.limits.calls
         return Answer({"status": "ok", "under_way": busy, "room": most - busy})
 
     async def models(self, call: Call) -> Answer:
@@ -111,6 +111,11 @@ class PolicyService:
         if request.stream:
             return await _begun(ticket.bounded(chat.chunks(answers)), {})
         return Answer(await chat.whole(answers))
+
+    @property
+    def under_way(self) -> int:
+        """How many answers are being made."""
+        return self._admission.under_way
 
     @property
     def names(self) -> list[str]:

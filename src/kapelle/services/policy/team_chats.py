@@ -49,7 +49,7 @@ class TeamChat:
         async with aclosing(answers) as told:  # type: ignore[type-var]
             async for each in told:
                 if isinstance(each, Spoken):
-                    said = {"agent": each.agent, "text": each.text, "begins": each.begins}
+                    said = {"agent": each.agent, "text": each.text, "begins": each.begins, "ends": each.ends}
                     yield chunk_row(self.head, each.choice, {"content": ""}, None, None, said)
                     continue
                 played.append(each)

@@ -1,0 +1,102 @@
+"""Tools in OpenAI's form and in the agents' own, there and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kapelle.engines.rollout.protocol import Completion
+from kapelle.services.http.refusals import Refusal
+from kapelle.services.policy.chat_form import read_request
+from kapelle.services.policy.completions import message_of
+from kapelle.services.policy.conversation import read_messages
+from kapelle.services.policy.sessions import Sessions
+from kapelle.types import Turn
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+TEXT = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1.50, "b": [true, null, "x"]}}\n</tool_call>'
+
+
+def body(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "model": "duo/first",
+        "messages": [{"role": "user", "content": "1+2?"}, *messages],
+        "tools": [TOOL],
+        **more,
+    }
+
+
+def answer(text: str) -> tuple[dict[str, Any], str]:
+    return message_of(Completion((1,), (0.0,), "stop", text, 0, ""), tools=True)
+
+
+def test_an_agent_reads_of_tools_where_agents_of_ours_do() -> None:
+    request = read_request(body())
+    [system, user] = read_messages(request.messages, request.tools, "Be brief.")
+    assert (system.role, system.content) == ("system", "Be brief.")
+    assert user.content.startswith("You can call these tools:\n<tools>\n")
+    assert json.dumps(TOOL["function"]["name"]) in user.content  # type: ignore[index]
+    assert user.content.endswith("\n\n1+2?")
+
+
+def test_a_text_that_calls_is_a_call() -> None:
+    message, reason = answer(TEXT)
+    assert reason == "tool_calls"
+    assert message["content"] == "I add."
+    [call] = message["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert json.loads(call["function"]["arguments"]) == {"a": 1.5, "b": [True, None, "x"]}
+    assert call["id"] != answer(TEXT)[0]["tool_calls"][0]["id"]
+
+
+@pytest.mark.parametrize("text", ["3", '<tool_call>\n{"name": "add"', "<tool_call></tool_call>"])
+def test_a_text_that_breaks_the_form_stays_a_text(text: str) -> None:
+    message, reason = answer(text)
+    assert (message["content"], reason) == (text, "stop")
+    assert "tool_calls" not in message
+
+
+def test_a_call_and_its_result_are_read_as_tools_of_ours_are() -> None:
+    called, _ = answer(TEXT)
+    request = read_request(body(called, {"role": "tool", "tool_call_id": "1", "content": "3.5"}))
+    *_, said, result = read_messages(request.messages, request.tools, None)
+    assert said.content.startswith("I add.\n<tool_call>\n")
+    assert (
+        json.loads(said.content.split("<tool_call>\n")[1].split("\n</tool_call>")[0])["arguments"]["a"] == 1.5
+    )
+    assert (result.role, result.content) == ("tool", "3.5")
+
+
+def test_a_conversation_goes_on_after_a_call_however_its_arguments_are_written() -> None:
+    """A client may parse a call and write it anew: other spaces, other order, 1.50 as 1.5."""
+    sessions = Sessions()
+    place = sessions.place("first", read_request(body()), None)
+    turn = Turn("first", "p", 0, "", -1, 0, (1,), (2,), (0.0,), "stop", TEXT)
+    sessions.keep(place, turn)
+    called, _ = answer(TEXT)
+    function = called["tool_calls"][0]["function"]
+    function["arguments"] = json.dumps(dict(reversed(json.loads(function["arguments"]).items())), indent=1)
+    result = {"role": "tool", "tool_call_id": "x", "content": "3.5"}
+    again = sessions.place("first", read_request(body(called, result)), None)
+    assert again.session is place.session
+    assert again.after is not None
+    assert again.after.turn.text == TEXT
+    assert [message.text for message in again.heard] == ["3.5"]
+    function["arguments"] = '{"a": 2}'
+    assert sessions.find("first", read_request(body(called, result)), None) is None, "it never called that"
+    assert sessions.find("second", read_request(body(called, result)), None) is None, "nor did another agent"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{"}}]},
+    ],
+)
+def test_calls_that_are_none_are_refused(message: dict[str, Any]) -> None:
+    request = read_request(body(message))
+    with pytest.raises(Refusal):
+        read_messages(request.messages, request.tools, None)
