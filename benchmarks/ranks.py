@@ -17,7 +17,7 @@ import subprocess
 import sys
 from typing import Any
 
-STEPS, FIRST, ROUNDS = 6, 2, 3
+STEPS, FIRST, ROUNDS = 4, 1, 3
 PARTS = ("time/step", "time/generate", "time/update", "time/score")
 SETTINGS: dict[str, Any] = {
     "model": {"embedded": {"hidden": 320, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate": 880}},

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from kapelle.cli.output import complain, leave_ranks_here, say
+from kapelle.cli.output import complain, complain_of_defect, leave_ranks_here, say
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import exit_code, leave, termination
 from kapelle.errors import KapelleError
@@ -56,10 +56,13 @@ def _code(argv: Sequence[str]) -> int:
             return EXIT_PIPE
         except Exception as error:
             refused = refusal(error)
-            if refused is None:
+            if refused is not None:
+                complain(refused)
+                return EXIT_WRONG
+            code = complain_of_defect(error)
+            if code is None:
                 raise
-            complain(refused)
-            return EXIT_WRONG
+            return code
 
 
 def _run(argv: Sequence[str]) -> int:

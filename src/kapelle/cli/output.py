@@ -92,6 +92,15 @@ def _seat() -> Seat | None:
         return None
 
 
+def complain_of_defect(error: Exception) -> int | None:
+    """Print an unexpected error once for all ranks and return the exit code; None for a process alone, which raises it."""
+    if _seat() is None:
+        return None
+    from kapelle.runtime.rank_group import say_defect
+
+    return say_defect(error)
+
+
 def leave_ranks_here() -> None:
     """Leave the other ranks of a run, once all are done."""
     held = sys.modules.get("kapelle.runtime.rank_group")

@@ -25,7 +25,7 @@ from kapelle import errors
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by
 from kapelle.runtime.ranks import ALONE, Ranks, Seat, seat_here
-from kapelle.runtime.roll_call import RollCall
+from kapelle.runtime.roll_call import EXIT_WRONG, RollCall
 
 BUCKET = 1 << 23
 """Most numbers that are summed at once; small tensors share a call."""
@@ -155,13 +155,20 @@ class RankGroup:
             )
 
     def _lost(self, at: str, error: Exception) -> EngineError:
-        rank, why = self.roll.why_lost()
-        self.heard = self.roll.failure() is not None
-        if rank is None:
-            text = f"{why} at '{at}': {_first_line(error)}"
+        gone = self.end_behind(error)
+        if gone is None:
+            text = f"a connection between two ranks broke at '{at}': {_first_line(error)}"
             return EngineError(f"Rank {self.rank} lost the others: {text}. Resume the run.")
+        return EngineError(gone)
+
+    def end_behind(self, error: Exception) -> str | None:
+        """Return which rank's end an error of torch comes from; None where all are there."""
+        rank, why = self.roll.why_lost() if isinstance(error, RuntimeError) else (None, "")
+        if rank is None:
+            return None
+        self.heard = self.roll.failure() is not None
         self.roll.fail_for(rank, why)
-        return EngineError(f"Rank {rank} is gone: {why}. Resume the run from its last checkpoint.")
+        return f"Rank {rank} is gone: {why}. Resume the run from its last checkpoint."
 
     def leave(self, failure: str | None = None) -> None:
         """Leave the group: after all have come so far, or with the reason of a failure."""
@@ -216,6 +223,13 @@ def say_for_all(reason: str) -> None:
         return
     roll.fail(reason)
     roll.say_once(say, after_others=after_others)
+
+
+def say_defect(error: Exception) -> int:
+    """Print what an unexpected error comes to, once for all ranks: another one's end, or its traceback. Return the exit code."""
+    gone = _joined[0].end_behind(error) if _joined else None
+    say_for_all("".join(traceback.format_exception(error)) if gone is None else f"kapelle: {gone}")
+    return 1 if gone is None else EXIT_WRONG
 
 
 def _prefix() -> str:
