@@ -66,6 +66,7 @@ def say(client: OpenAI, agent: str, messages: list[Any]) -> Any:
     return said
 
 
+@pytest.mark.slow
 def test_two_agents_learn_from_a_programs_rewards() -> None:
     tasks: list[dict[str, Any]] = []
 
