@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
 from kapelle.services.policy.serving import Limits, PolicyServer, serve_policy
@@ -103,3 +106,14 @@ def test_a_body_that_is_too_long_is_not_read(
 def test_a_compressed_body_is_refused(server: PolicyServer, web: httpx.Client) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     assert web.post(f"{server.url}/v1/chat/completions", content=b"x", headers=headers).status_code == 415
+
+
+def test_tls_files_that_are_none_are_refused_before_anything_is_served(play: Play, tmp_path: Path) -> None:
+    files: dict[str, Any] = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+    for file in files.values():
+        file.write_text("no certificate")
+    with (
+        pytest.raises(ConfigError, match=r"cert\.pem and .*key\.pem cannot be used"),
+        serve_policy(play, "duo", Binding(**files), Limits()),
+    ):
+        pytest.fail("it serves")

@@ -54,6 +54,13 @@ class HttpServer:
             ssl_certfile=binding.certificate,
             ssl_keyfile=binding.key,
         )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one
+            self._socket.close()
+            raise ConfigError(
+                f"The TLS files {binding.certificate} and {binding.key} cannot be used: {error.strerror or error}."
+            ) from None
         self._server: Server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="kapelle-http", daemon=True)
         self._started = threading.Event()
@@ -68,6 +75,7 @@ class HttpServer:
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             self._started.wait(0.005)
+        assert self._server.started, "its port is bound and its settings are loaded"
 
     def drain(self, seconds: float) -> bool:
         """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`."""

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 
 from kapelle.errors import did_you_mean
 from kapelle.services.http.application import SESSION, Answer, Call, Route, Stream
@@ -67,11 +66,7 @@ class PolicyService:
         model = self._known(request.model)
         ticket = self._admission.admit(request.n)
         try:
-            ask = (
-                partial(self._ask_team)
-                if model == self.name
-                else partial(self._ask_agent, model.rpartition("/")[2])
-            )
+            ask = self._ask_team if model == self.name else self._ask_agent
             async with asyncio.timeout_at(ticket.until):
                 answer = await ask(model, request, call, ticket)
         except TimeoutError:
@@ -85,9 +80,9 @@ class PolicyService:
         return answer
 
     async def _ask_agent(
-        self, agent: str, model: str, request: ChatRequest, call: Call, ticket: Ticket
+        self, model: str, request: ChatRequest, call: Call, ticket: Ticket
     ) -> Answer | Stream:
-        chat, messages = read_chat(self._agents, model, agent, request)
+        chat, messages = read_chat(self._agents, model, model.rpartition("/")[2], request)
         if self._recorder is not None:
             chat, answers = await self._recorder.answers(chat, messages, call, ticket)
         else:

@@ -1,0 +1,60 @@
+"""How much a server takes on, and for how long."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.policy.serving import Limits, PolicyServer, serve_policy
+
+ASKED: dict[str, Any] = {
+    "model": "duo/first",
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 200,
+}
+
+
+def test_more_answers_than_there_is_room_for_are_told_to_come_again(play: Play, web: httpx.Client) -> None:
+    with serve_policy(play, "duo", Binding(), Limits(calls=2)) as server:
+        url = f"{server.url}/v1/chat/completions"
+        said = web.post(url, json={**ASKED, "n": 3})
+        assert (said.status_code, said.json()["error"]["code"]) == (429, "queue_full")
+        assert said.headers["retry-after"] == "1"
+        assert web.post(url, json={**ASKED, "n": 2, "max_tokens": 1}).status_code == 200
+        assert server.service.under_way == 0
+
+
+@pytest.mark.parametrize("model", ["duo/first", "duo"])
+def test_what_takes_too_long_ends(play: Play, web: httpx.Client, model: str) -> None:
+    with serve_policy(play, "duo", Binding(), Limits(seconds=0.001)) as server:
+        said = web.post(f"{server.url}/v1/chat/completions", json={**ASKED, "model": model})
+        assert (said.status_code, said.json()["error"]["type"]) == (504, "timeout_error")
+        streamed = web.post(
+            f"{server.url}/v1/chat/completions", json={**ASKED, "model": model, "stream": True}
+        )
+        last = streamed.text.removeprefix("data: ").strip().split("\n\ndata: ")[-1]
+        assert json.loads(last)["error"]["code"] == "timeout"
+        assert server.service.under_way == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_callers_that_vanish_leave_nothing_behind(
+    server: PolicyServer, web: httpx.Client, *, stream: bool
+) -> None:
+    body = json.dumps({**ASKED, "n": 4, "stream": stream}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    for _ in range(8):
+        with socket.create_connection(("127.0.0.1", server.http.port)) as connection:
+            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+    deadline = time.monotonic() + 60.0
+    while server.service.under_way and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.service.under_way == 0
+    assert web.post(f"{server.url}/v1/chat/completions", json={**ASKED, "max_tokens": 1}).status_code == 200
