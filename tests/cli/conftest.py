@@ -87,11 +87,13 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a model is loaded")
 
-    for place in (
-        "setup.model_loading.load_language_model",
-        "setup.model_loading.load_models",
-        "training.starting.warmed_bases",
+    for (
+        place
+    ) in (  # who imports a name before whom it comes from: what is imported here first must find the real one
         "training.warmup_stage.load_models",
+        "training.starting.warmed_bases",
+        "setup.model_loading.load_models",
+        "setup.model_loading.load_language_model",
     ):
         monkeypatch.setattr(f"kapelle.{place}", refuse)
 
