@@ -13,9 +13,17 @@ from openai import OpenAI
 from tests.support.serving import Watching
 from tests.support.tiny import sections
 
+from kapelle.environments.external.switchboard import Seat, Switchboard
 from kapelle.errors import ConfigError
+from kapelle.services.http.application import Call
+from kapelle.services.policy.agents import Agents
+from kapelle.services.policy.chat_form import read_request
+from kapelle.services.policy.chats import read_chat
+from kapelle.services.policy.engine_thread import EngineThread
+from kapelle.services.policy.outside import OutsideDesk
 from kapelle.training.loop import Step
 from kapelle.training.trainer import Trainer
+from kapelle.types import Task
 
 Play = Callable[[OpenAI, dict[str, Any]], None]
 
@@ -177,3 +185,21 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
         trainer(Watching(), episode={"environment_workers": 1})
     with pytest.raises(ConfigError, match=r"training\.overlap: false"):
         trainer(Watching(), training={"steps": 1, "overlap": True, "max_staleness": 1})
+
+
+async def test_sessions_of_programs_that_broke_off_make_room() -> None:
+    """Each of very many episodes ends without a reward, after a call."""
+    board = Switchboard("", None)
+    with trainer(Watching()) as made:
+        desk = OutsideDesk(board, Agents(made.play, EngineThread()))
+        body = {"model": "team/planner", "messages": [{"role": "user", "content": "x"}]}
+        request = read_request(body)
+        chat, _ = read_chat(desk._agents, "team/planner", "planner", request)
+        for number in range(1100):
+            seat = Seat(f"e-{number}", Task("t", ""), 0, ("planner", "coder"))
+            board.give(seat)
+            call = Call("", seat.name, {}, body)
+            place = await desk._place(chat, call)
+            assert place.session.name == seat.name
+            board.withdraw(seat)
+        assert len(desk.sessions) < 10

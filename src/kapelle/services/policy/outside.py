@@ -86,6 +86,7 @@ class OutsideDesk(Recorder):
         return seat
 
     async def _place(self, chat: Chat, call: Call) -> Place:
+        self.sessions.forget(lambda session: self._board.seat(session) is None)
         name = call.session
         if name is None:
             found = self.sessions.find(chat.agent, chat.request, None)

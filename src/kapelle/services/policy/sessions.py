@@ -11,7 +11,7 @@ import hashlib
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kapelle.services.http.refusals import Refusal, busy
@@ -113,6 +113,11 @@ class Sessions:
             )
         return self._open.pop(name)
 
+    def forget(self, over: Callable[[str], bool]) -> None:
+        """Drop the sessions that are over without a reward, told by their names."""
+        for name in [name for name in self._open if over(name)]:
+            del self._open[name]
+
     def find(self, agent: str, request: ChatRequest, name: str | None) -> tuple[Node, int] | None:
         """Return the answer that a conversation continues, and how many messages end with it; None where it begins.
 
@@ -180,7 +185,7 @@ def _extended(digest: bytes, what: Json) -> bytes:
 def _read(arguments: str) -> Json:
     try:
         return _plain(json.loads(arguments))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, OverflowError):
         return arguments
 
 
