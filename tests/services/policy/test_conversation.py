@@ -89,6 +89,13 @@ def test_a_conversation_goes_on_after_a_call_however_its_arguments_are_written()
     assert sessions.find("second", read_request(body(called, result)), None) is None, "nor did another agent"
 
 
+def test_a_number_beyond_floats_is_read_as_any_other() -> None:
+    sessions = Sessions()
+    function = {"name": "add", "arguments": f'{{"a": -{10**400}}}'}
+    called = {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}
+    assert sessions.place("first", read_request(body(called)), None).after is None
+
+
 @pytest.mark.parametrize(
     "message",
     [

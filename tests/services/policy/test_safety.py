@@ -43,6 +43,7 @@ CREDENTIALS: Mapping[str, tuple[dict[str, str], int | None]] = {
     "other name": ({"authorization": f"Bearer {TOKEN}", "host": "evil.example"}, 421),
     "no name": ({"authorization": f"Bearer {TOKEN}", "host": ""}, 421),
     "other page": ({"authorization": f"Bearer {TOKEN}", "origin": "https://evil.example"}, 403),
+    "page of no address": ({"authorization": f"Bearer {TOKEN}", "origin": "http://["}, 403),
     "page of a file": ({"authorization": f"Bearer {TOKEN}", "origin": "null"}, 403),
     "right": ({"authorization": f"Bearer {TOKEN}"}, None),
     "right password": ({"authorization": basic(TOKEN)}, None),
@@ -73,6 +74,13 @@ def test_every_route_is_behind_the_same_check(guarded: PolicyServer) -> None:
                     assert TOKEN not in said.text
                     if method != "HEAD":
                         assert set(said.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("session", ["", "a b", "x" * 129])
+def test_a_session_without_a_name_is_refused(server: PolicyServer, web: httpx.Client, session: str) -> None:
+    for path, headers in [(f"/sessions/{session}", {}), ("", {"x-kapelle-session": session})]:
+        said = web.post(f"{server.url}{path}/v1/chat/completions", json={}, headers=headers)
+        assert (said.status_code, said.json()["error"]["param"]) == (400, "x-kapelle-session")
 
 
 def test_a_page_of_its_own_may_call(guarded: PolicyServer, web: httpx.Client) -> None:

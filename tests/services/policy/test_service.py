@@ -91,6 +91,7 @@ def test_choices_are_drawn_apart_and_repeat_with_their_seed(client: OpenAI) -> N
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": -1.0}, "temperature"),
+        ({"temperature": 1e-40}, "temperature"),
         ({"extra_body": {"guided_json": {}}}, "guided_json"),
     ],
 )

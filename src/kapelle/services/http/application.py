@@ -131,7 +131,7 @@ class Application:
         if method == "POST":
             check_body(headers, MOST_BYTES)
             body = _parsed(await _body(receive))
-        call = Call(rest, session or headers.get(SESSION), headers, body)
+        call = Call(rest, headers.get(SESSION) if session is None else session, headers, body)
         if call.session is not None and not _is_name(call.session):
             raise wrong("A session's name has 1 to 128 letters, digits and any of `._-`.", SESSION)
         return await _until_gone(route.handler(call), receive)

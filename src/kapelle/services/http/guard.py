@@ -36,7 +36,7 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
             {"www-authenticate": 'Basic realm="kapelle", charset="UTF-8"'},
         )
     origin = headers.get("origin")
-    if method not in SAFE and origin is not None and urlsplit(origin).netloc.lower() != named.lower():
+    if method not in SAFE and origin is not None and _place(origin) != named.lower():
         raise Refusal(403, "Pages of other sites may not call this service.", None, "wrong_origin")
 
 
@@ -69,6 +69,14 @@ def _token(authorization: str | None) -> str | None:
     try:
         return base64.b64decode(given, validate=True).decode().partition(":")[2]
     except (binascii.Error, ValueError):
+        return None
+
+
+def _place(origin: str) -> str | None:
+    """Return the host and port of a page's origin; None for a text that is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
         return None
 
 

@@ -12,6 +12,8 @@ from kapelle.types import Json, Sampling
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
+LEAST_TEMPERATURE = 1e-10
+"""Above 0; by less, logits grow beyond float32."""
 LONGEST_STOP = 1024
 """Characters of one stop string."""
 
@@ -120,6 +122,13 @@ class ChatRequest(_Strict):
     user: str | None = None
     metadata: dict[str, str] = {}
     safety_identifier: str | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _tempers(cls, value: float | None) -> float | None:
+        if value is not None and 0.0 < value < LEAST_TEMPERATURE:
+            raise ValueError(f"takes 0, which is greedy, or {LEAST_TEMPERATURE} and more")
+        return value
 
     @field_validator("stop")
     @classmethod
