@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,16 @@ class TestRequests:
         assert len(serving.servers[-1].adapters) == 2
         engine.close()
         assert serving.servers[-1].adapters == {}
+
+    def test_two_processes_of_a_run_share_a_server(
+        self, engine: VllmEngine, serving: Serving, tmp_path: Path
+    ) -> None:
+        there = partial(served.serve_at, serving.servers[-1].url)
+        other = VllmEngine({"base": base()}, POLICIES, there, tmp_path / "other", restarts=False)
+        mine, theirs = (asyncio.run(ask(each, [ask_for("a", 3)]))[0] for each in (engine, other))
+        assert mine == theirs
+        other.close()
+        assert asyncio.run(ask(engine, [ask_for("a", 3)])) == [mine]
 
     def test_a_key_is_sent_if_there_is_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VLLM_API_KEY", "secret")

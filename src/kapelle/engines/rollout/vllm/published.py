@@ -7,6 +7,7 @@ used. Every publish therefore makes a new name, and the old files go as soon as 
 from __future__ import annotations
 
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers = count(1)
+        self._own = secrets.token_hex(4)
+        """Part of every name: several processes may publish to one server."""
 
     def begin(self, policy: Policy, model: LanguageModel) -> Held:
         """Return a policy as it is in the trainer's memory; its adapter is written here."""
@@ -60,7 +63,7 @@ class Shelf:
         """Write a policy's adapter under a name that was never used."""
         assert held.policy.lora is not None
         number = next(self._numbers)
-        name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', held.policy.name)}-{version}-{number}"
+        name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', held.policy.name)}-{version}-{number}-{self._own}"
         with _writing(f"the adapter of policy '{held.policy.name}'", self._folder):
             save_adapter(
                 self._folder / name, weights, named(layers_of(held.model.model), held.policy.lora), "base"
