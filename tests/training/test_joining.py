@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kapelle.errors import ConfigError
 from kapelle.runtime.ranks import ALONE
+from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 from kapelle.training.joining import check_same_run, join_ranks, of_the_first
@@ -50,6 +51,22 @@ def test_what_needs_a_single_process(setting: dict[str, object]) -> None:
     config = resolve(sections(training=training))
     with pytest.raises(ConfigError, match=f"`training.{next(iter(setting))}"):
         check_same_run(Second(), config, prepare(config).team, {})
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong"),
+    [({"port": 0}, "without a `command`"), ({"command": ["true"]}, r"`environment\.port`")],
+)
+def test_outside_programs_are_started_by_each_process(setting: dict[str, object], wrong: str) -> None:
+    def outside(**given: object) -> RunConfig:
+        environment = {"name": "external", **given}
+        return resolve(sections(environment=environment, workflow={"name": "external"}))
+
+    config = outside(**setting)
+    with pytest.raises(ConfigError, match=wrong):
+        check_same_run(Second(), config, prepare(config).team, {})
+    config = outside(command=["true"], port=0)
+    check_same_run(Second(), config, prepare(config).team, {})
 
 
 def test_without_a_launcher_a_run_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

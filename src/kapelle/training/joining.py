@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kapelle.environments.external import External
 from kapelle.errors import ConfigError
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, seat_here, told
 from kapelle.runtime.trees import leaves
-from kapelle.settings.schema import RunConfig, TrainingConfig
+from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
 from kapelle.training.circumstances import circumstances
 from kapelle.training.observer import Silent
@@ -34,7 +35,7 @@ def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapp
     """
     if ranks.size == 1:
         return
-    _refuse_what_one_process_does(ranks, config.training)
+    _refuse_what_one_process_does(ranks, config)
     own = {f"`{key}`": value for key, value in leaves(config.model_dump(mode="json"), "")}
     for kind, found in circumstances(config, team, began_from).items():
         if kind != "machine":
@@ -45,7 +46,8 @@ def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapp
     check_same(ranks, "start", own)
 
 
-def _refuse_what_one_process_does(ranks: Ranks, training: TrainingConfig) -> None:
+def _refuse_what_one_process_does(ranks: Ranks, config: RunConfig) -> None:
+    training, environment = config.training, config.environment
     if training.overlap:
         raise ConfigError(
             f"`training.overlap` samples in a second process, but {ranks.size} processes share the sampling already. Set "
@@ -55,6 +57,16 @@ def _refuse_what_one_process_does(ranks: Ranks, training: TrainingConfig) -> Non
         raise ConfigError(
             f"`training.partial_rollouts` leaves groups to the next step when enough others are done, which none of {ranks.size} "
             "processes knows of the others'. Set `training.partial_rollouts: 0`, or train in one process."
+        )
+    if isinstance(environment, External) and not environment.command:
+        raise ConfigError(
+            f"`environment.name: external` without a `command` waits for programs that call one server, but each of {ranks.size} "
+            "processes serves its own episodes. Name the program in `environment.command`, or train in one process."
+        )
+    if isinstance(environment, External) and environment.port:
+        raise ConfigError(
+            f"`environment.port` is {environment.port}, but each of {ranks.size} processes serves its own episodes on a port of "
+            "its own. Set `environment.port: 0`."
         )
 
 
