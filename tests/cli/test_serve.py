@@ -22,6 +22,8 @@ from tests.cli.conftest import Kapelle, Said
         (["policy", "run", "--host", "0.0.0.0"], "that needs TLS .* and a token"),  # noqa: S104
         (["policy", "run", "--port", "99999"], "port 99999"),
         (["policy", "run", "--calls", "0"], "--calls"),
+        (["policy", "run", "--timeout", "0"], "--timeout"),
+        (["policy", "run", "--timeout", "nan"], "--timeout"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(kapelle: Kapelle, words: list[str], said: str) -> None:

@@ -56,6 +56,7 @@ def test_exit_codes_say_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> N
         phase["total"] for phase in row["processes"][0]["phases"].values()
     )
     assert main(["plan", "demo", "--gpu-memory", "none"]) == 2
+    assert main(["plan", "demo", "--gpu-memory", "1e300"]) == 2
 
 
 def test_a_second_process_has_weights_of_its_own() -> None:

@@ -288,7 +288,7 @@ def _launch(parser: argparse.ArgumentParser) -> None:
 
 def _gigabytes(text: str) -> float:
     number = float(text)
-    if not 0.0 < number < float("inf"):
+    if not 0.0 < number < 1e9:
         raise argparse.ArgumentTypeError(f"{text} is no amount of memory")
     return number
 

@@ -47,7 +47,7 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=_positive(float),
         default=SECONDS,
         metavar="S",
         help=f"seconds that one call may take ({SECONDS:g})",

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from openai import APIStatusError, NotFoundError, OpenAI
 
+from kapelle.errors import DataError
 from kapelle.rollout.play import Play
-from kapelle.services.policy.recording import read_recorded
+from kapelle.services.policy.recording import FILE, EpisodeFile, read_recorded
 from kapelle.types import Episode
 
 Messages = list[Any]
@@ -146,3 +147,15 @@ def test_a_reward_that_is_none(client: OpenAI, body: dict[str, Any], status: int
         reward(client, name, **body)
     assert refused.value.status_code == status
     assert reward(client, name, reward=0.0)["turns"] == 1, "the session is still there"
+
+
+def test_a_line_that_was_never_finished_is_cut_off(tmp_path: Path, recorded: Path, client: OpenAI) -> None:
+    reward(client, session_of(say(client, [{"role": "user", "content": "one"}])), reward=1.0)
+    line = (recorded / FILE).read_bytes().splitlines(keepends=True)[-1]
+    (tmp_path / FILE).write_bytes(line + line[:100])
+    assert len(read_recorded(tmp_path)) == 1
+    EpisodeFile(tmp_path, ("first", "second")).close()
+    assert (tmp_path / FILE).read_bytes() == line
+    (tmp_path / FILE).write_bytes(line + b"{\n" + line)
+    with pytest.raises(DataError, match="Line 2 "):
+        EpisodeFile(tmp_path, ("first", "second"))

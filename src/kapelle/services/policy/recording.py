@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from kapelle.errors import OutputError
+from kapelle.errors import DataError, OutputError
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http.application import Answer, Call, Route
 from kapelle.services.http.refusals import Refusal
@@ -170,7 +170,9 @@ class EpisodeFile:
             self.path = folder / FILE
             self._written = 0
             if self.path.exists():
-                for episode in read_recorded(folder):
+                whole = _whole(self.path)
+                os.truncate(self.path, len(whole))  # of a process that was killed while it wrote
+                for episode in _episodes(whole):
                     self._groups.setdefault(episode.task.id, len(self._groups))
                     self._written += 1
             self._file = self.path.open("ab")
@@ -207,6 +209,24 @@ def episode_of(session: Session, reward: Reward, task: Task, seed: int, team: Se
 
 
 def read_recorded(folder: Path) -> list[Episode]:
-    """Return the episodes of a folder that `--record` has written, in their order."""
-    lines = (folder / FILE).read_bytes().splitlines()
-    return [load_episode(json.loads(line)) for line in lines]
+    """Return the episodes of a folder that `--record` has written, in their order, but for an incomplete last line.
+
+    DataError for a file that holds something else.
+    """
+    return _episodes(_whole(folder / FILE))
+
+
+def _whole(path: Path) -> bytes:
+    """Return a file's complete lines."""
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _episodes(lines: bytes) -> list[Episode]:
+    rows = []
+    for number, line in enumerate(lines.splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise DataError(f"Line {number} of {FILE} is no episode: {error}. Remove that line.") from None
+    return [load_episode(row) for row in rows]
