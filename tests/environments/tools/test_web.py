@@ -98,16 +98,20 @@ class Pages(BaseHTTPRequestHandler):
     """Pages that try something."""
 
     seen: list[tuple[str, str | None]] = []  # noqa: RUF012 (a record of this test's server)
+    host = ""
+    """By which the last request named the server."""
 
     def do_GET(self) -> None:
         self.seen.append((self.path, self.headers.get("Authorization")))
-        port = str(self.headers["Host"]).rpartition(":")[2]
+        Pages.host = str(self.headers["Host"])
+        port = Pages.host.rpartition(":")[2]
         moves = {
             "/elsewhere": f"http://127.0.0.2:{port}/page",
             "/file": "file:///etc/passwd",
             "/loop": "/loop",
             "/near": "/page?x=1",
             "/nowhere": "",
+            "/no-address": "http://[",
         }
         if self.path in moves:
             self.send_response(302)
@@ -166,6 +170,7 @@ def test_a_page_is_fetched_and_redirections_followed(server: str) -> None:
         ("/file", "only http and https"),
         ("/loop", f"more than {MAX_HOPS} times"),
         ("/nowhere", f"more than {MAX_HOPS} times"),
+        ("/no-address", "cannot be read"),
         ("/broken", "answered 500"),
         ("/squeezed", "compressed"),
         ("/large", "more than 1,000 bytes"),
@@ -179,6 +184,12 @@ def test_what_a_server_may_not_do(server: str, path: str, why: str) -> None:
     with pytest.raises(WebFault, match=why):
         fetch(f"{server}{path}", {}, allowed=first_only, max_bytes=1000, timeout_s=limit_s)
     assert time.monotonic() - started < 45.0, "the slow page alone would take 60 s"
+
+
+def test_an_address_of_ipv6_is_named_in_brackets(server: str) -> None:
+    port = server.rpartition(":")[2]
+    fetch(f"http://[2001:db8::1]:{port}/page", {}, allowed=first_only, resolve=lambda *_: ["127.0.0.1"])
+    assert Pages.host == f"[2001:db8::1]:{port}"
 
 
 def test_a_key_goes_to_the_first_host_alone(server: str) -> None:

@@ -103,8 +103,15 @@ def fetch(
         moved, body = _one_hop(parts, sent, allowed, resolve, deadline, max_bytes)
         if moved is None:
             return Page(url, body)
-        url = urljoin(url, moved)
+        url = _joined(url, moved)
     raise WebFault(f"it redirects more than {MAX_HOPS} times")
+
+
+def _joined(url: str, moved: str) -> str:
+    try:
+        return urljoin(url, moved)
+    except ValueError:
+        raise WebFault("the address cannot be read") from None
 
 
 def _origin(parts: SplitResult) -> tuple[str, str, int]:
@@ -151,7 +158,8 @@ def _one_hop(
             connection = http.client.HTTPConnection(host, port)
             connection.sock = cast("socket.socket", _Bounded(stream, deadline))
             path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
-            named = host if parts.port is None else f"{host}:{port}"
+            named = f"[{host}]" if ":" in host else host
+            named += "" if parts.port is None else f":{port}"
             asked = {"Host": named, "Accept-Encoding": "identity", "User-Agent": "kapelle", **headers}
             connection.request("GET", path, headers=asked)
             answer = connection.getresponse()
