@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pytest
 from tests.support.ranks import environment, free_port
 
 from kapelle.cli import main
+from kapelle.cli.staged import find_stages, stage_sources
 from kapelle.cli.torchrun import _exit_code
 from kapelle.runs.reader import read_metrics
+from kapelle.training import joining
 
 RECIPE = """
 model: {embedded: {hidden: 16, layers: 1, heads: 2, kv_heads: 1, intermediate: 32}}
@@ -89,6 +92,51 @@ def test_two_processes_write_one_run(recipe: Path, tmp_path: Path) -> None:
     assert (one.returncode, json.loads(out)["steps"]) == (0, 4), said
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
     assert main(["train", "--resume", str(run), "training.steps=5", "--json"]) == 0
+
+
+STAGES = """
+stages:
+  - {name: first, training: {steps: 1}}
+  - {name: second, training: {steps: 2}}
+"""
+
+
+class Second:
+    """Rank 1 of 2, where rank 0 opened a folder of stages and none of them is done."""
+
+    rank, size = 1, 2
+
+    def __init__(self, opened: Path) -> None:
+        self.said: list[object] = [str(opened), False, False]
+
+    def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
+        return [json.dumps(self.said.pop(0)).encode(), work()]
+
+
+def test_other_ranks_find_the_folder_of_stages_that_the_first_one_opened(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe.write_text(RECIPE + STAGES)
+    staged = find_stages([str(recipe)], None, resume=False, real=False)
+    assert staged is not None
+    ranks = Second(tmp_path / "opened")
+    monkeypatch.setattr(joining, "join_ranks", lambda config: ranks)
+    monkeypatch.chdir(tmp_path)
+    _, source = next(stage_sources(staged, resume=False))
+    assert source.run_dir == tmp_path / "opened" / "01-first"
+    assert sorted(tmp_path.iterdir()) == [recipe]
+
+
+@pytest.mark.ranks
+def test_two_processes_train_stage_after_stage(recipe: Path, tmp_path: Path) -> None:
+    recipe.write_text(RECIPE + STAGES)
+    run = tmp_path / "run"
+    words = ["--launch", "torchrun", "--processes", "2", "--json"]
+    out, said = (one := started([str(recipe), "--run-dir", str(run), *words])).communicate(timeout=300)
+    assert one.returncode == 0, said
+    assert [json.loads(line)["steps"] for line in out.splitlines() if line[:1] == "{"] == [1, 2]
+    out, said = (one := started(["--resume", str(run), *words])).communicate(timeout=300)
+    assert (one.returncode, out.count("done before")) == (0, 2), said
 
 
 @pytest.mark.ranks

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.source import Source
+from kapelle.runs.lock import RunLock
+from kapelle.runtime.ranks import told
 from kapelle.settings.schema import RunConfig
 from kapelle.training.stages import FILE, Stage, checkable, is_done, open_stages, read_stages, start_of
 
@@ -50,19 +53,23 @@ def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 
 
 def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
-    """Check all stages, then yield each one that is not done, with a title; ask for the next when it is done."""
-    from kapelle.runs.writer import new_path
+    """Check all stages, then yield each one that is not done, with a title; ask for the next when it is done.
+
+    Of several ranks the first one opens the folder and says what is done.
+    """
     from kapelle.setup.preparation import prepare
+    from kapelle.training.joining import join_ranks
 
     for _, config in staged.checked():
         prepare(config)
-    whole = staged.run_dir or new_path(staged.recipe)
-    lock = open_stages(whole, staged.stages, resume=resume)
+    ranks = join_ranks(staged.stages[0].recipe.config)
+    held: list[RunLock] = []
+    whole = Path(told(ranks, "stages", partial(_opened, staged, held, resume=resume)))
     for stage in staged.stages:
-        lock.recheck()
         title = f"stage {stage.number} of {len(staged.stages)}, {stage.name}"
-        if is_done(stage, whole):
-            say(f"{title}: done before")
+        if told(ranks, title, partial(_done, stage, whole, held)):
+            if not ranks.rank:
+                say(f"{title}: done before")
             continue
         start = start_of(stage, staged.stages, whole)
         source = Source(
@@ -76,4 +83,20 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
             whole,
         )
         yield f"kapelle train: {title}", source
-    lock.release()
+    for lock in held:
+        lock.release()
+
+
+def _opened(staged: Staged, held: list[RunLock], *, resume: bool) -> str:
+    """Open and lock the folder of all stages and return its path."""
+    from kapelle.runs.writer import new_path
+
+    whole = staged.run_dir or new_path(staged.recipe)
+    held.append(open_stages(whole, staged.stages, resume=resume))
+    return str(whole)
+
+
+def _done(stage: Stage, whole: Path, held: list[RunLock]) -> bool:
+    for lock in held:
+        lock.recheck()
+    return is_done(stage, whole)
