@@ -143,8 +143,8 @@ async def test_a_judge_behind_a_url() -> None:
         ask = ask_endpoint(settings, httpx.MockTransport(lambda request, broken=broken: broken))
         with pytest.raises(EpisodeError, match="gave no answer"):
             await ask([Message("user", "?")])
-    with pytest.raises(ConfigError, match="Give an http"):
-        DebateTopics(judge=JudgeEndpoint(endpoint="judge", model="big")).check(["a", "b"])
+    with pytest.raises(ValueError, match="no http"):
+        DebateTopics(judge=JudgeEndpoint(endpoint="judge", model="big"))
 
 
 @pytest.mark.slow

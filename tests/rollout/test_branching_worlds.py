@@ -179,8 +179,8 @@ WORKFLOWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 class TestEveryWorkflow:
     def test_none_is_left_out(self) -> None:
-        # Of games: `parallel` and `play` above. `tool_use`: below.
-        assert {*WORKFLOWS, "play", "tool_use"} == set(BUILTIN)
+        # Of games: `parallel` and `play` above. `tool_use`: below. What an `external` program does is not replayed.
+        assert {*WORKFLOWS, "play", "tool_use", "external"} == set(BUILTIN)
 
     @pytest.mark.parametrize("name", WORKFLOWS)
     async def test_it_is_led_to_every_moment_again(self, name: str) -> None:

@@ -132,8 +132,8 @@ def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: p
         sampler = sampler_of(trainer)
         begin = sampler.begin
 
-        def begin_and_disturb(number: int) -> Any:
-            played = begin(number)
+        def begin_and_disturb(*what: Any) -> Any:
+            played = begin(*what)
             assert sampler._pipe is not None
             assert sampler._pipe.poll(60)  # it has sampled with the weights as they were
             for name in sampler.weights:

@@ -118,9 +118,11 @@ class Progress:
     def _write(self) -> Path:
         with unbroken():
             state = self._pieces.engine.state()  # of all ranks, where each holds a part
-            folder = Path(told(self._ranks, "checkpoint", lambda: self._written(state)))
+            found = Path(told(self._ranks, "checkpoint", lambda: self._written(state)))
         self._saved = self.done
-        return folder
+        return (
+            found if self._run is None else self._run.checkpoints / found.name
+        )  # as the run names its folders
 
     def _written(self, train: Mapping[str, object]) -> str:
         made, run = self._pieces, self._run
