@@ -178,6 +178,20 @@ def test_a_program_is_started_for_each_episode_and_ends_with_it() -> None:
         assert "ended with code 1 and posted no reward. It said: out of luck" in reason
 
 
+@pytest.mark.slow
+def test_a_command_may_end_before_what_it_started(capfd: pytest.CaptureFixture[str]) -> None:
+    """A wrapper leaves its program in the background, which posts the reward."""
+    watching = Watching()
+    script = 'sleep 0.2; "$0" -c "$1" 2>&1'
+    program = PROGRAM.replace("BROKEN", "'none'")
+    environment = {"command": ["sh", "-c", f"({script}) & exit 0", sys.executable, program], "tasks": 1}
+    over = {"steps": 1, "tasks_per_step": 1}
+    with trainer(watching, environment, algorithm={"name": "grpo", "group_size": 2}, training=over) as made:
+        [step] = made.steps(1)
+    assert [episode.error for group in step.groups for episode in group.episodes] == [None, None]
+    assert "Event loop is closed" not in capfd.readouterr().err
+
+
 def test_what_cannot_be_trained_so_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"environment\.name: external"):
         Trainer(**sections(workflow={"name": "external"}))

@@ -13,6 +13,8 @@ from kapelle.errors import EpisodeError
 
 SHOWN = 500
 """Characters of what a program that failed has said."""
+LAST_S = 1.0
+"""Seconds for the end of what is said by a program whose processes were all ended."""
 KEPT = 64 << 10
 """Bytes that are kept of what a program says."""
 
@@ -60,7 +62,7 @@ class Program:
     async def ended(self) -> str:
         """Wait until it ends and return how, in words."""
         code = await self._process.wait()
-        await self._reading
+        await asyncio.shield(self._reading)  # who waits may stop; what it started may go on and say more
         said = " ".join(self._said.decode("utf-8", "replace").split())[-SHOWN:]
         return f"The program ended with code {code} and posted no reward. It said: {said or '(nothing)'}"
 
@@ -69,6 +71,7 @@ class Program:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
+        await asyncio.wait((self._reading,), timeout=LAST_S)
         self._reading.cancel()
         with suppress(asyncio.CancelledError):
             await self._reading
