@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -54,6 +55,26 @@ class DeadlyWorld(DigestWorld):
         if self.settings.way == "exit":
             os._exit(7)
         os.kill(os.getpid(), signal.SIGKILL if self.settings.way == "kill" else signal.SIGSTOP)
+
+
+class Late(Digest):
+    """Worlds that are open only after a second, and leave a file when they are closed."""
+
+    name: Literal["tests.support.deadly:Late"] = "tests.support.deadly:Late"  # type: ignore[assignment]
+    folder: str = ""
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> LateWorld:
+        time.sleep(1.0)
+        world = LateWorld(task, tuple(agents), self.levels, 0)
+        world.folder = self.folder
+        return world
+
+
+class LateWorld(DigestWorld):
+    folder: str
+
+    async def close(self) -> None:
+        (Path(self.folder) / "closed").touch()
 
 
 class Odd(Exception):

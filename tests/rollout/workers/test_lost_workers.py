@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 import pytest
 from tests.rollout.workers.test_same_episodes import FAR, play_of
-from tests.support.deadly import Deadly, Rude
+from tests.support.deadly import Deadly, Late, Rude
 from tests.support.patience import grown_since
 from tests.support.plugins import Digest, Echo
 from tests.support.stuck import Stuck
@@ -29,6 +29,7 @@ from kapelle.rollout.workers import pool as pools
 from kapelle.rollout.workers.pool import EnvironmentWorkers
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.watchdog import GaveUp
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
 
@@ -58,6 +59,22 @@ def test_whatever_an_environment_does_reads_the_same() -> None:
     for one, other in zip(there, here, strict=True):
         assert (one.task.id, one.error) == (other.task.id, other.error)
         assert repr(one) == repr(other)  # values that are no numbers do not equal themselves
+
+
+@pytest.mark.slow
+def test_a_world_that_opens_after_it_was_given_up_is_closed(tmp_path: Path) -> None:
+    late = cast("Environment", Late(folder=str(tmp_path)))
+
+    async def given_up(pool: EnvironmentWorkers) -> None:
+        with pytest.raises(GaveUp, match=r"`start` of environment .*`episode\.timeout`"):
+            await pool.open_world(late, TASKS[0], NAMES, 1, Patience(environment=FAR, episode=0.2))
+
+    with EnvironmentWorkers(late, 1, Patience(environment=10)) as pool:
+        run_async(lambda: given_up(pool))
+        until = time.monotonic() + FAR
+        while not (tmp_path / "closed").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert (tmp_path / "closed").exists()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from typing import Any
@@ -18,7 +19,7 @@ from kapelle.rollout.workers.messages import VERSION, WorkerLost, error_from, pa
 from kapelle.rollout.workers.process import Exchange, Worker
 from kapelle.runtime.closing import Closing
 from kapelle.runtime.deadlines import Patience, within
-from kapelle.runtime.watchdog import UNBREAKABLE
+from kapelle.runtime.watchdog import UNBREAKABLE, GaveUp
 from kapelle.setup.environment_forms import environment_form
 from kapelle.types import Task
 
@@ -165,8 +166,9 @@ class RemoteWorld(BoundedWorld):
         question = {"call": "reset", "task": task_form(task), "agents": agents, "seed": seed}
         try:
             answer = await self._ask("start", question)
-        except asyncio.CancelledError:
-            await self.close()
+        except (asyncio.CancelledError, GaveUp):  # the worker may still open it
+            with suppress(GaveUp):  # what it was asked for it does none the less
+                await self.close()
             raise
         except BaseException:
             self._pool.finished(self._worker)

@@ -113,20 +113,20 @@ class _Server:
         if call == "reset":
             assert self._environment is not None
             patience_here.set(self._patience)
-            session = _Session(self._environment, self._patience, tuple(question["agents"]))
-            self._sessions[number] = session
+            begun = _Session(self._environment, self._patience, tuple(question["agents"]))
+            self._sessions[number] = begun
             try:
-                return await session.reset(Task(**question["task"]), question["seed"])
+                return await begun.reset(Task(**question["task"]), question["seed"])
             except BaseException:
                 self._sessions.pop(number, None)
                 raise
-        session = self._sessions[number]
         patience_here.set(self._patience)
         if call == "close":
-            del self._sessions[number]
-            await session.close()
+            session = self._sessions.pop(number, None)
+            if session is not None:  # one that could not begin is gone
+                await session.close()
             return None
-        return await session.answer(question)
+        return await self._sessions[number].answer(question)
 
     def _begin(self, question: Mapping[str, Any]) -> None:
         if question["version"] != VERSION:
