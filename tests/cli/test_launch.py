@@ -184,7 +184,7 @@ def test_times_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
         (["--slurm", "demo", "--time", "soon"], "--time 'soon' is no time"),
         (["--slurm", "demo", "--time", "0"], "leaves no time"),
         (["--slurm", "demo", "--nodes", "0"], "0 is less than 1"),
-        (["--slurm", "demo", "--gpus", "-1"], "-1 is less than 0"),
+        (["--slurm", "demo", "--gpus", "-1"], "is no whole number from 0"),
         (["--slurm", "demo", "--name", "A b"], "--name 'A b'"),
         (["--slurm", "dmo"], "Did you mean 'demo'"),
         (["--slurm", "demo", "team.agents=0.5"], "team.agents"),

@@ -68,6 +68,13 @@ def test_a_second_process_has_weights_of_its_own() -> None:
     assert [phase.name for phase in two.processes[0].phases] == ["update", "evaluation"]
 
 
+def test_what_an_outside_program_asks_may_fill_the_context() -> None:
+    team = "team={agents: [{name: a, sampling: {max_tokens: 8}}]}"
+    found = plan("demo", team, "environment={name: external}", "workflow={name: external}", "warmup=null")
+    assert found.situation.work.longest == 512
+    assert not found.situation.work.played
+
+
 def test_rows_are_tasks_times_episodes() -> None:
     def keys(*settings: str) -> int:
         phases = {phase.name: phase for phase in plan("demo", *settings).processes[0].phases}

@@ -36,7 +36,6 @@ def declare_launch(parser: argparse.ArgumentParser) -> None:
 
 
 def _from_zero(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is less than 0")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 0")
+    return int(text)

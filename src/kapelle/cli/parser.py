@@ -287,9 +287,12 @@ def _launch(parser: argparse.ArgumentParser) -> None:
 
 
 def _gigabytes(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0.0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is no amount of memory")
+        raise argparse.ArgumentTypeError(f"'{text}' is no amount of memory")
     return number
 
 

@@ -62,7 +62,10 @@ def declare_chat(parser: argparse.ArgumentParser) -> None:
 
 def _positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
     def read(text: str) -> Number:
-        number = kind(text)
+        try:
+            number = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is no number") from None
         if not 0 < number < float("inf"):
             raise argparse.ArgumentTypeError(f"{text} is not more than 0")
         return number

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kapelle.engines.rollout.protocol import Completion, Renderer, Request
+from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Alive, Environment, Scripted, asks_questions
 from kapelle.errors import ConfigError, KapelleError
@@ -162,21 +162,23 @@ def _longest(episodes: Sequence[Sequence[Said]]) -> tuple[Said, ...]:
     return tuple(longest)
 
 
-def _openings(config: RunConfig, team: Team, renderers: Mapping[str, Renderer]) -> tuple[Said, ...]:
-    """Return one answer of each agent to its first prompt."""
+def _openings(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]) -> tuple[Said, ...]:
+    """Return one answer of each agent to its first prompt; to one that fills its context where no task has words."""
     found = []
     for moment, agent in enumerate(team.agents):
         policy = team.policy(agent.name)
         if policy.name not in renderers:
             continue
-        lengths = [1]
-        for task in training_tasks(config.environment, config, 1)[:PLAYED]:
+        sampling, renderer = agent.sampling, renderers[policy.name]
+        tasks = training_tasks(config.environment, config, 1)[:PLAYED]
+        unknown = not any(task.question for task in tasks)  # an outside program asks what it likes
+        lengths = [max(1, renderer.context - sampling.max_tokens) if unknown else 1]
+        for task in tasks:
             messages = [Message("system", agent.system)] if agent.system else []
             messages.append(
                 Message("user", (agent.prompt or "{question}").replace("{question}", task.question))
             )
-            lengths.append(len(renderers[policy.name].start(messages)))
-        sampling = agent.sampling
+            lengths.append(len(renderer.start(messages)))
         found.append(
             Said(
                 policy.name, agent.name, moment, max(lengths), sampling.max_tokens, sampling.temperature != 1
