@@ -159,3 +159,21 @@ def test_a_line_that_was_never_finished_is_cut_off(tmp_path: Path, recorded: Pat
     (tmp_path / FILE).write_bytes(line + b"{\n" + line)
     with pytest.raises(DataError, match="Line 2 "):
         EpisodeFile(tmp_path, ("first", "second"))
+
+
+def test_a_reward_that_a_full_disk_refuses_can_be_posted_again(
+    client: OpenAI, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = session_of(say(client, [{"role": "user", "content": "1+1?"}]))
+    before = read_recorded(recorded)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("kapelle.services.policy.recording.os.fsync", full)
+        with pytest.raises(APIStatusError, match="No space left") as refused:
+            reward(client, name, reward=1.0)
+    assert refused.value.status_code == 507
+    assert read_recorded(recorded) == before, "nothing is left of it"
+    assert episode(recorded, reward(client, name, reward=1.0)).rewards == {"first": 1.0}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +93,12 @@ class Recorder:
         session = self.sessions.get(name)
         if not session.turns:
             raise Refusal(409, "No agent has said anything in this session.", None, "session_empty")
-        told = self._taker.take(self.sessions.end(name), reward)
+        ended = self.sessions.end(name)
+        try:
+            told = self._taker.take(ended, reward)
+        except BaseException:
+            self.sessions.open_again(ended)  # its caller may try once more
+            raise
         return Answer({"session": name, "turns": len(session.turns), **dict(session.counts), **told})
 
     async def answers(
@@ -175,7 +180,7 @@ class EpisodeFile:
                 for episode in _episodes(whole):
                     self._groups.setdefault(episode.task.id, len(self._groups))
                     self._written += 1
-            self._file = self.path.open("ab")
+            self._file = self.path.open("ab", buffering=0)
         except OSError as error:
             raise OutputError(
                 f"{folder} cannot be written: {error.strerror}. Name another folder."
@@ -186,11 +191,15 @@ class EpisodeFile:
         task = Task(session.task or session.name, "")
         episode = episode_of(session, reward, task, 0, self._team)
         group = self._groups.setdefault(task.id, len(self._groups))
+        left = memoryview(dump_episode(episode, step=max(t.version for t in session.turns), group=group))
+        before = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(dump_episode(episode, step=max(t.version for t in session.turns), group=group))
-            self._file.flush()
+            while left:
+                left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
         except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(before)
             raise Refusal(507, f"The episode could not be written: {error.strerror}.", None, "disk") from None
         self._written += 1
         return {"episode": self._written - 1}

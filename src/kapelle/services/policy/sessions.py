@@ -113,6 +113,10 @@ class Sessions:
             )
         return self._open.pop(name)
 
+    def open_again(self, session: Session) -> None:
+        """Take back a session that was ended for nothing."""
+        self._open[session.name] = session
+
     def forget(self, over: Callable[[str], bool]) -> None:
         """Drop the sessions that are over without a reward, told by their names."""
         for name in [name for name in self._open if over(name)]:
