@@ -91,16 +91,22 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int] | None:
         template, context = _template_of(folder, said), _context(said, model)
         if template is None or context is None:
             return None
-        from tokenizers import Tokenizer
-
-        raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        raw = _vocabulary(folder / "tokenizer.json")
+        if raw is None:
+            return None
         added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
         return LightTokenizer(str(folder), raw, template, added, _named(said)), context
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
         return None  # transformers says what is wrong, or reads it
-    except Exception as error:  # the library's own errors are plain Exceptions
-        if type(error) is not Exception:
-            raise
+
+
+def _vocabulary(file: Path) -> Tokenizer | None:
+    """Return what the library reads in a file; None where it cannot."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception:  # noqa: BLE001 - the boundary to the library, whose errors are plain Exceptions
         return None
 
 
