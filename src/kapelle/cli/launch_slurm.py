@@ -37,7 +37,8 @@ def script(job: Job) -> str:
     if many:
         before = """
 # The first node is where all others meet.
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${nodes%%$'\\n'*}
 port=$((20000 + SLURM_JOB_ID % 40000))
 """
     words = list(job.train)
