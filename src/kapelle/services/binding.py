@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,26 @@ class Binding:
         return frozenset(
             name.lower() for name in ("localhost", "127.0.0.1", "[::1]", _in_url(self.host), *self.names)
         )
+
+    @property
+    def in_url(self) -> str:
+        """The host as addresses have it: an IPv6 address in brackets."""
+        return _in_url(self.host)
+
+    def tls(self) -> tuple[bytes, bytes] | None:
+        """Return the private key and the certificate's chain in PEM; None without TLS.
+
+        Raises ConfigError for files that are no such pair.
+        """
+        if self.certificate is None or self.key is None:
+            return None
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+            return self.key.read_bytes(), self.certificate.read_bytes()
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(
+                f"The TLS files {self.certificate} and {self.key} cannot be used: {error.strerror or error}."
+            ) from None
 
     def url(self, port: int) -> str:
         """Return the address under which the service is found when it listens on a port."""

@@ -36,6 +36,7 @@ class HttpServer:
         check_installed()
         import uvicorn
 
+        binding.tls()  # files that cannot be used are refused here
         self._binding = binding
         self._socket = _bound(binding)
         self.port: int = self._socket.getsockname()[1]
@@ -54,13 +55,7 @@ class HttpServer:
             ssl_certfile=binding.certificate,
             ssl_keyfile=binding.key,
         )
-        try:
-            config.load()
-        except OSError as error:  # ssl.SSLError is one
-            self._socket.close()
-            raise ConfigError(
-                f"The TLS files {binding.certificate} and {binding.key} cannot be used: {error.strerror or error}."
-            ) from None
+        config.load()
         self._server: Server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="kapelle-http", daemon=True)
         self._started = threading.Event()

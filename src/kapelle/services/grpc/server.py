@@ -1,0 +1,169 @@
+"""A gRPC server, on a thread of its own.
+
+with GrpcServer(Binding(), [service]) as server:
+    print(server.address)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Protocol, Self
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import OVERALL_HEALTH
+from grpc_health.v1.health import aio as health
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from kapelle.errors import ConfigError
+from kapelle.services.binding import Binding
+from kapelle.services.grpc.guard import Caps, Guard
+from kapelle.services.grpc.installed import check_installed
+
+PING_SECONDS = 20
+"""After which a silent connection is asked whether its other side is there, and for which it may take to answer."""
+CLOSING_SECONDS = 5.0
+"""That broken off calls have to end; their thread is left behind if they do not."""
+METADATA_BYTES = 16 << 10
+"""Of the headers of one call."""
+
+
+class GrpcService(Protocol):
+    """A service of a proto file."""
+
+    @property
+    def name(self) -> str:
+        """Its full name there, by which the health service knows it."""
+        ...
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add its methods to a server; they run on that server's event loop, which they must not hold up."""
+        ...
+
+    async def settle(self) -> None:
+        """Begin nothing new, and return when what was begun is over; cancelled when no more time is left."""
+        ...
+
+
+class GrpcServer:
+    """Serves until it is closed; a context manager."""
+
+    def __init__(self, binding: Binding, services: Sequence[GrpcService], caps: Caps | None = None) -> None:
+        """Take where to listen, the services, and what is held at once."""
+        check_installed()
+        self._binding, self._services, self._caps = binding, tuple(services), caps or Caps()
+        self.port = 0
+        """The one that it listens on, once it has started."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None
+        self._begun: Future[int] = Future()
+        self._thread = threading.Thread(target=self._run, name="kapelle-grpc", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """The host and port under which it is found."""
+        return self._binding.url(self.port).partition("://")[2]
+
+    def start(self) -> None:
+        """Begin to serve; returns when calls are accepted. Raises ConfigError when that is not possible."""
+        self._thread.start()
+        self.port = self._begun.result()
+
+    def drain(self, seconds: float) -> bool:
+        """Answer what was accepted and nothing else, then stop; return whether all was answered within `seconds`."""
+        return asyncio.run_coroutine_threadsafe(self._drain(seconds), self._running).result()
+
+    def close(self) -> None:
+        """Stop now; calls that are not answered yet are broken off."""
+        if self._over is not None:
+            with suppress(RuntimeError):  # it has ended by itself
+                self._running.call_soon_threadsafe(self._over.set)
+            self._thread.join(CLOSING_SECONDS)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _running(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None, "the server has started"
+        return self._loop
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - raised by `start`
+            if not self._begun.done():
+                self._begun.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._guard = Guard(self._binding, self._caps)
+        server = grpc.aio.server(interceptors=[self._guard], options=_options(self._caps))
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        for service in self._services:
+            service.register(server)
+            await self._health.set(service.name, HealthCheckResponse.SERVING)
+        await self._health.set(OVERALL_HEALTH, HealthCheckResponse.SERVING)
+        port = _bound(server, self._binding)
+        await server.start()
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._begun.set_result(port)
+        await self._over.wait()
+        await server.stop(None)
+
+    async def _drain(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        await self._health.enter_graceful_shutdown()
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(service.settle() for service in self._services))
+        except TimeoutError:
+            return False
+        finally:
+            self._guard.closed = True
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._guard.idle()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _options(caps: Caps) -> list[tuple[str, Any]]:
+    return [
+        (
+            "grpc.so_reuseport",
+            0,
+        ),  # a second server on the same port is refused instead of taking half of the calls
+        ("grpc.max_receive_message_length", caps.message_bytes),
+        ("grpc.max_send_message_length", caps.message_bytes),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+        ("grpc.max_metadata_size", METADATA_BYTES),
+        ("grpc.max_concurrent_streams", caps.calls + caps.streams),
+        ("grpc.keepalive_time_ms", PING_SECONDS * 1000),
+        ("grpc.keepalive_timeout_ms", PING_SECONDS * 1000),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_SECONDS * 500),
+    ]
+
+
+def _bound(server: grpc.aio.Server, binding: Binding) -> int:
+    """Let the server listen; return its port."""
+    where = f"{binding.in_url}:{binding.port}"
+    tls = binding.tls()
+    try:
+        if tls is None:
+            return int(server.add_insecure_port(where))
+        return int(server.add_secure_port(where, grpc.ssl_server_credentials([tls])))
+    except RuntimeError:
+        raise ConfigError(
+            f"Nothing can listen on {where}: it may be taken or may not be of this machine. Name another --port or --host."
+        ) from None

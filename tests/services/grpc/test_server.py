@@ -1,0 +1,292 @@
+"""What every gRPC service of ours has in common, shown on one that echoes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.support.tls import certificate_here
+
+from kapelle.errors import ConfigError
+from kapelle.services.binding import Binding
+from kapelle.services.grpc.guard import Caps
+from kapelle.services.grpc.refusals import wrong
+from kapelle.services.grpc.server import GrpcServer
+
+TOKEN = "the-right-token-0123456789"  # noqa: S105
+SMALL = 1 << 16
+METHODS = ("One", "Many", "Both")
+
+
+class Echo:
+    """Says what it was told; `fail`, `wrong` and `wait` do what they say."""
+
+    name = "test.Echo"
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self.cancelled = threading.Event()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        handlers = {
+            "One": grpc.unary_unary_rpc_method_handler(self.one, read, bytes),
+            "Many": grpc.unary_stream_rpc_method_handler(self.many, read, bytes),
+            "Both": grpc.stream_stream_rpc_method_handler(self.both, read, bytes),
+        }
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(self.name, handlers)])
+
+    async def settle(self) -> None:
+        return
+
+    def go_on(self) -> None:
+        """Let calls that wait go on."""
+        for loop, event in self.waiting:
+            loop.call_soon_threadsafe(event.set)
+
+    async def _gone_on(self) -> None:
+        self.waiting.append((asyncio.get_running_loop(), event := asyncio.Event()))
+        self.begun.set()
+        await event.wait()
+
+    async def one(self, said: bytes, _: object) -> bytes:
+        if said == b"fail":
+            raise RuntimeError("a secret")
+        if said == b"wrong":
+            raise wrong("that is wrong")
+        if said == b"wait":
+            try:
+                await self._gone_on()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        return said
+
+    async def many(self, said: bytes, context: object) -> AsyncIterator[bytes]:
+        yield await self.one(said, context)
+
+    async def both(self, said: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        async for each in said:
+            yield await self.one(each, context)
+
+
+def read(body: bytes) -> bytes:
+    if body == b"garbage":
+        raise ValueError("no message")
+    return body
+
+
+def ask(
+    channel: grpc.Channel, method: str, said: bytes = b"hello", service: str = "test.Echo", **given: Any
+) -> bytes:
+    path = f"/{service}/{method}"
+    given = {"timeout": 60, **given}
+    if method == "Both":
+        return next(channel.stream_stream(path)(iter([said]), **given))  # type: ignore[no-any-return]
+    if method in ("Many", "Watch"):
+        return next(channel.unary_stream(path)(said, **given))  # type: ignore[no-any-return]
+    return channel.unary_unary(path)(said, **given)  # type: ignore[no-any-return]
+
+
+def refusal(channel: grpc.Channel, method: str, said: bytes = b"hello", **given: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        ask(channel, method, said, **given)
+    return raised.value.code().name, raised.value.details()
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def server(echo: Echo) -> Iterator[GrpcServer]:
+    with GrpcServer(Binding(), [echo], Caps(message_bytes=SMALL, calls=2, streams=2, watchers=1)) as served:
+        yield served
+
+
+@pytest.fixture
+def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.address) as made:
+        yield made
+
+
+def test_answers(channel: grpc.Channel) -> None:
+    assert [ask(channel, method) for method in METHODS] == [b"hello"] * 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_goes_wrong_is_a_status_without_a_traceback(channel: grpc.Channel, method: str) -> None:
+    assert refusal(channel, method, b"wrong") == ("INVALID_ARGUMENT", "that is wrong")
+    assert refusal(channel, method, b"fail") == ("INTERNAL", "The service failed; its log says why.")
+    unread = ("INVALID_ARGUMENT", "The body is no message of this method's type.")
+    assert refusal(channel, method, b"garbage") == unread
+    assert refusal(channel, "None") == ("UNIMPLEMENTED", "Method not found!")
+    assert ask(channel, method) == b"hello"
+
+
+def test_messages_have_a_largest_size_also_unpacked(server: GrpcServer, channel: grpc.Channel) -> None:
+    assert refusal(channel, "One", b"x" * (SMALL + 1))[0] == "RESOURCE_EXHAUSTED"
+    bomb = b"\0" * (SMALL * 100)
+    assert len(gzip.compress(bomb)) < SMALL
+    with grpc.insecure_channel(server.address, compression=grpc.Compression.Gzip) as packed:
+        assert refusal(packed, "One", bomb)[0] == "RESOURCE_EXHAUSTED"
+        assert ask(packed, "One", b"\0" * (SMALL // 2)) == b"\0" * (SMALL // 2)
+
+
+def test_calls_have_a_largest_number_and_health_is_answered_none_the_less(
+    channel: grpc.Channel, echo: Echo
+) -> None:
+    waiting = [channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60) for _ in range(2)]
+    while (said := refusal_or_none(channel)) is None:
+        pass
+    assert said == ("RESOURCE_EXHAUSTED", "2 calls are under way, the most there may be. Call again later.")
+    assert health(channel) == "SERVING"
+    assert ask(channel, "Both") == b"hello", "streams are counted by themselves"
+    while len(echo.waiting) < 2:
+        pass
+    echo.go_on()
+    assert [each.result() for each in waiting] == [b"wait"] * 2
+    assert ask(channel, "One") == b"hello"
+
+
+def refusal_or_none(
+    channel: grpc.Channel, method: str = "One", *asked: Any, **given: Any
+) -> tuple[str, str] | None:
+    try:
+        ask(channel, method, *asked, **given)
+    except grpc.RpcError as error:
+        return error.code().name, error.details()
+    return None
+
+
+def health(channel: grpc.Channel, service: str = "test.Echo") -> str:
+    status = health_pb2_grpc.HealthStub(channel).Check(
+        health_pb2.HealthCheckRequest(service=service), timeout=60
+    )
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status.status))
+
+
+def test_a_call_that_is_cancelled_or_late_is_cancelled_here(channel: grpc.Channel, echo: Echo) -> None:
+    asked = channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60)
+    assert echo.begun.wait(60)
+    asked.cancel()
+    assert echo.cancelled.wait(60)
+    echo.cancelled.clear()
+    assert refusal(channel, "One", b"wait", timeout=0.1)[0] == "DEADLINE_EXCEEDED"
+    assert echo.cancelled.wait(60)
+
+
+def test_the_end_loses_no_call_that_was_accepted(
+    server: GrpcServer, channel: grpc.Channel, echo: Echo
+) -> None:
+    accepted = channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60)
+    watched = health_pb2_grpc.HealthStub(channel).Watch(
+        health_pb2.HealthCheckRequest(service="test.Echo"), timeout=60
+    )
+    assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+    assert echo.begun.wait(60)
+    drained: list[bool] = []
+    draining = threading.Thread(target=lambda: drained.append(server.drain(60)))
+    draining.start()
+    assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    while (said := refusal_or_none(channel)) is None:
+        pass
+    assert said[0] == "UNAVAILABLE"
+    echo.go_on()
+    assert accepted.result() == b"wait"
+    draining.join()
+    assert drained == [True]
+
+
+def test_a_call_that_does_not_end_holds_up_the_end_no_longer_than_was_said(
+    server: GrpcServer, channel: grpc.Channel, echo: Echo
+) -> None:
+    accepted = channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60)
+    assert echo.begun.wait(60)
+    assert not server.drain(0.1)
+    server.close()
+    assert accepted.exception().code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+
+
+CREDENTIALS: Mapping[str, tuple[list[tuple[str, str | bytes]], bool]] = {
+    "none": ([], False),
+    "empty": ([("authorization", "")], False),
+    "no token": ([("authorization", "Bearer")], False),
+    "wrong": ([("authorization", f"Bearer {TOKEN[:-1]}x")], False),
+    "beginning": ([("authorization", f"Bearer {TOKEN[:-1]}")], False),
+    "longer": ([("authorization", f"Bearer {TOKEN}x")], False),
+    "other scheme": ([("authorization", f"Basic {TOKEN}")], False),
+    "bare": ([("authorization", TOKEN)], False),
+    "as bytes": ([("authorization-bin", f"Bearer {TOKEN}".encode())], False),
+    "elsewhere": ([("token", TOKEN)], False),
+    "twice": ([("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")], False),
+    "right": ([("authorization", f"Bearer {TOKEN}")], True),
+    "right, other case": ([("authorization", f"bearer {TOKEN}")], True),
+}
+"""What a caller sends, and whether it may call."""
+
+
+def test_every_method_is_behind_the_same_check(echo: Echo) -> None:
+    """Every method that exists, those of the health service, and one that does not exist, with every credential."""
+    methods = [("test.Echo", method) for method in (*METHODS, "None")]
+    methods += [("grpc.health.v1.Health", "Check"), ("grpc.health.v1.Health", "Watch"), ("other", "One")]
+    with (
+        GrpcServer(Binding(token=TOKEN), [echo]) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        for service, method in methods:
+            for name, (metadata, admitted) in CREDENTIALS.items():
+                said, why = refusal_or_none(channel, method, b"", service, metadata=metadata) or ("", "")
+                assert TOKEN not in why
+                assert (said == "UNAUTHENTICATED") is not admitted, (service, method, name, said)
+
+
+def test_tls(echo: Echo, tmp_path: Path) -> None:
+    certificate, key = certificate_here(tmp_path)
+    binding = Binding("localhost", token=TOKEN, certificate=certificate, key=key)
+    trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
+    with GrpcServer(binding, [echo]) as server:
+        with grpc.secure_channel(server.address, trusted) as channel:
+            assert ask(channel, "One", metadata=[("authorization", f"Bearer {TOKEN}")]) == b"hello"
+        for other in (
+            grpc.insecure_channel(server.address),
+            grpc.secure_channel(server.address, grpc.ssl_channel_credentials()),
+        ):
+            with other as channel:
+                assert refusal(channel, "One")[0] == "UNAVAILABLE"
+    key.write_text("no key")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        GrpcServer(binding, [echo]).start()
+
+
+def test_a_port_that_is_taken_is_refused(server: GrpcServer, echo: Echo) -> None:
+    with pytest.raises(ConfigError, match=f"Nothing can listen on 127.0.0.1:{server.port}"):
+        GrpcServer(Binding(port=server.port), [echo]).start()
+
+
+def test_what_is_no_http2_ends_its_own_connection_alone(server: GrpcServer, channel: grpc.Channel) -> None:
+    for garbage in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0" * 100,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 99,
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
+            raw.sendall(garbage)
+            raw.shutdown(socket.SHUT_WR)
+            said = b""
+            try:
+                while more := raw.recv(1 << 16):
+                    said += more
+            except ConnectionError:
+                pass
+            assert b"Traceback" not in said
+        assert ask(channel, "One") == b"hello"
