@@ -18,6 +18,10 @@ from tests.cli.conftest import Kapelle, Said
         ([], "Name what to serve and a run directory"),
         (["policy"], "Name what to serve and a run directory"),
         (["polcy", "run"], "Did you mean 'policy'"),
+        (["reward"], "Name what to serve and a run directory"),
+        (["reward", "nowhere"], "nowhere"),
+        (["reward", "run", "--host", "0.0.0.0"], "that needs TLS .* and a token"),  # noqa: S104
+        (["reward", "run", "--batch", "0"], "--batch"),
         (["policy", "nowhere"], "nowhere"),
         (["policy", "run", "--host", "0.0.0.0"], "that needs TLS .* and a token"),  # noqa: S104
         (["policy", "run", "--port", "99999"], "port 99999"),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kapelle.cli.lines import Lines
 from kapelle.cli.output import say
@@ -16,9 +19,23 @@ from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runs.reader import read_config
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
 
-KINDS = ("policy",)
+if TYPE_CHECKING:
+    from kapelle.services.binding import Binding
+
+KINDS = ("policy", "reward")
 DRAIN_SECONDS = 600.0
 """For which accepted calls may still be answered after a signal."""
+
+
+class Drains(Protocol):
+    """A server that listens."""
+
+    def drain(self, seconds: float) -> bool:
+        """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`."""
+        ...
+
+
+D = TypeVar("D", bound=Drains)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,7 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     named, settings = split_words(arguments.words)
     if len(named) != 2 or named[0] not in KINDS or settings:
         hint = did_you_mean(named[0], KINDS) if named and named[0] not in KINDS else ""
-        raise ConfigError(f"Name what to serve and a run directory: `kapelle serve policy RUN`.{hint}")
+        raise ConfigError(
+            f"Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward RUN`.{hint}"
+        )
     from kapelle.services.binding import Binding, token_here
     from kapelle.services.http.server import check_installed
 
@@ -42,19 +61,43 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(named[1])
     read_config(folder)  # raises when there is no run
     hush()
+    if named[0] == "reward":
+        return _reward(folder, binding, arguments)
+    return _policy(folder, binding, arguments)
+
+
+def _policy(folder: Path, binding: Binding, arguments: argparse.Namespace) -> int:
     from kapelle.services.policy.serving import Limits, serve_policy
     from kapelle.training.served import open_served
 
     served = open_served(folder, Watch(Lines(sys.stderr)))
     name = _name(arguments.name or served.config.name)
-    stop = threading.Event()
     limits = Limits(arguments.calls, arguments.timeout)
-    with (
-        catch_interrupts(lambda _: stop.set()) as stopped,
-        unbroken(),
-        serve_policy(served.play, name, binding, limits, _file(arguments.record)) as server,
-    ):
-        say(f"{name} is served at {server.url}/v1 as {', '.join(server.models)}")
+    return _until_stopped(
+        serve_policy(served.play, name, binding, limits, _file(arguments.record)),
+        lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",
+    )
+
+
+def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> int:
+    from kapelle.services.reward.serving import RewardLimits, serve_reward
+    from kapelle.training.served_verifier import open_verifier
+
+    if arguments.record is not None:
+        raise ConfigError("--record keeps what programs do with agents. Leave it out for a reward server.")
+    scorer = open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name)
+    limits = RewardLimits(arguments.calls, arguments.batch, arguments.timeout)
+    return _until_stopped(
+        serve_reward(scorer, binding, limits),
+        lambda server: f"{scorer.about()['name']} scores at {server.url}/v1/score",
+    )
+
+
+def _until_stopped(serving: AbstractContextManager[D], where: Callable[[D], str]) -> int:
+    """Serve, say where, and drain at a signal; return its exit code."""
+    stop = threading.Event()
+    with catch_interrupts(lambda _: stop.set()) as stopped, unbroken(), serving as server:
+        say(where(server))
         stop.wait()
         say("stopping: what was accepted is answered first", sys.stderr)
         server.drain(DRAIN_SECONDS)

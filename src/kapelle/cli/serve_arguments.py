@@ -8,21 +8,26 @@ from typing import TypeVar
 
 Number = TypeVar("Number", int, float)
 
-CALLS, SECONDS = 1024, 600.0
-"""Answers under way at once, and the seconds that one may take, unless set otherwise."""
+CALLS, SECONDS, BATCH = 1024, 600.0, 64
+"""Answers under way at once, the seconds that one may take, and the answers scored together, unless set otherwise."""
 
 
 def declare_serve(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "words", nargs="*", metavar="policy RUN", help="what to serve, and the run directory it comes from"
+        "words",
+        nargs="*",
+        metavar="(policy | reward) RUN",
+        help="what to serve, and the run directory it comes from",
     )
     parser.add_argument(
         "--record",
         metavar="FOLDER",
         help="keep what programs do with the agents, as episodes, once they post a reward",
     )
-    parser.add_argument("--name", metavar="NAME", help="what clients call the team (the run's name)")
+    parser.add_argument(
+        "--name", metavar="NAME", help="what clients call the team or the verifier (the run's name)"
+    )
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (127.0.0.1)"
     )
@@ -43,7 +48,14 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
         type=_positive(int),
         default=CALLS,
         metavar="N",
-        help=f"most answers under way at once ({CALLS})",
+        help=f"most answers under way at once, those that wait included ({CALLS})",
+    )
+    parser.add_argument(
+        "--batch",
+        type=_positive(int),
+        default=BATCH,
+        metavar="N",
+        help=f"reward: most answers that are scored together ({BATCH})",
     )
     parser.add_argument(
         "--timeout",

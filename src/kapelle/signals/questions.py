@@ -5,7 +5,7 @@ Shapes: T completion tokens of one turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from kapelle.algorithm import CriticSpec
 from kapelle.errors import ContextError
@@ -54,12 +54,19 @@ def critic_sample(
 def answer_sample(
     learner: str, reader: Reader, question: str, text: str, columns: Mapping[str, Tensor]
 ) -> Sample:
-    """Return an answer's sample for a verifier: its one value, after the last token of the text.
+    """Return the sample of an answer to a question for a verifier; see `conversation_sample`."""
+    return conversation_sample(learner, reader, [Message("user", question)], text, columns)
 
-    The verifier reads question and text in tokens of its own model, whichever agent answered. Raises ContextError if
-    they are too long.
+
+def conversation_sample(
+    learner: str, reader: Reader, messages: Sequence[Message], text: str, columns: Mapping[str, Tensor]
+) -> Sample:
+    """Return a text's sample for a verifier: its one value, after the last token of the text.
+
+    The verifier reads the conversation before it and the text in tokens of its own model, whichever agent answered.
+    Raises ContextError if they are too long.
     """
-    tokens = reader.start([Message("user", question)]) + reader.completion(text)
+    tokens = reader.start(messages) + reader.completion(text)
     if len(tokens) > reader.context:
         raise ContextError(
             f"Question and answer have {len(tokens)} tokens; the verifier's model reads {reader.context}. Use a model "

@@ -43,28 +43,34 @@ def open_served(run: Path, observer: Observer, settings: Sequence[str] = ()) -> 
     """
     config = config_of_run(run, settings).model_copy(update={"reward_model": None})
     prepared = prepare(config, training=False)
-    newest = newest_valid(run / "checkpoints")
-    for rejected in newest.rejected:
-        observer.phase("checkpoint", f"passed over: {rejected.reason}")
-    if newest.folder is None:
-        raise CheckpointError(f"There is no whole checkpoint in {run / 'checkpoints'}. Train the run first.")
+    newest, step = newest_checkpoint(run, observer)
     held: dict[str, LanguageModel] = {}
     warmed = prepared.on_bases(
         warmed_bases(config, prepared.team, observer.warmup, observer.phase, held), held
     )
-    team, step = warmed.team, step_of(newest.folder) or 0
+    team = warmed.team
     observer.phase("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = warmed.load()
     weights = _Weights(models, team, config.seed)
     hashes = {base: hash_of_base(model) for base, model in models.items()}
     past = {policy.name: Path(policy.past) for policy in team.policies.values() if policy.past}
-    trained = {name: policy_folder(newest.folder, name) for name in team.trained}
+    trained = {name: policy_folder(newest, name) for name in team.trained}
     load_policies(past | trained, team, weights, hashes)
     engine = build_engine(config, models, team)
     _publish(engine, team, weights, step)
     for note in notes_of(engine):
         observer.phase("engine", note)
     return Served(config, make_play(config, team, engine), step)
+
+
+def newest_checkpoint(run: Path, observer: Observer) -> tuple[Path, int]:
+    """Return a run's newest whole checkpoint and its step; CheckpointError without one. Damaged ones are reported."""
+    newest = newest_valid(run / "checkpoints")
+    for rejected in newest.rejected:
+        observer.phase("checkpoint", f"passed over: {rejected.reason}")
+    if newest.folder is None:
+        raise CheckpointError(f"There is no whole checkpoint in {run / 'checkpoints'}. Train the run first.")
+    return newest.folder, step_of(newest.folder) or 0
 
 
 def _publish(engine: RolloutEngine, team: Team, weights: _Weights, step: int) -> None:

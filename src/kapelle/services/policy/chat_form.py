@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from kapelle.services.http.refusals import Refusal, wrong
+from kapelle.services.http.bodies import Body, read_body
 from kapelle.types import Json, Sampling
 
 MOST_CHOICES = 128
@@ -18,20 +18,14 @@ LONGEST_STOP = 1024
 """Characters of one stop string."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
-
-
-class Part(_Strict):
+class Part(Body):
     """A piece of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class Function(_Strict):
+class Function(Body):
     """What a tool call calls."""
 
     name: str
@@ -39,7 +33,7 @@ class Function(_Strict):
     """JSON, as text."""
 
 
-class ToolCall(_Strict):
+class ToolCall(Body):
     """A tool call of an earlier answer."""
 
     id: str
@@ -47,7 +41,7 @@ class ToolCall(_Strict):
     function: Function
 
 
-class ChatMessage(_Strict):
+class ChatMessage(Body):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -64,7 +58,7 @@ class ChatMessage(_Strict):
         return "".join(part.text for part in self.content)
 
 
-class ToolFunction(_Strict):
+class ToolFunction(Body):
     """A tool's name and its arguments as a JSON schema."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
@@ -73,27 +67,27 @@ class ToolFunction(_Strict):
     strict: bool | None = None
 
 
-class Tool(_Strict):
+class Tool(Body):
     """A tool that the agent may call."""
 
     type: Literal["function"]
     function: ToolFunction
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Body):
     """What a stream tells beside its words."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class PlainText(_Strict):
+class PlainText(Body):
     """The one form of answers there is."""
 
     type: Literal["text"]
 
 
-class ChatRequest(_Strict):
+class ChatRequest(Body):
     """One request; a parameter that is not here is refused."""
 
     model: str
@@ -120,7 +114,7 @@ class ChatRequest(_Strict):
     store: Literal[False] = False
     # Labels for the provider's own records, which change nothing.
     user: str | None = None
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = Field({})
     safety_identifier: str | None = None
 
     @field_validator("temperature")
@@ -157,10 +151,7 @@ class ChatRequest(_Strict):
 
 def read_request(body: Mapping[str, Json]) -> ChatRequest:
     """Return a request; raises Refusal (400) that names the first parameter that is wrong or not supported."""
-    try:
-        return ChatRequest.model_validate(_without_nulls(body))
-    except ValidationError as error:
-        raise refusal_of(error) from None
+    return read_body(ChatRequest, _without_nulls(body))
 
 
 def _without_nulls(value: Json) -> Json:
@@ -177,15 +168,3 @@ def _without_nulls(value: Json) -> Json:
             for message in messages
         ]
     return kept
-
-
-def refusal_of(error: ValidationError) -> Refusal:
-    """Return the refusal (400) of a body, which names the first parameter that is wrong."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    # Names of keys come from the caller: bounded, and shown as what they are.
-    place = ".".join(str(part)[:64] for part in first["loc"] if not (isinstance(part, str) and "[" in part))[
-        :200
-    ]
-    if first["type"] == "extra_forbidden":
-        return wrong(f"The parameter `{place}` is not supported.", place)
-    return wrong(f"`{place}`: {first['msg']}.", place)

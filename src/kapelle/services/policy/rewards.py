@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
+from kapelle.services.http.bodies import Body, read_body
 from kapelle.services.http.refusals import wrong
-from kapelle.services.policy.chat_form import refusal_of
 from kapelle.types import Json
 
 
-class Reward(BaseModel):
+class Reward(Body):
     """What the agents of a session have earned."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
 
     reward: float | None = None
     """Of every agent that spoke."""
@@ -36,10 +32,7 @@ class Reward(BaseModel):
 
 def read_reward(body: Json, team: Sequence[str]) -> Reward:
     """Return a reward; Refusal (400) for one that names nobody, or nobody's name."""
-    try:
-        reward = Reward.model_validate(body)
-    except ValidationError as error:
-        raise refusal_of(error) from None
+    reward = read_body(Reward, body)
     if reward.reward is None and not reward.rewards:
         raise wrong("Post `reward`, for all agents that spoke, or `rewards` by agent.", "reward")
     for name in reward.rewards:

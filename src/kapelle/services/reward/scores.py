@@ -1,0 +1,57 @@
+"""What is scored, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from kapelle.types import Json, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer, and the conversation that it answers."""
+
+    messages: tuple[Message, ...]
+    """What comes before it; a question alone is one message of the user."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What an answer is worth, or why nobody can say."""
+
+    value: float | None
+    """In [0, 1]: σ(logit), for a verifier the probability that the answer is right. None for one that is ungraded."""
+    logit: float | None = None
+    reason: str = ""
+    """Why it is ungraded."""
+
+    @property
+    def status(self) -> Literal["scored", "ungraded"]:
+        """`ungraded` says nothing about the answer, and must never be used as a reward."""
+        return "ungraded" if self.value is None else "scored"
+
+    def row(self) -> dict[str, Json]:
+        """Return it as callers read it."""
+        if self.value is None:
+            return {"status": "ungraded", "reason": self.reason}
+        return {"status": "scored", "score": self.value, "logit": self.logit}
+
+
+def ungraded(reason: str) -> Score:
+    """Return the score of an answer that cannot be scored."""
+    return Score(None, reason=reason)
+
+
+class Scorer(Protocol):
+    """Scores answers; called by one thread."""
+
+    def about(self) -> Mapping[str, Json]:
+        """Return what callers are told of the model: what it is, and how well it was measured to judge."""
+        ...
+
+    def score(self, answers: Sequence[Answered]) -> Sequence[Score]:
+        """Return a score for each answer; one that the model cannot read is ungraded."""
+        ...
