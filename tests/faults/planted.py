@@ -134,7 +134,7 @@ def _saved_in_place() -> None:
     from kapelle.runs import checkpoint
 
     # Without another name there is nothing to rename, and a manifest comes before its files.
-    _put(checkpoint, "_seal", lambda folder, step: None)
+    _put(checkpoint, "_seal", lambda folder, step, listings: None)
 
 
 def _disk_is_not_explained() -> None:

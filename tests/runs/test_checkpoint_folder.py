@@ -36,7 +36,7 @@ def damage(folder: Path, how: str) -> None:
         (folder / "manifest.json").write_text('{"format": 1, "step": 2, "files": {}}')
     elif how == "format":
         manifest = json.loads((folder / "manifest.json").read_text())
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 3}))
     else:
         raise AssertionError(how)
 
@@ -49,7 +49,7 @@ DAMAGES = {
     "manifest": r"manifest\.json is missing or broken",
     "no manifest": r"manifest\.json is missing or broken",
     "empty manifest": r"manifest\.json is missing or broken",
-    "format": "has format 2",
+    "format": "has format 3",
 }
 
 

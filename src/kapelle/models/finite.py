@@ -41,7 +41,10 @@ def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def learned(state: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint's state that were learned: all but the random generators'."""
+    """Return the tensors of a checkpoint's state that were learned: all but the random generators'.
+
+    Of a tensor that is shared out over processes it is the part that this one holds.
+    """
     return {
         name: tensor
         for part, tree in state.items()
@@ -52,8 +55,11 @@ def learned(state: Mapping[str, object]) -> dict[str, torch.Tensor]:
 
 def _tensors(tree: object, place: str) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
+    from torch.distributed.tensor import DTensor
 
-    return ((at, leaf) for at, leaf in leaves(tree, place) if isinstance(leaf, torch.Tensor))
+    for at, leaf in leaves(tree, place):
+        if isinstance(leaf, torch.Tensor):
+            yield at, leaf.to_local() if isinstance(leaf, DTensor) else leaf
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

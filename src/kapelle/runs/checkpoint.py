@@ -4,6 +4,7 @@
       manifest.json            format, step, and size and sha256 of every other file
       state.json               everything but tensors; a tensor is {"$tensor": "<part>/<name>"}
       <part>.safetensors       the tensors of one top-level key of the state
+      <part>/                  in its place where several processes have written the part, see `checkpoint_shares`
       …                        what `extra` wrote, such as PEFT folders
 
 A checkpoint is written under a hidden name, flushed to the disk and renamed, so that a reader sees all
@@ -16,13 +17,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.errors import CheckpointError, DataError
+from kapelle.models.finite import learned, poisoned
 from kapelle.runs.checkpoint_folder import (
     FORMAT,
+    SHARED_FORMAT,
     Newest,
     Rejected,
     explained,
@@ -32,9 +36,11 @@ from kapelle.runs.checkpoint_folder import (
     read_manifest,
     verify,
 )
+from kapelle.runs.checkpoint_shares import SHARE, described, is_parted, read_shares, write_share
 from kapelle.runs.exact_json import decode, encode
 from kapelle.runtime.atomic_files import PARTIAL, explain, flush, write_new
 from kapelle.runtime.manifest import sha256
+from kapelle.runtime.ranks import ALONE, Ranks, told
 from kapelle.runtime.tensor_files import load_tensors
 from kapelle.types import Json
 
@@ -45,15 +51,20 @@ __all__ = [
     "FORMAT",
     "Newest",
     "Rejected",
+    "Room",
     "list_checkpoints",
     "load",
     "newest_valid",
+    "poison_in",
     "prune",
     "read",
     "save",
     "verify",
+    "whole",
 ]
 
+Room = Callable[[str, "torch.Tensor"], "torch.Tensor | None"]
+"""Takes a tensor's name and its shape and type (a tensor on `meta`), and returns the tensor that it is to be read into."""
 _PART = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -63,6 +74,8 @@ def save(
     state: Mapping[str, object],
     extra: Callable[[Path], None] | None = None,
     may_write: Callable[[], None] = lambda: None,
+    ranks: Ranks = ALONE,
+    shared: Collection[str] = (),
 ) -> Path:
     """Save the state after `step` updates and return the checkpoint's folder.
 
@@ -71,53 +84,93 @@ def save(
     is given. Only one process at a time saves into `checkpoints`: `may_write` is called before the first file is
     written and before the folder gets its name, and raises when another process has taken over.
 
-    Raises CheckpointError when the disk refuses or a value cannot be stored; earlier checkpoints stay intact.
+    Several `ranks` save together: all give the parts that are `shared`, of which each writes a part (`checkpoint_shares`);
+    everything else is that of rank 0.
+
+    Raises CheckpointError, in every rank, when the disk refuses or a value cannot be stored; earlier checkpoints stay intact.
     """
-    may_write()
-    with explained(f"write the checkpoint of step {step} in {checkpoints}"):
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(checkpoints)
-        final = _free_name(checkpoints, step)
-        beside = final.with_name(f".{final.name}{PARTIAL}")
-        beside.mkdir()
-        try:
-            _write_state(beside, state)
+    doing = f"write the checkpoint of step {step} in {checkpoints}"
+    shared = shared if ranks.size > 1 else ()
+
+    def begun() -> str:
+        may_write()
+        with explained(doing):
+            return str(_begin(checkpoints, step, shared).absolute())
+
+    final = Path(told(ranks, "checkpoint", begun))
+    beside = _beside(final)
+
+    def written() -> bytes:
+        with explained(doing), _ours(may_write):
+            files = _write_state(beside, state, ranks, shared)
             if extra is not None:
                 extra(beside)
-            _seal(beside, step)
+            if ranks.rank == 0:
+                files += [path for path in _files(beside) if path.relative_to(beside).parts[0] not in shared]
+            return json.dumps(_listed(beside, files)).encode()
+
+    def sealed(listings: Sequence[bytes]) -> None:
+        with explained(doing), _ours(may_write):
+            _seal(beside, step, [json.loads(listing) for listing in listings])
             may_write()
             beside.rename(final)
-        except OSError:
-            may_write()  # gives the reason, if the run is no longer ours
-            raise
-        finally:
+            flush(checkpoints)
+
+    try:
+        listings = ranks.together("checkpoint parts", written)
+        told(ranks, "checkpoint seal", lambda: sealed(listings))
+    finally:
+        if ranks.rank == 0:
             # After a failure, the next attempt needs its space.
             shutil.rmtree(beside, ignore_errors=True)
-        flush(checkpoints)
+    return checkpoints / final.name
+
+
+@contextmanager
+def _ours(may_write: Callable[[], None]) -> Iterator[None]:
+    """Where the disk refuses inside the block, give the reason if the run is no longer ours."""
+    try:
+        yield
+    except OSError:
+        may_write()
+        raise
+
+
+def _begin(checkpoints: Path, step: int, shared: Collection[str]) -> Path:
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(checkpoints)
+    final = _free_name(checkpoints, step)
+    _beside(final).mkdir()
+    for part in shared:
+        (_beside(final) / part).mkdir()
     return final
 
 
-def load(folder: Path) -> dict[str, Any]:
-    """Verify a checkpoint and return its state; raises CheckpointError when it is missing or damaged."""
-    verify(folder)
-    return read(folder)
+def _beside(final: Path) -> Path:
+    return final.with_name(f".{final.name}{PARTIAL}")
 
 
-def read(folder: Path) -> dict[str, Any]:
+def whole(_name: str, _saved: torch.Tensor) -> None:
+    """Have a tensor read whole: the `room` of who holds everything."""
+
+
+def read(folder: Path, room: Room = whole) -> dict[str, Any]:
     """Return the state of a checkpoint that has just passed `verify` or `newest_valid`.
 
-    Raises CheckpointError when the disk refuses to read it.
+    What several ranks have written is read into the tensor that `room` returns for a part's name and place and the whole tensor
+    without its content; None for a whole one on the CPU. Raises CheckpointError when the disk refuses to read it.
     """
     tensors: dict[str, torch.Tensor] = {}
-    try:
+    with _readable(folder):
         state = json.loads((folder / "state.json").read_bytes())
         listed = read_manifest(folder)["files"]
         for part in state:
+            found: Mapping[str, torch.Tensor] = {}
             if (file := f"{part}.safetensors") in listed:
-                tensors |= {f"{part}/{name}": t for name, t in load_tensors(folder / file).items()}
-    except (OSError, DataError) as error:
-        reason = explain(error) if isinstance(error, OSError) else str(error)
-        raise CheckpointError(f"Checkpoint {folder} cannot be read: {reason}") from error
+                found = load_tensors(folder / file)
+            elif any(name.startswith(f"{part}/") for name in listed):
+                found = _read_shared(folder / part, room)
+            tensors |= {f"{part}/{name}": tensor for name, tensor in found.items()}
 
     def tensor(tag: str, name: Json) -> object:
         assert tag == "$tensor", f"a tag of another kapelle: {tag}"
@@ -126,16 +179,65 @@ def read(folder: Path) -> dict[str, Any]:
     return {part: decode(tree, tensor) for part, tree in state.items()}
 
 
-def _write_state(folder: Path, state: Mapping[str, object]) -> None:
+def poison_in(folder: Path) -> str | None:
+    """Return why training cannot continue from the numbers of a checkpoint, None when it can; see `models.finite`.
+
+    Reads one file after another. Raises CheckpointError when the disk refuses to read it.
+    """
+    with _readable(folder):
+        for name in read_manifest(folder)["files"]:
+            part, _, inner = name.removesuffix(".safetensors").partition("/")
+            if name.endswith(".safetensors") and (not inner or SHARE.fullmatch(inner)):
+                wrong = poisoned(learned({part: load_tensors(folder / name)}))
+                if wrong is not None:
+                    return wrong
+    return None
+
+
+def load(folder: Path, room: Room = whole) -> dict[str, Any]:
+    """Verify a checkpoint and return its state as `read` does; CheckpointError when it is missing or damaged."""
+    verify(folder)
+    return read(folder, room)
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, DataError) as error:
+        reason = explain(error) if isinstance(error, OSError) else str(error)
+        raise CheckpointError(f"Checkpoint {folder} cannot be read: {reason}") from error
+
+
+def _read_shared(folder: Path, room: Room) -> dict[str, torch.Tensor]:
+    import torch
+
+    into = {}
+    for name, saved in described(folder).items():
+        own = room(name, saved)
+        into[name] = torch.empty_like(saved, device="cpu") if own is None else own
+    read_shares(folder, into)
+    return into
+
+
+def _write_state(
+    folder: Path, state: Mapping[str, object], ranks: Ranks, shared: Collection[str]
+) -> list[Path]:
+    """Write a rank's share of a state; return its files among those that several ranks write."""
     from safetensors.torch import save_file
 
     trees: dict[str, Json] = {}
+    files: list[Path] = []
     for part, value in state.items():
         assert _PART.fullmatch(part), f"'{part}' names a file"
         trees[part], tensors = _split(part, value)
-        if tensors:
+        if part in shared:
+            files += write_share(folder / part, tensors, ranks.rank, ranks.size)
+        elif tensors:
             save_file(tensors, folder / f"{part}.safetensors")
-    write_new(folder / "state.json", json.dumps(trees, allow_nan=False).encode("ascii"))
+    if ranks.rank == 0:
+        write_new(folder / "state.json", json.dumps(trees, allow_nan=False).encode("ascii"))
+    return files
 
 
 def _split(part: str, tree: object) -> tuple[Json, dict[str, torch.Tensor]]:
@@ -150,7 +252,8 @@ def _split(part: str, tree: object) -> tuple[Json, dict[str, torch.Tensor]]:
         name = place.removeprefix(f"{part}.") if place != part else "value"
         while name in tensors:
             name += "'"
-        tensors[name] = value.detach().cpu().contiguous()
+        held = value.detach()
+        tensors[name] = held if is_parted(held) else held.cpu().contiguous()
         return {"$tensor": f"{part}/{name}"}
 
     try:
@@ -159,6 +262,8 @@ def _split(part: str, tree: object) -> tuple[Json, dict[str, torch.Tensor]]:
         raise CheckpointError(f"Cannot write a checkpoint: {error}, and is not a tensor.") from error
     seen: set[int] = set()
     for name, value in tensors.items():
+        if is_parted(value):
+            continue
         storage = value.untyped_storage().data_ptr()
         # The format does not store shared memory: tied weights and views become copies.
         if storage in seen:
@@ -167,15 +272,25 @@ def _split(part: str, tree: object) -> tuple[Json, dict[str, torch.Tensor]]:
     return encoded, tensors
 
 
-def _seal(folder: Path, step: int) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _listed(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """Flush files to the disk and return what a manifest says of them."""
     for path in files:
         flush(path)
-    listed = {
+    return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in files
     }
-    manifest = {"format": FORMAT, "step": step, "files": listed}
+
+
+def _seal(folder: Path, step: int, listings: Sequence[Mapping[str, Any]]) -> None:
+    """Write the manifest of what all ranks have written."""
+    listed = {name: entry for listing in listings for name, entry in listing.items()}
+    form = FORMAT if len(listings) == 1 else SHARED_FORMAT
+    manifest = {"format": form, "step": step, "files": listed}
     write_new(folder / "manifest.json", json.dumps(manifest, indent=1).encode("ascii"))
     for inner in [path for path in folder.rglob("*") if path.is_dir()]:
         flush(inner)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from kapelle.engines.train.protocol import HEAD, TrainEngine
+from kapelle.engines.train.protocol import HEAD, KeepsParts, TrainEngine
 from kapelle.errors import CheckpointError, ConfigError, DataError, ModelError, NumericsError, did_you_mean
 from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
@@ -35,44 +35,56 @@ from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.collecting import collected_at_once
 from kapelle.runtime.manifest import step_of
 from kapelle.runtime.randomness import capture_random, restore_random
+from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.tensor_files import load_tensors
 from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Lora, Team
 
+LEARNED = "train"
+"""The part of a checkpoint that all ranks write together: the train engine's state."""
+
 
 def write_checkpoint(
-    run: RunDirectory,
+    checkpoints: Path,
+    run: RunDirectory | None,
     step: int,
     engine: TrainEngine,
     team: Team,
     bases: Mapping[str, str],
     policies: Callable[[Path], None],
     credit: Mapping[str, object],
-    train: Mapping[str, object] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Save everything that an exact resume after `step` needs and let `latest` point to it.
 
-    `credit` is the algorithm's own state between steps, `train` the engine's, where it is known already. Raises NumericsError, and writes nothing, when a weight, a
-    moment or anything else that is learned is not finite.
+    `credit` is the algorithm's own state between steps. Of several `ranks` only the first one has the `run`, and each writes
+    its share of the engine's state. Raises NumericsError, and writes nothing, when a weight, a moment or anything else
+    that is learned is not finite.
     """
-    state: dict[str, object] = {
-        "train": engine.state() if train is None else dict(train),
-        "credit": dict(credit),
-        "loop": {
-            "step": step,
-            "bases": dict(bases),
-            "adapters": _adapters(team, engine),
-            "positions": run.positions(),
-            "random": capture_random(),
-        },
-    }
-    wrong = poisoned(learned(state))
-    if wrong is not None:
-        raise NumericsError(
-            f"The checkpoint of step {step} is not written: {wrong}. Continue from the last one, with a lower "
-            "`optimizer.lr`."
-        )
+    state: dict[str, object] = {LEARNED: engine.parts() if isinstance(engine, KeepsParts) else engine.state()}
+
+    def completed() -> bytes:
+        if run is not None:
+            state["credit"] = dict(credit)
+            state["loop"] = {
+                "step": step,
+                "bases": dict(bases),
+                "adapters": _adapters(team, engine),
+                "positions": run.positions(),
+                "random": capture_random(),
+            }
+        wrong = poisoned(learned(state))
+        if wrong is not None:
+            raise NumericsError(
+                f"The checkpoint of step {step} is not written: {wrong}. Continue from the last one, with a lower "
+                "`optimizer.lr`."
+            )
+        return b""
+
+    ranks.together("state", completed)
     with collected_at_once():  # safetensors leaves reference cycles behind, several for each tensor
-        folder = checkpoint.save(run.checkpoints, step, state, policies, run.recheck)
+        if run is None:
+            return checkpoint.save(checkpoints, step, state, ranks=ranks, shared=[LEARNED])
+        folder = checkpoint.save(checkpoints, step, state, policies, run.recheck, ranks, [LEARNED])
     run.point_latest(folder)
     return folder
 
@@ -125,7 +137,7 @@ def read_checkpoint(
     The returned mapping also has the `folder` that it was read from. Raises CheckpointError when it belongs to other base
     weights or to other adapters than this team's.
     """
-    state = checkpoint.read(folder)
+    state = checkpoint.read(folder, engine.room if isinstance(engine, KeepsParts) else checkpoint.whole)
     loop: Mapping[str, Any] = state["loop"]
     if loop["bases"] != bases:
         raise CheckpointError(
@@ -154,7 +166,7 @@ def _way_back(whole: Path) -> str:
 
 
 def _refuse_poison(folder: Path) -> None:
-    wrong = poisoned(learned(checkpoint.read(folder)))
+    wrong = checkpoint.poison_in(folder)
     if wrong is not None:
         raise CheckpointError(f"Checkpoint {folder} is damaged: {wrong}.")
 

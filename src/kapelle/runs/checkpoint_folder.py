@@ -20,6 +20,8 @@ from kapelle.runtime.atomic_files import PARTIAL, explain
 from kapelle.runtime.manifest import FOLDER, check_listed, sha256, step_of, unique_keys
 
 FORMAT = 1
+SHARED_FORMAT = 2
+"""The form of what several processes have written, each a share of the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +127,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes(), object_pairs_hook=unique_keys)
         form = manifest["format"]
-        if type(form) is int and form != FORMAT:
+        if type(form) is int and form not in (FORMAT, SHARED_FORMAT):
             raise CheckpointError(
-                f"Checkpoint {folder} has format {form}; this version of kapelle reads {FORMAT}. Use the one that wrote it."
+                f"Checkpoint {folder} has format {form}; this version of kapelle reads {FORMAT} and {SHARED_FORMAT}. Use the "
+                "one that wrote it."
             )
         _check_form(manifest, step_of(folder))
         for name, expected in manifest["files"].items():

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError, RunDirectoryError
-from kapelle.models.finite import learned, poisoned
 from kapelle.runs import checkpoint
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
@@ -176,7 +175,7 @@ def fault_of(folder: Path) -> str | None:
     """Return why training cannot continue from a checkpoint, None when it can; reads all of its content."""
     try:
         verify(folder)
-        wrong = poisoned(learned(checkpoint.read(folder)))
+        wrong = checkpoint.poison_in(folder)
     except CheckpointError as error:
         return str(error)
     return None if wrong is None else f"Checkpoint {folder} is damaged: {wrong}."

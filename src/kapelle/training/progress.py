@@ -3,7 +3,8 @@
 An interrupted step is undone. If that is impossible because weights have changed, the run returns to its newest
 checkpoint; without one, nothing may be saved or learned until one is loaded.
 
-Of several ranks the first one writes, finds and keeps checkpoints; all load the same one, from a folder that all see.
+Of several ranks each writes its share of a checkpoint, and the first one finds and keeps them; all load the same one, from
+a folder that all see.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Progress:
         self._run = run
         self._say = say
         self._ranks = ranks
-        self.kept: bool = told(ranks, "run directory", lambda: run is not None)
-        """Whether what is learned is saved."""
+        place = told(ranks, "run directory", lambda: run and str(run.checkpoints.absolute()))
+        self._checkpoints = run.checkpoints if run is not None else place and Path(place)
+        """Where all ranks save; None without a run directory."""
         self.done = 0
         """Steps behind the weights."""
         self.owed = False
@@ -63,6 +65,11 @@ class Progress:
         """The step of the newest checkpoint."""
         self._torn = False
         """Whether the weights are those of an unfinished step."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether what is learned is saved."""
+        return self._checkpoints is not None
 
     def step(self) -> Step:
         """Take the next step."""
@@ -116,21 +123,20 @@ class Progress:
         return folder
 
     def _write(self) -> Path:
+        made = self._pieces
+        assert self._checkpoints is not None, "only what is kept is written"
         with unbroken():
-            state = self._pieces.engine.state()  # of all ranks, where each holds a part
-            found = Path(told(self._ranks, "checkpoint", lambda: self._written(state)))
+            what = (
+                self.done,
+                made.engine,
+                made.team,
+                made.base_hashes,
+                self.write_policies,
+                made.loop.state(),
+            )
+            folder = write_checkpoint(self._checkpoints, self._run, *what, self._ranks)
         self._saved = self.done
-        return (
-            found if self._run is None else self._run.checkpoints / found.name
-        )  # as the run names its folders
-
-    def _written(self, train: Mapping[str, object]) -> str:
-        made, run = self._pieces, self._run
-        assert run is not None, "the first rank has the run directory"
-        state, policies = made.loop.state(), self.write_policies
-        what = (made.engine, made.team, made.base_hashes)
-        folder = write_checkpoint(run, self.done, *what, policies, state, train)
-        return str(folder.absolute())
+        return folder
 
     def write_policies(self, folder: Path) -> None:
         """Write every trained policy in a form that others can load, and a verifier with its judgement."""
@@ -150,10 +156,10 @@ class Progress:
 
     def go_back(self) -> None:
         """Return the run to its newest checkpoint, with its rows and episodes."""
-        assert self.kept, "a trainer without a run directory has nothing to go back to"
+        assert self._checkpoints is not None, "a trainer without a run directory has nothing to go back to"
         if not told(self._ranks, "checkpoints", self._any):
             return
-        loop = self.load(self._run.checkpoints if self._run is not None else Path())
+        loop = self.load(self._checkpoints)
         self.owed = told(self._ranks, "rewind", lambda: self._rewound(loop))
         self._saved = self.done
 

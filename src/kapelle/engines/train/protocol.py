@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kapelle.algorithm import CriticLoss, PolicyLoss
 from kapelle.engines.rollout.protocol import WritingRenderer
@@ -194,6 +194,25 @@ class TrainEngine(Protocol):
 
     def close(self) -> None:
         """Release what the engine holds besides memory, such as its own processes; it is not used again."""
+        ...
+
+
+@runtime_checkable
+class KeepsParts(Protocol):
+    """A train engine of several ranks of which each keeps a part of some tensors, saves it and loads it alone.
+
+    Its `load_state` also takes such parts.
+    """
+
+    def parts(self) -> dict[str, object]:
+        """Return what `state` returns, with the tensors that ranks have shared out as `DTensor`; waits for no other rank."""
+        ...
+
+    def room(self, place: str, saved: Tensor) -> Tensor | None:
+        """Return an empty tensor for what `parts` has at a dotted place, laid out as this rank keeps it; None if it keeps it whole.
+
+        `saved` has the shape and the type of what was saved there, whole, and no content.
+        """
         ...
 
 

@@ -17,6 +17,7 @@ from tests.support.tiny import (
     tiny_model,
     with_behaviour,
 )
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from kapelle.algorithms.sft import negative_log_likelihood
@@ -29,6 +30,7 @@ from kapelle.errors import ConfigError
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.runtime.rank_group import RankGroup
 from kapelle.runtime.ranks import Seat
+from kapelle.runtime.trees import leaves
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Policy
 
@@ -112,3 +114,24 @@ class Two:
 
     rank, size = 0, 2
     together = add = None
+
+
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_it_gives_the_part_that_it_keeps_and_takes_it_back(group: RankGroup, lora: Any) -> None:
+    policy = Policy("a", lora=lora)
+    sharded, again = (FsdpTrainEngine(setup(policy, ranks=group)) for _ in range(2))
+    learned(sharded, policy)
+    kept, whole_state = sharded.parts(), sharded.state()
+    read = 0
+    for (place, part), (_, saved) in zip(leaves(kept), leaves(whole_state), strict=True):
+        if isinstance(saved, Tensor):
+            room = again.room(place, saved.to("meta"))
+            assert (room is not None) == isinstance(part, DTensor) == (lora is None and saved.dim() > 0), (
+                place
+            )
+            assert room is None or (room.shape, room.dtype) == (saved.shape, saved.dtype)
+            read += room is not None
+    assert read == (0 if lora else 3 * len(sharded.learners["a"].parameters))
+    again.load_state(kept)
+    assert same_bits(again.state(), whole_state)
+    assert same_bits(again.weights("a"), sharded.weights("a"))

@@ -44,6 +44,13 @@ class FsdpTrainEngine:
         self._bases = [ShardedBase(model, mesh, cpu_offload=cpu_offload) for model in models.values()]
         self._own = TorchTrainEngine(setup, AmongRanks(setup.ranks, in_lockstep=True))
         self._own.take_passes(self._even)
+        self._parted = {
+            f"learners.{name}.{kind}.{key}": parameter
+            for name, learner in self._own.learners.items()
+            for kind in ("weights", "optimizer")
+            for key, parameter in learner.parameters.items()
+            if isinstance(parameter, DTensor)
+        }
         for base in self._bases:
             base.gather()
 
@@ -144,8 +151,19 @@ class FsdpTrainEngine:
         """Return everything that an exact resume needs, whole; all ranks have to ask for it together."""
         return self._own.state()
 
+    def parts(self) -> dict[str, object]:
+        """Return everything that an exact resume needs, of what is shared out this rank's part; see `KeepsParts`."""
+        return self._own.state(parts=True)
+
+    def room(self, place: str, saved: Tensor) -> Tensor | None:
+        """Return an empty tensor for what `parts` has at a dotted place; None if this rank keeps it whole."""
+        own = self._parted.get(
+            place, self._parted.get(place.rpartition(".")[0])
+        )  # a moment is named under its weight
+        return None if own is None or own.shape != saved.shape else torch.empty_like(own, dtype=saved.dtype)
+
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Restore what `state` returned, bit for bit, whatever number of ranks returned it."""
+        """Restore what `state` or `parts` returned, bit for bit, whatever number of ranks returned it."""
         with self._shared_out():
             self._own.load_state(state)
 

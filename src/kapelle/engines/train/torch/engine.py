@@ -103,9 +103,9 @@ class TorchTrainEngine:
         """Make every reference policy a frozen copy of its trained policy as it is now."""
         self._held.refresh_references()
 
-    def state(self) -> dict[str, object]:
-        """Return everything that an exact resume needs, as a tree of tensors and plain values."""
-        return self._held.state()
+    def state(self, *, parts: bool = False) -> dict[str, object]:
+        """Return everything that an exact resume needs, as a tree of tensors and plain values; see `Learner.state`."""
+        return self._held.state(parts=parts)
 
     def load_state(self, state: Mapping[str, object]) -> None:
         """Restore what `state` returned, bit for bit."""

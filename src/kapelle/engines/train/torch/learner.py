@@ -119,14 +119,15 @@ class Learner:
         """Drop what was accumulated since the last step."""
         self._optimizer.zero_grad(set_to_none=True)
 
-    def state(self) -> dict[str, Any]:
-        """Return weights, optimiser state and counters as a tree."""
+    def state(self, *, parts: bool = False) -> dict[str, Any]:
+        """Return weights, optimiser state and counters as a tree; with `parts`, what is shared out stays so."""
         moments = self._optimizer.state_dict()["state"]
         names = list(self.parameters)
+        held = _as_it_is if parts else whole
         return {
-            "weights": {name: whole(parameter.detach()) for name, parameter in self.parameters.items()},
+            "weights": {name: held(parameter.detach()) for name, parameter in self.parameters.items()},
             "optimizer": {
-                names[index]: {key: whole(value) for key, value in entry.items()}
+                names[index]: {key: held(value) for key, value in entry.items()}
                 for index, entry in moments.items()
             },
             "steps": self.steps,
@@ -164,6 +165,10 @@ class Learner:
             learner.load_state(state)
             learner.version = version
             learner.changed = True
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:

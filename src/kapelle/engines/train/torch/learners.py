@@ -193,15 +193,15 @@ class Learners:
             for model in self.models:
                 model.bank.train(on=False)
 
-    def state(self) -> dict[str, object]:
-        """Return everything that an exact resume needs, as a tree of tensors and plain values."""
+    def state(self, *, parts: bool = False) -> dict[str, object]:
+        """Return everything that an exact resume needs, as a tree of tensors and plain values; see `Learner.state`."""
         references = {
             name: {key: tensor.detach() for key, tensor in self.weights(name).items()}
             for name in self.homes
             if name.startswith(reference_name(""))
         }
         return {
-            "learners": {name: learner.state() for name, learner in self.by_name.items()},
+            "learners": {name: learner.state(parts=parts) for name, learner in self.by_name.items()},
             "references": references,
         }
 

@@ -14,8 +14,8 @@ def whole(value: Any) -> Any:
 
 
 def laid_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Return a whole tensor, which all processes hold, laid out as another of its shape is."""
-    if not isinstance(pattern, DTensor):
+    """Return a whole tensor, which all processes hold, laid out as another of its shape is; one that already is, itself."""
+    if not isinstance(pattern, DTensor) or isinstance(tensor, DTensor):
         return tensor
     on_device = tensor.to(device=pattern.device, dtype=pattern.dtype)
     return distribute_tensor(on_device, pattern.device_mesh, pattern.placements, src_data_rank=None)
