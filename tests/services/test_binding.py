@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from kapelle.errors import ConfigError
-from kapelle.services.binding import Binding, is_loopback
+from kapelle.services.binding import Binding
+from kapelle.settings.addresses import is_loopback
 
 LONG = "a-token-that-is-long-enough"
 

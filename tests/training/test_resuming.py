@@ -47,6 +47,7 @@ ELSEWHERE = {
     ("EndpointConfig", "api_key_env"),
     ("JudgeEndpoint", "api_key_env"),
     ("Search", "key_env"),
+    ("RewardServer", "token_env"),
     # Where programs call: which programs do is not the port's.
     ("External", "port"),
     # When a program is given up, and how many run at a time.
@@ -58,6 +59,9 @@ ELSEWHERE = {
     ("Python", "cpu_s"),
     ("Python", "memory_mb"),
     ("Mcp", "call_s"),
+    # How long and how often a server is asked.
+    ("RewardServer", "attempt_s"),
+    ("RewardServer", "retries"),
 }
 """Settings of plug-ins that no result depends on but by giving up what takes too much."""
 

@@ -25,6 +25,7 @@ BUILTIN: Mapping[str, str] = {
     "textarena": "kapelle.environments.adapters.textarena:TextArena",
     "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
     "plain": "kapelle.environments.adapters.plain:Plain",
+    "reward_server": "kapelle.environments.reward_server:RewardServer",
     "external": "kapelle.environments.external.environment:External",
     "siirl_env": "kapelle.environments.adapters.siirl_env:SiirlEnv",
 }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kapelle.errors import ConfigError
+from kapelle.settings.addresses import is_loopback
 
 TOKEN = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the token that every call has to carry; a command line would show it to others."""
@@ -99,16 +99,6 @@ class Binding:
             return True
         given = b"" if token is None else token.encode("utf-8", "surrogatepass")
         return hmac.compare_digest(given, self.token.encode()) and token is not None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address is reached from this machine alone; names other than `localhost` count as not."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def token_here() -> str | None:

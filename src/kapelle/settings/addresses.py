@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
@@ -33,3 +34,19 @@ def open_address(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(open_address)]
 """A setting that is such a URL."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reached from this machine alone; names other than `localhost` count as not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def sends_in_the_clear(address: str) -> bool:
+    """Return whether what is sent to an http(s) URL can be read on its way to another machine."""
+    parts = urlsplit(address)
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")

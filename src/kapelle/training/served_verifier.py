@@ -10,8 +10,10 @@ from pathlib import Path
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.sealed import SEAL
 from kapelle.rows import Sample
 from kapelle.runs.checkpoint_contents import load_verifier
+from kapelle.runtime.manifest import sha256
 from kapelle.services.reward.scores import Answered, Score, ungraded
 from kapelle.setup.model_loading import build_train_engine
 from kapelle.setup.preparation import prepare
@@ -89,6 +91,7 @@ def open_verifier(run: Path, observer: Observer, name: str | None = None) -> Ver
         "name": name or config.name,
         "kind": "verifier",
         "step": step,
+        "weights": sha256(folder / "verifier" / SEAL),
         "base": kept["base"],
         "held_out": kept["held_out"],
         "sources": dict(config.environment.sources),

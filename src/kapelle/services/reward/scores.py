@@ -49,7 +49,7 @@ class Scorer(Protocol):
     """Scores answers; called by one thread."""
 
     def about(self) -> Mapping[str, Json]:
-        """Return what callers are told of the model: what it is, and how well it was measured to judge."""
+        """Return what callers are told of the model: its `name`, a hash of its `weights`, and what else is known of it."""
         ...
 
     def score(self, answers: Sequence[Answered]) -> Sequence[Score]:

@@ -91,4 +91,5 @@ class RewardService:
                 found = await asyncio.wrap_future(scores)
         except TimeoutError:
             raise Refusal(504, f"No score within {self._seconds:g} s.", None, "timeout") from None
-        return Answer({"model": self._about["name"], "results": [score.row() for score in found]})
+        rows = [score.row() for score in found]
+        return Answer({"model": self._about["name"], "weights": self._about["weights"], "results": rows})

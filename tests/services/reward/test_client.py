@@ -1,0 +1,102 @@
+"""A recipe's `reward_server`: paid as by the verifier in this process, and an episode that is not graded has failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.tiny import sections
+from tests.workflows.stage import lines, play
+
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.matrix import Matrix
+from kapelle.environments.reward_server import RewardServer
+from kapelle.errors import ConfigError
+from kapelle.services.reward.scores import Answered
+from kapelle.services.reward.serving import RewardServer as Serving
+from kapelle.training.served_verifier import VerifierScorer
+from kapelle.training.trainer import Trainer
+from kapelle.types import Episode, Message, Task
+from kapelle.workflows.debate import Debate
+from kapelle.workflows.solo import Solo
+
+TASK = Task("train-0", "47+85", {"answer": 132})
+
+
+def paid_by(url: str, **settings: Any) -> RewardServer:
+    return RewardServer.model_validate({"questions": {"name": "arithmetic"}, "address": url, **settings})
+
+
+def worth(scorer: VerifierScorer, question: str, text: str) -> float:
+    [score] = scorer.score([Answered((Message("user", question),), text)])
+    assert score.value is not None
+    return score.value
+
+
+async def one(environment: RewardServer, text: str) -> Episode:
+    [episode] = await play(environment, Solo(), ["a"], {"a": lines(text)}, TASK)
+    return episode
+
+
+@pytest.mark.parametrize(("text", "success"), [("132", 1.0), ("It is 131", 0.0)])
+async def test_the_reward_is_the_score_and_success_the_truth(
+    server: Serving, scorer: VerifierScorer, text: str, success: float
+) -> None:
+    episode = await one(paid_by(server.url), text)
+    assert episode.error is None
+    assert episode.rewards == pytest.approx({"a": worth(scorer, TASK.question, text)}, abs=1e-6)
+    assert episode.success == success
+    assert episode.info["graded"] == {"a": success}
+
+
+async def test_every_round_of_a_debate_is_scored(server: Serving, scorer: VerifierScorer) -> None:
+    [episode] = await play(
+        paid_by(server.url),
+        Debate(rounds=2, score_rounds=True),
+        ["a", "b"],
+        {"a": lines("1", "132"), "b": lines("2", "131")},
+        TASK,
+    )
+    assert episode.error is None
+    scores = {turn.text: turn.score for turn in episode.turns}
+    assert scores == pytest.approx({text: worth(scorer, "47+85", text) for text in scores}, abs=1e-6)
+
+
+async def test_an_answer_that_the_verifier_cannot_read_fails_its_episode(server: Serving) -> None:
+    episode = await one(paid_by(server.url), "132 " * 200)
+    assert "The answer is ungraded. The reward server says" in (episode.error or "")
+    assert episode.rewards == {}
+
+
+async def test_a_server_that_is_away_fails_the_episode_and_pays_nobody(unused_tcp_port: int) -> None:
+    episode = await one(paid_by(f"http://127.0.0.1:{unused_tcp_port}", retries=0), "132")
+    assert "gave no score: ConnectError" in (episode.error or "")
+    assert episode.rewards == {}
+
+
+@pytest.mark.slow
+def test_a_run_learns_from_what_a_server_pays(server: Serving, scorer: VerifierScorer) -> None:
+    environment = {"name": "reward_server", "address": server.url, "questions": {"name": "arithmetic"}}
+    with Trainer(**sections(environment=environment)) as trainer:
+        step = next(trainer.steps(1))
+    episodes = [episode for group in step.groups for episode in group.episodes]
+    for episode in episodes:
+        last = {turn.agent: turn.text for turn in episode.turns}
+        found = {agent: worth(scorer, episode.task.question, last[agent]) for agent in episode.rewards}
+        assert episode.rewards == pytest.approx(found, abs=1e-6)
+    assert sum(len(episode.rewards) for episode in episodes) > 0
+
+
+def test_what_makes_no_sense_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    games = RewardServer(questions=Matrix(), address="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="`matrix` is a game of moves"):
+        games.check(["a", "b"])
+    monkeypatch.setenv("KAPELLE_TOKEN", "secret")
+    paid_by("http://127.0.0.1:1").check(["a"])
+    paid_by("https://reward.example").check(["a"])
+    with pytest.raises(
+        ConfigError, match=r"KAPELLE_TOKEN would be sent to http://reward\.example in the clear"
+    ):
+        paid_by("http://reward.example").check(["a"])
+    assert paid_by("http://127.0.0.1:1").sources == Arithmetic().sources
+    assert paid_by("http://127.0.0.1:1").alive == ("`address` (http://127.0.0.1:1)",)
