@@ -31,6 +31,7 @@ FOR_HELP = {
     "kapelle.cli.run_arguments",
     "kapelle.cli.launch_arguments",
     "kapelle.cli.serve_arguments",
+    "kapelle.cli.view_arguments",
     "kapelle.cli.stopping",
     "kapelle.errors",
     "kapelle.former_names",

@@ -16,6 +16,7 @@ from kapelle.cli.data_arguments import declare_data
 from kapelle.cli.launch_arguments import declare_launch
 from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_processes, declare_runs
 from kapelle.cli.serve_arguments import declare_chat, declare_serve
+from kapelle.cli.view_arguments import declare_view
 from kapelle.errors import ConfigError, did_you_mean
 
 RECIPE_HELP = "a built-in recipe (`kapelle recipes ls`) or a YAML file"
@@ -362,6 +363,12 @@ COMMANDS: Mapping[str, Command] = {
         "offer a run's team to programs, as a server of OpenAI's chat completions, or its verifier, as a server of scores",
         "serve",
         declare_serve,
+    ),
+    "view": Command(
+        "[RUNS …] [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …]",
+        "look at runs in a browser: curves, conversations and credit",
+        "view",
+        declare_view,
     ),
     "runs": Command(
         "(ls [FOLDER] | show RUN | rollback RUN --to STEP [--dry-run]) [--json]",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kapelle.cli.lines import Lines
+from kapelle.cli.listening import binding_of, file_of
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Watch
@@ -46,18 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward RUN`.{hint}"
         )
-    from kapelle.services.binding import Binding, token_here
     from kapelle.services.http.server import check_installed
 
     check_installed()
-    binding = Binding(
-        arguments.host,
-        arguments.port,
-        token_here(),
-        _file(arguments.tls_cert),
-        _file(arguments.tls_key),
-        tuple(arguments.allow_host),
-    )
+    binding = binding_of(arguments)
     folder = Path(named[1])
     read_config(folder)  # raises when there is no run
     hush()
@@ -74,7 +67,7 @@ def _policy(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
     name = _name(arguments.name or served.config.name)
     limits = Limits(arguments.calls, arguments.timeout)
     return _until_stopped(
-        serve_policy(served.play, name, binding, limits, _file(arguments.record)),
+        serve_policy(served.play, name, binding, limits, file_of(arguments.record)),
         lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",
     )
 
@@ -102,10 +95,6 @@ def _until_stopped(serving: AbstractContextManager[D], where: Callable[[D], str]
         say("stopping: what was accepted is answered first", sys.stderr)
         server.drain(DRAIN_SECONDS)
     return stopped.exit_code
-
-
-def _file(name: str | None) -> Path | None:
-    return None if name is None else Path(name)
 
 
 def _name(name: str) -> str:

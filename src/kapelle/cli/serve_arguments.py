@@ -28,21 +28,7 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", metavar="NAME", help="what clients call the team or the verifier (the run's name)"
     )
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (127.0.0.1)"
-    )
-    parser.add_argument(
-        "--port", type=int, default=8000, metavar="PORT", help="port to listen on; 0 takes a free one (8000)"
-    )
-    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of the TLS certificate, with its chain")
-    parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its key")
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="another name by which callers address this service; may be given several times",
-    )
+    declare_binding(parser, 8000)
     parser.add_argument(
         "--calls",
         type=_positive(int),
@@ -63,6 +49,29 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
         default=SECONDS,
         metavar="S",
         help=f"seconds that one call may take ({SECONDS:g})",
+    )
+
+
+def declare_binding(parser: argparse.ArgumentParser, port: int) -> None:
+    """Add where a service listens and who may call it; `port` is the usual one."""
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=port,
+        metavar="PORT",
+        help=f"port to listen on; 0 takes a free one ({port})",
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of the TLS certificate, with its chain")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its key")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name by which callers address this service; may be given several times",
     )
 
 

@@ -110,7 +110,7 @@ def telling(row: Mapping[str, float]) -> dict[str, float]:
 
 def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
     """Return every setting that is not a default with where it came from; empty where the run has no record of it."""
-    values = _flat(settings_of(run))
+    values = flat(settings_of(run))
     origin = read_provenance(run)
     return {
         key: (values.get(key), str(source)) for key, source in sorted(origin.items()) if source != "default"
@@ -175,11 +175,12 @@ def _any(row: Mapping[str, float], name: str) -> bool:
     )
 
 
-def _flat(value: Any, at: str = "") -> dict[str, Any]:
+def flat(value: Any, at: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted names."""
     if isinstance(value, dict) and value:
         pairs: Sequence[tuple[Any, Any]] = list(value.items())
     elif isinstance(value, list) and value:
         pairs = list(enumerate(value))
     else:
         return {at: value}
-    return {k: v for key, item in pairs for k, v in _flat(item, f"{at}.{key}" if at else str(key)).items()}
+    return {k: v for key, item in pairs for k, v in flat(item, f"{at}.{key}" if at else str(key)).items()}

@@ -23,6 +23,8 @@ T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""What a server can serve."""
 
 LOG = logging.getLogger("kapelle.services")
 MOST_BYTES = 4 << 20
@@ -123,7 +125,7 @@ class Application:
             await _send_whole(answer, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer | Stream:
-        method, headers = scope["method"], _headers(scope)
+        method, headers = scope["method"], headers_of(scope)
         check_call(self._binding, method, headers)
         session, path = _session(scope["path"])
         route, rest = self._route(method, path)
@@ -157,10 +159,11 @@ class _Gone(Exception):
     """The caller went away."""
 
 
-def _headers(scope: Scope) -> dict[str, str]:
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Return a call's headers by name in lower case; one that was sent twice is joined by a comma."""
     headers: dict[str, str] = {}
-    for raw, value in scope["headers"]:
-        name = raw.decode("latin-1").lower()
+    for key, value in scope["headers"]:
+        name = key.decode("latin-1").lower()
         text = value.decode("latin-1")
         headers[name] = f"{headers[name]}, {text}" if name in headers else text
     return headers
@@ -238,13 +241,13 @@ async def _send_whole(answer: Answer, send: Send) -> None:
     else:
         body, kind = _dumped(answer.body), {"content-type": "application/json"}
     headers = {**_SAFETY, **kind, **answer.headers, "content-length": str(len(body))}
-    await send({"type": "http.response.start", "status": answer.status, "headers": _raw(headers)})
+    await send({"type": "http.response.start", "status": answer.status, "headers": raw(headers)})
     await send({"type": "http.response.body", "body": body})
 
 
 async def _send_events(stream: Stream, send: Send) -> None:
     headers = {**_SAFETY, "content-type": "text/event-stream", **stream.headers}
-    await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
+    await send({"type": "http.response.start", "status": 200, "headers": raw(headers)})
     async with aclosing(stream.events) as events:  # type: ignore[type-var]
         async for event in _told(events):
             data = event.encode() if isinstance(event, str) else _dumped(event)
@@ -269,5 +272,6 @@ def _dumped(value: Json) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+def raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Return headers as ASGI sends them."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from kapelle.errors import ConfigError
 from kapelle.services.binding import Binding
-from kapelle.services.http.application import Application
+from kapelle.services.http.application import Asgi
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -20,18 +20,18 @@ CONNECTIONS = 4096
 """Open at once; further ones are told that the service is busy."""
 
 
-def check_installed() -> None:
-    """Raise ConfigError when the package that speaks HTTP is missing."""
+def check_installed(extra: str = "serve") -> None:
+    """Raise ConfigError when the package that speaks HTTP is missing, naming the extra that brings it."""
     try:
         import uvicorn  # noqa: F401
     except ImportError:
-        raise ConfigError("Serving needs an extra: pip install 'kapelle[serve]'.") from None
+        raise ConfigError(f"Serving needs an extra: pip install 'kapelle[{extra}]'.") from None
 
 
 class HttpServer:
     """Serves an application until it is closed; a context manager."""
 
-    def __init__(self, binding: Binding, application: Application) -> None:
+    def __init__(self, binding: Binding, application: Asgi) -> None:
         """Bind the port; raises ConfigError when it is taken or an extra is missing."""
         check_installed()
         import uvicorn

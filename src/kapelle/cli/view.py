@@ -1,0 +1,36 @@
+"""`kapelle view`: runs in a browser, while they are written and afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from pathlib import Path
+
+from kapelle.cli.listening import binding_of
+from kapelle.cli.output import say
+from kapelle.errors import ConfigError
+from kapelle.runtime.interrupts import catch_interrupts, unbroken
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show runs until a signal asks to stop; return the signal's exit code."""
+    from kapelle.services.http.server import HttpServer, check_installed
+    from kapelle.viewer.library import Library
+
+    check_installed("viewer")
+    try:
+        from kapelle.viewer.server import viewer
+    except ImportError:
+        raise ConfigError("The viewer needs an extra: pip install 'kapelle[viewer]'.") from None
+    binding = binding_of(arguments)
+    library = Library([Path(word) for word in arguments.words or ["runs"]])
+    stop = threading.Event()
+    with (
+        catch_interrupts(lambda _: stop.set()) as stopped,
+        unbroken(),
+        HttpServer(binding, viewer(library, binding)) as server,
+    ):
+        count = len(library.runs())
+        say(f"{count} run{'' if count == 1 else 's'} at {server.url}  (Ctrl-C ends it)")
+        stop.wait()
+    return stopped.exit_code

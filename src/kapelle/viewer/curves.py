@@ -1,0 +1,205 @@
+"""Curves of runs: which numbers share a panel, whose they are, and over what they are drawn."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from kapelle.metrics.definitions import describe
+from kapelle.metrics.timeline import ACTIVITIES
+from kapelle.viewer.library import Run
+from kapelle.viewer.lines import number
+from kapelle.viewer.table import AXES, thinned
+
+POINTS = 1000
+"""Most points of one curve on a page."""
+BANDS = (*ACTIVITIES, "idle")
+"""The parts of a step's time, from the bottom of the band to its top."""
+
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "What is learned": ("success", "reward", "return", "reward_max", "dead_groups"),
+    "How far weights move": (
+        "advantage_std", "entropy", "kl", "clip_share", "drift", "ratio_tail", "grad_norm", "loss", "lr", "parity",
+    ),
+    "Critics": ("value_loss", "explained_variance", "mixer_loss"),
+    "What is said": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
+    "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
+}  # fmt: skip
+"""Panels in the order of a page, by family: what stands before the slash of a metric's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run's numbers, or a group's: what one set of curves is drawn from."""
+
+    key: str
+    label: str
+    axes: Mapping[str, Sequence[float]]
+    columns: Mapping[str, Sequence[float | None]]
+    low: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """Lower quartile of a group's runs, by column; empty for a single run."""
+    high: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    rows: int = 0
+    """Steps read so far; more come as they are appended."""
+    generation: int = 0
+
+
+def source_of(run: Run, label: str | None = None) -> Source:
+    """Return the curves of one run, thinned to what a page can show."""
+    with run.lock:
+        run.refresh()
+        table = run.metrics
+        steps = table.axes["step"]
+        axes = {axis: thinned(places, steps, POINTS)[0] for axis, places in table.axes.items()}
+        columns = {name: thinned(steps, column, POINTS)[1] for name, column in table.columns.items()}
+        measured = [each for row in run.evaluations if (each := _evaluation(row, table.axes)) is not None]
+        return Source(
+            run.key, label or run.path.name, axes, columns, {}, {}, measured, len(table), table.generation
+        )
+
+
+def _evaluation(row: Mapping[str, Any], axes: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
+    """Return a measured success with its interval and its place on every axis; None where nothing was scored."""
+    success, step = number(row.get("success")), number(row.get("step"))
+    if success is None or step is None:
+        return None
+    interval = row.get("interval")
+    ends = [number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
+    low, high = ends if None not in ends and ends else (success, success)
+    k = bisect_right(axes["step"], step)
+    at = {axis: (places[k - 1] if k else 0.0) for axis, places in axes.items()} | {"step": step}
+    return {"at": at, "success": success, "low": low, "high": high}
+
+
+def grouped(sources: Sequence[tuple[str, Source]]) -> list[Source]:
+    """Return one source for each group name: medians of its runs with their quartiles, step by step."""
+    groups: dict[str, list[Source]] = {}
+    for name, source in sources:
+        groups.setdefault(name, []).append(source)
+    return [_merged(name, members) for name, members in groups.items()]
+
+
+def _merged(name: str, members: Sequence[Source]) -> Source:
+    if len(members) == 1:
+        return members[0]
+    steps = sorted({step for each in members for step in each.axes["step"]})
+    places = [{step: k for k, step in enumerate(each.axes["step"])} for each in members]
+
+    def at(step: float, values: Iterable[Sequence[float | None]]) -> list[float]:
+        found = (
+            column[k]
+            for column, where in zip(values, places, strict=True)
+            if (k := where.get(step)) is not None
+        )
+        return sorted(value for value in found if value is not None)
+
+    axes = {axis: [median(at(s, [each.axes[axis] for each in members])) for s in steps] for axis in AXES}
+    names = dict.fromkeys(column for each in members for column in each.columns)
+    kept: dict[str, list[list[float]]] = {}
+    for column in names:
+        empty = [[None] * len(each.axes["step"]) for each in members]
+        values = [each.columns.get(column, none) for each, none in zip(members, empty, strict=True)]
+        kept[column] = [at(step, values) for step in steps]
+    middle, low, high = (
+        {column: [_quantile(values, share) for values in rows] for column, rows in kept.items()}
+        for share in (0.5, 0.25, 0.75)
+    )
+    label = f"{name}, median of {len(members)}"
+    return Source(members[0].key, label, axes, middle, low, high, (), min(each.rows for each in members))
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    if not values:
+        return None
+    place = share * (len(values) - 1)
+    k = int(place)
+    return values[k] if k + 1 == len(values) else values[k] + (place - k) * (values[k + 1] - values[k])
+
+
+def page(sources: Sequence[Source], agents: Sequence[str]) -> dict[str, Any]:
+    """Return everything that a page of curves draws, as JSON."""
+    names = dict.fromkeys(name for source in sources for name in source.columns)
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(_family(name), []).append(name)
+    known = [family for own in SECTIONS.values() for family in own]
+    more = sorted(family for family in families if family not in known and not _is_time(family))
+    sections = [
+        {"title": title, "panels": [_panel(family, families[family], sources, agents) for family in own if family in families]}
+        for title, own in {**SECTIONS, "More": tuple(more)}.items()
+    ]  # fmt: skip
+    return {
+        "sources": [
+            {"key": s.key, "label": s.label, "axes": s.axes, "rows": s.rows, "generation": s.generation, "evaluations": s.evaluations}
+            for s in sources
+        ],
+        "sections": [section for section in sections if section["panels"]],
+        "times": [_times(source) for source in sources],
+    }  # fmt: skip
+
+
+def _family(name: str) -> str:
+    return name if name.startswith("time/") else name.partition("/")[0]
+
+
+def _is_time(family: str) -> bool:
+    return family.startswith("time/")
+
+
+def _panel(
+    family: str, names: Sequence[str], sources: Sequence[Source], agents: Sequence[str]
+) -> dict[str, Any]:
+    described = next((found for name in names if (found := describe(name)) is not None), None)
+    series = [
+        {
+            "source": place,
+            "column": name,
+            "who": who(name, agents),
+            "color": color(who(name, agents), agents),
+            "y": source.columns[name],
+            **({"low": source.low[name], "high": source.high[name]} if name in source.low else {}),
+        }
+        for place, source in enumerate(sources)
+        for name in names
+        if name in source.columns
+    ]
+    return {
+        "name": family,
+        "title": family.removeprefix("time/").replace("_", " "),
+        "unit": described.unit if described else "",
+        "meaning": described.meaning if described else "",
+        "warning": described.warning if described else "",
+        "series": series,
+    }
+
+
+def who(name: str, agents: Sequence[str]) -> str:
+    """Return whose number this is, as a page names it: what follows the slash, nothing for the whole team."""
+    return "" if name.startswith("time/") else name.partition("/")[2]
+
+
+def color(name: str, agents: Sequence[str]) -> int:
+    """Return the number of the colour of an agent, the same on every page; 0 is the team's."""
+    if not name:
+        return 0
+    known = list(agents)
+    tail = name.rpartition("/")[2]
+    if tail in known:
+        return 1 + known.index(tail) % 7
+    return 1 + sum(name.encode("utf-8", "replace")) % 7
+
+
+def _times(source: Source) -> dict[str, Any]:
+    """Return the seconds of each part of a step, stacked: each band's upper edge."""
+    parts = [name for name in BANDS if f"time/{name}" in source.columns]
+    below: list[float] = [0.0] * len(source.axes["step"])
+    bands = []
+    for name in parts:
+        own = [value or 0.0 for value in source.columns[f"time/{name}"]]
+        below = [a + b for a, b in zip(below, own, strict=True)]
+        bands.append({"name": name, "own": own, "top": below})
+    return {"bands": bands}

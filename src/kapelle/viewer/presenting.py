@@ -1,0 +1,90 @@
+"""What a page says of one run: its figures in a list, its team, its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kapelle.runs.summary import flat
+from kapelle.viewer.library import Run
+from kapelle.viewer.lines import number
+
+
+def at(settings: Mapping[str, Any], *way: str) -> Any:
+    """Return the value at the end of this way through nested settings; None where it does not lead on."""
+    found: Any = settings
+    for name in way:
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(name)
+    return found
+
+
+def agents_of(run: Run) -> list[str]:
+    """Return the names of a run's agents, in the order of its settings."""
+    found = at(run.settings(), "team", "agents")
+    rows = found if isinstance(found, list) else []
+    return [str(row["name"]) for row in rows if isinstance(row, Mapping) and "name" in row]
+
+
+def listed(run: Run) -> dict[str, Any]:
+    """Return what the list of runs shows of one."""
+    with run.lock:
+        run.refresh()
+        settings, status, last = run.settings(), run.status(), run.metrics.last()
+        measured = next(
+            (row for row in reversed(run.evaluations) if number(row.get("success")) is not None), None
+        )
+        curve = [value for value in _telling(run) if value is not None]
+        steps = at(settings, "training", "steps")
+        return {
+            "key": run.key,
+            "name": run.key.replace("~", "/"),
+            **status,
+            "recipe": str(at(settings, "name") or "?"),
+            "algorithm": str(at(settings, "algorithm", "name") or "?"),
+            "environment": str(at(settings, "environment", "name") or "?"),
+            "seed": at(settings, "seed"),
+            "steps": steps if isinstance(steps, int) else 0,
+            "agents": agents_of(run),
+            "success": last.get("success"),
+            "reward": _reward(last),
+            "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured)},
+            "spark": curve,
+            "damaged": run.damaged,
+            "league": False,
+        }  # fmt: skip
+
+
+def _telling(run: Run) -> Sequence[float | None]:
+    """Return the curve that says most: success, or what the agents are paid."""
+    columns = run.metrics.columns
+    names = [name for name in columns if name.startswith(("return/", "reward/"))]
+    return columns.get("success") or (columns[names[0]] if names else [])
+
+
+def _reward(last: Mapping[str, float]) -> float | None:
+    paid = [value for name, value in last.items() if name.startswith("reward/")]
+    return sum(paid) / len(paid) if paid else None
+
+
+def _ends(row: Mapping[str, Any]) -> list[float] | None:
+    found = row.get("interval")
+    ends = [number(end) for end in found] if isinstance(found, list) else []
+    return [end for end in ends if end is not None] if len(ends) == 2 and None not in ends else None
+
+
+def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the settings in which runs differ, each with every run's value."""
+    values = [flat(run.settings()) for run in runs]
+    names = dict.fromkeys(name for own in values for name in own)
+    rows = [{"name": name, "values": [own.get(name, "–") for own in values]} for name in names]
+    return [row for row in rows if len({str(value) for value in row["values"]}) > 1]
+
+
+def alike(run: Run) -> str:
+    """Return a name that runs share which differ by their seed alone."""
+    settings = flat(run.settings())
+    return repr(
+        sorted((key, str(value)) for key, value in settings.items() if key not in ("seed", "description"))
+    )

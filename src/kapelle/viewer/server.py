@@ -1,0 +1,138 @@
+"""The viewer's addresses and what answers them; every one of them only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from kapelle.services.binding import Binding
+from kapelle.viewer import curves
+from kapelle.viewer.following import follow
+from kapelle.viewer.guarding import Guard
+from kapelle.viewer.library import Library, Run
+from kapelle.viewer.pages import render
+from kapelle.viewer.presenting import agents_of, alike, differing, listed
+
+KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
+MOST_RUNS = 24
+"""Runs that are drawn over one another at once."""
+
+
+def viewer(library: Library, binding: Binding) -> Guard:
+    """Return the application that shows these runs."""
+    return Guard(Starlette(routes=routes(library), exception_handlers={HTTPException: _said}), binding)
+
+
+def routes(library: Library) -> list[Route]:
+    """Return every address of the viewer."""
+
+    def own(path: str, show: Callable[[Library, Request], Response]) -> Route:
+        def answer(request: Request) -> Response:
+            return show(library, request)
+
+        return Route(path, answer, methods=["GET"])
+
+    return [
+        own("/", _runs),
+        own("/compare", _compare),
+        own("/run/{key}", _run),
+        own("/curves.json", _curves),
+        own("/events", _events),
+        Route("/static/{name}", _static, methods=["GET"]),
+    ]
+
+
+def chosen(library: Library, request: Request) -> list[Run]:
+    """Return the runs that a query names; 404 for one that is not there."""
+    keys = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
+    return [one(library, key) for key in keys]
+
+
+def one(library: Library, key: str) -> Run:
+    """Return the run of a key; 404 where there is none."""
+    run = library.run(key)
+    if run is None:
+        raise HTTPException(404, "There is no such run here.")
+    return run
+
+
+def html(template: str, **values: Any) -> Response:
+    """Return a page."""
+    return Response(render(template, **values), media_type="text/html")
+
+
+def _runs(library: Library, request: Request) -> Response:
+    rows = [listed(run) for run in library.runs()]
+    return html("runs.html", rows=rows, fragment="fragment" in request.query_params)
+
+
+def _run(library: Library, request: Request) -> Response:
+    run = one(library, request.path_params["key"])
+    return html("run.html", run=listed(run), tab="curves")
+
+
+def _compare(library: Library, request: Request) -> Response:
+    runs = chosen(library, request)
+    return html(
+        "compare.html",
+        runs=[listed(run) for run in runs],
+        differences=differing(runs),
+        all=[listed(run) for run in library.runs()],
+    )
+
+
+def _curves(library: Library, request: Request) -> Response:
+    runs = chosen(library, request)
+    names = labels(runs)
+    sources = [curves.source_of(run, name) for run, name in zip(runs, names, strict=True)]
+    if request.query_params.get("group") == "1":
+        sources = curves.grouped(
+            [(_group_name(run, runs), source) for run, source in zip(runs, sources, strict=True)]
+        )
+    agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
+    return JSONResponse(curves.page(sources, agents))
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Return a short name for each run: its folder's, or its whole key where two share one."""
+    names = [run.path.name for run in runs]
+    return [
+        run.key.replace("~", "/") if names.count(name) > 1 else name
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def _group_name(run: Run, runs: Sequence[Run]) -> str:
+    """Return what a run's group is called; the first run's folder tells groups of one recipe and algorithm apart."""
+    kinds = {alike(other): (listed(other), other) for other in reversed(runs)}
+    row, first = kinds[alike(run)]
+    names = [f"{each['recipe']}, {each['algorithm']}" for each, _ in kinds.values()]
+    name = f"{row['recipe']}, {row['algorithm']}"
+    return f"{name} ({first.path.name})" if names.count(name) > 1 else name
+
+
+def _events(library: Library, request: Request) -> Response:
+    runs = chosen(library, request)
+    return StreamingResponse(follow(library, runs, request.query_params), media_type="text/event-stream")
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    kind = KINDS.get(name.rpartition(".")[2])
+    file = files("kapelle.viewer").joinpath("static", name)
+    if kind is None or "/" in name or "\\" in name or not file.is_file():
+        raise HTTPException(404, "There is no such file here.")
+    return Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
+
+
+async def _said(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    page = render("wrong.html", status=error.status_code, message=error.detail)
+    return Response(page, error.status_code, media_type="text/html")

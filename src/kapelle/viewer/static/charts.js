@@ -1,0 +1,369 @@
+"use strict";
+// Curves: fetched once, drawn by uPlot, and continued with the rows that the server sends as a run writes them.
+(() => {
+  const place = document.getElementById("charts");
+  const controls = document.getElementById("controls");
+  const query = new URLSearchParams(location.search);
+  const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [5, 2], [1, 2], [12, 4], [4, 1]];
+  let page = null;
+  let panels = [];
+
+  const resolved = (name) => {
+    const probe = document.createElement("span");
+    probe.className = name;
+    document.body.append(probe);
+    const color = getComputedStyle(probe).color;
+    probe.remove();
+    return color;
+  };
+  const palette = () => ({ k: [0, 1, 2, 3, 4, 5, 6, 7].map((n) => resolved(`k${n}`)), quiet: resolved("quiet"), grid: resolved("gridline") });
+  const faded = (color, share) => color.startsWith("rgb(") ? color.replace("rgb(", "rgba(").replace(")", `, ${share})`) : `color-mix(in srgb, ${color} ${share * 100}%, transparent)`;
+  const settings = () => ({ x: controls.x.value, smooth: Number(controls.smooth.value), q: controls.q.value.trim().toLowerCase() });
+  const make = (tag, name, text) => {
+    const made = document.createElement(tag);
+    if (name) made.className = name;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  const short = (value) => {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    const text = size >= 1e4 || (size > 0 && size < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(3)));
+    return text.replace("-", "−");
+  };
+  const seconds = (value) => value >= 7200 ? `${short(value / 3600)} h` : value >= 180 ? `${short(value / 60)} min` : `${short(value)} s`;
+  const ticks = (axis) => (_, values) => values.map((value) => axis === "time" ? seconds(value) : value >= 1e6 ? `${short(value / 1e6)} M` : value >= 1e4 ? `${short(value / 1e3)} k` : short(value));
+
+  // A running mean that starts without bias: the first points weigh as much as there is of them.
+  const smoothed = (values, share) => {
+    if (!share) return values;
+    let sum = 0, weight = 0;
+    return values.map((value) => {
+      if (value === null) return null;
+      sum = share * sum + value;
+      weight = share * weight + 1;
+      return sum / weight;
+    });
+  };
+  const named = (series, many) => [series.who || (many ? "" : "team"), many ? page.sources[series.source].label : ""].filter(Boolean).join(" · ");
+
+  const linesOf = (panel) => {
+    const many = page.sources.length > 1;
+    const whose = [...new Set(panel.series.map((series) => series.who))];
+    const agents = many && whose.length > 1;
+    return panel.series.map((series) => {
+      const place = whose.indexOf(series.who);
+      const color = many && !agents ? 1 + (series.source % 7) : series.color;
+      return { ...series, color, dash: DASHES[(series.source + 3 * place * Number(many) + place * Number(!many)) % DASHES.length], label: named(series, many) };
+    });
+  };
+
+  const tableOf = (panel, lines, { x, smooth }) => {
+    const tables = page.sources.map((source, k) => {
+      const own = lines.filter((line) => line.source === k);
+      const rows = own.flatMap((line) => (line.low ? [line.y, line.low, line.high] : [line.y]).map((values) => smoothed(values, smooth)));
+      return [source.axes[x], ...rows];
+    });
+    if (panel.name === "success") {
+      for (const source of page.sources) {
+        if (source.evaluations.length) {
+          tables.push([source.evaluations.map((e) => e.at[x]), ...["success", "low", "high"].map((name) => source.evaluations.map((e) => e[name]))]);
+        }
+      }
+    }
+    const kept = tables.filter((table) => table.length > 1);
+    return kept.length ? strict(uPlot.join(kept.map(distinct))) : [[]];
+  };
+  // uPlot wants places that rise: of several rows at one place the last one counts.
+  const distinct = (table) => {
+    const last = new Map(table[0].map((at, k) => [at, k]));
+    const order = [...last.keys()].sort((a, b) => a - b).map((at) => last.get(at));
+    return table.map((column) => order.map((k) => column[k]));
+  };
+  const strict = (table) => table.map((column) => [...column]);
+
+  const seriesOf = (panel, lines, colors) => {
+    const series = [{}];
+    const bands = [];
+    page.sources.forEach((source, k) => {
+      for (const line of lines.filter((each) => each.source === k)) {
+        const stroke = colors.k[line.color];
+        series.push({ label: line.label, stroke, width: 1.6, dash: line.dash, spanGaps: true, points: { show: page.sources[k].axes.step.length < 3 }, line });
+        if (line.low) {
+          series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true }, { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
+          bands.push({ series: [series.length - 1, series.length - 2], fill: faded(stroke, 0.16) });
+        }
+      }
+    });
+    if (panel.name === "success") {
+      page.sources.forEach((source, k) => {
+        if (!source.evaluations.length) return;
+        const stroke = colors.k[page.sources.length > 1 ? 1 + (k % 7) : 2];
+        const label = page.sources.length > 1 ? `unseen · ${source.label}` : "unseen problems, 95 %";
+        series.push({ label, stroke, width: 1.2, dash: [2, 3], spanGaps: true, points: { show: true, size: 6, fill: stroke }, line: { color: page.sources.length > 1 ? 1 + (k % 7) : 2, dash: [2, 3], label } });
+        series.push({ stroke: "transparent", spanGaps: true, points: { show: false } }, { stroke: "transparent", spanGaps: true, points: { show: false } });
+        bands.push({ series: [series.length - 1, series.length - 2], fill: faded(stroke, 0.14) });
+      });
+    }
+    return { series, bands };
+  };
+
+  // Room above and below; a flat curve, or one of rounding errors, gets a range that has ticks.
+  const range = (_, low, high) => {
+    if (low === null || high === null) return [0, 1];
+    if (low === 0 && high === 0) return [0, 1];
+    const least = Math.max(1e-9, 1e-6 * Math.max(Math.abs(low), Math.abs(high)));
+    if (high - low < least) return [low - Math.max(least, Math.abs(low) * 0.1), high + Math.max(least, Math.abs(high) * 0.1)];
+    const room = 0.08 * (high - low);
+    return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+  };
+  const axesOf = (x, colors, extra = {}) => [
+    { stroke: colors.quiet, grid: { show: false }, ticks: { stroke: colors.grid, size: 4, width: 1 }, font: "11px system-ui, sans-serif", values: ticks(x), space: 60, size: 26 },
+    { stroke: colors.quiet, grid: { stroke: colors.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (_, values) => values.map(short), size: 46, ...extra },
+  ];
+
+  const legendOf = (figure, series) => {
+    const list = figure.querySelector(".legend");
+    list.replaceChildren();
+    const outputs = [];
+    series.forEach((each, k) => {
+      if (!each.line) return;
+      const item = make("li");
+      const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      svg.setAttribute("viewBox", "0 0 22 6");
+      svg.setAttribute("class", `k${each.line.color}`);
+      svg.setAttribute("aria-hidden", "true");
+      const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
+      Object.entries({ x1: 0, x2: 22, y1: 3, y2: 3, stroke: "currentColor", "stroke-width": 2, "stroke-dasharray": (each.line.dash || []).join(" ") }).forEach(([name, value]) => stroke.setAttribute(name, value));
+      svg.append(stroke);
+      const value = make("b");
+      item.append(svg, document.createTextNode(each.line.label || "team"), value);
+      list.append(item);
+      outputs.push([k, value]);
+    });
+    return outputs;
+  };
+  const tell = (chart, outputs) => {
+    const at = chart.cursor.idx;
+    for (const [k, output] of outputs) {
+      const column = chart.data[k] || [];
+      let value = at === null || at === undefined ? null : column[at];
+      for (let n = column.length - 1; (at === null || at === undefined) && (value === null || value === undefined) && n >= 0; n--) value = column[n];
+      output.textContent = short(value);
+    }
+  };
+
+  const figureOf = (panel) => {
+    const figure = make("figure", "panel");
+    figure.dataset.name = panel.name;
+    const caption = make("figcaption");
+    caption.append(make("h3", "", panel.title), make("span", "quiet", panel.unit));
+    const note = make("p", "note", [panel.meaning, panel.warning && `Watch for: ${panel.warning}`].filter(Boolean).join(" "));
+    note.hidden = true;
+    if (note.textContent) {
+      const why = make("button", "why", "what is this");
+      why.type = "button";
+      why.setAttribute("aria-expanded", "false");
+      why.addEventListener("click", () => { note.hidden = !note.hidden; why.setAttribute("aria-expanded", String(!note.hidden)); });
+      caption.append(why);
+    }
+    figure.append(caption, note, make("div", "plot"), make("ul", "legend"));
+    return figure;
+  };
+
+  const drawn = (panel, figure, colors) => {
+    const at = settings();
+    const lines = linesOf(panel);
+    const { series, bands } = seriesOf(panel, lines, colors);
+    const data = tableOf(panel, lines, at);
+    const plot = figure.querySelector(".plot");
+    plot.replaceChildren();
+    let outputs = [];
+    const chart = new uPlot({
+      width: Math.max(200, plot.clientWidth), height: 170, series, bands, legend: { show: false },
+      scales: { x: { time: false }, y: { range } }, axes: axesOf(at.x, colors),
+      cursor: { sync: { key: "kapelle" }, points: { size: 5 }, y: false },
+      hooks: { setCursor: [(u) => tell(u, outputs)], setData: [(u) => tell(u, outputs)] },
+    }, data, plot);
+    outputs = legendOf(figure, series);
+    tell(chart, outputs);
+    return { panel, figure, chart, update: () => chart.setData(tableOf(panel, lines, settings())) };
+  };
+
+  const timeDrawn = (times, source, figure, colors) => {
+    const { x } = settings();
+    const plot = figure.querySelector(".plot");
+    plot.replaceChildren();
+    const series = [{}], bands = [];
+    const order = [...times.bands].reverse();
+    order.forEach((band, k) => {
+      const number = times.bands.length - 1 - k;
+      const color = (number % 7) + 1;
+      const last = k === order.length - 1;
+      series.push({ stroke: colors.k[color], width: 1, spanGaps: true, points: { show: false }, fill: last ? faded(colors.k[color], 0.4) : undefined, line: { color, dash: [], label: band.name }, own: band.own });
+      if (!last) bands.push({ series: [k + 1, k + 2], fill: faded(colors.k[color], 0.4) });
+    });
+    let outputs = [];
+    const data = distinct([source.axes[x], ...order.map((band) => band.top)]);
+    const own = distinct([source.axes[x], ...order.map((band) => band.own)]);
+    const say = (u) => {
+      const at = u.cursor.idx ?? own[0].length - 1;
+      for (const [k, output] of outputs) output.textContent = own[k][at] === undefined ? "–" : `${short(own[k][at])} s`;
+    };
+    const chart = new uPlot({
+      width: Math.max(200, plot.clientWidth), height: 170, series, bands, legend: { show: false }, scales: { x: { time: false }, y: { range: (_, low, high) => [0, high || 1] } },
+      axes: axesOf(x, colors), cursor: { sync: { key: "kapelle" }, points: { show: false }, y: false }, hooks: { setCursor: [say] },
+    }, data, plot);
+    outputs = legendOf(figure, series);
+    say(chart);
+    return { panel: { name: "time", title: "where a step's time goes" }, figure, chart };
+  };
+
+  const draw = () => {
+    const colors = palette();
+    place.replaceChildren();
+    panels.forEach((each) => each.chart.destroy());
+    panels = [];
+    if (!page.sections.length) place.append(make("p", "quiet", "No step is recorded yet. Curves appear with the first one."));
+    for (const section of page.sections) {
+      const grid = make("div", "panels");
+      const heading = make("h2", "", section.title);
+      place.append(heading, grid);
+      for (const panel of section.panels) {
+        const figure = figureOf(panel);
+        grid.append(figure);
+        panels.push({ ...drawn(panel, figure, colors), heading, grid });
+      }
+      if (section.title === "Pace") {
+        page.times.forEach((times, k) => {
+          if (!times.bands.length || k > 3) return;
+          const title = page.sources.length > 1 ? `where a step's time goes · ${page.sources[k].label}` : "where a step's time goes";
+          const figure = figureOf({ name: "time", title, unit: "seconds, stacked", meaning: "Every moment of a step counts once; the parts sum to the whole.", warning: "" });
+          grid.append(figure);
+          panels.push({ ...timeDrawn(times, page.sources[k], figure, colors), heading, grid });
+        });
+      }
+    }
+    sift();
+  };
+
+  const sift = () => {
+    const { q } = settings();
+    const shown = new Set();
+    for (const each of panels) {
+      const text = `${each.panel.title} ${each.panel.name} ${(each.panel.series || []).map((s) => s.column).join(" ")}`.toLowerCase();
+      each.figure.hidden = Boolean(q) && !text.includes(q);
+      if (!each.figure.hidden) shown.add(each.grid);
+    }
+    for (const each of panels) {
+      each.heading.hidden = !shown.has(each.grid);
+      each.grid.hidden = !shown.has(each.grid);
+    }
+  };
+
+  const keep = () => {
+    const kept = new URLSearchParams(location.search);
+    const { x, smooth, q } = settings();
+    for (const [name, value] of [["x", x === "step" ? "" : x], ["smooth", smooth || ""], ["q", q]]) value ? kept.set(name, value) : kept.delete(name);
+    history.replaceState(null, "", kept.size ? `?${kept}` : location.pathname);
+  };
+
+  const fetched = async () => {
+    const group = document.getElementById("group");
+    if (page?.embedded) return;
+    const text = await (await fetch(`/curves.json?${place.dataset.runs}${group?.checked ? "&group=1" : ""}`)).json();
+    page = text;
+    draw();
+  };
+
+  // A step that was appended: it goes to the end of every curve of its run.
+  const append = ({ run, rows }) => {
+    const k = page.sources.findIndex((source) => source.key === run);
+    if (k < 0) return;
+    const source = page.sources[k];
+    const unknown = rows.some((row) => Object.keys(row.values).some((name) => !page.known.has(name)));
+    if (source.low || unknown) { fetched().then(remember); return; }
+    for (const row of rows) {
+      for (const axis of Object.keys(source.axes)) source.axes[axis].push(row.at[axis]);
+      for (const section of page.sections) for (const panel of section.panels) for (const series of panel.series) {
+        if (series.source === k) series.y.push(row.values[series.column] ?? null);
+      }
+      let top = 0;
+      for (const band of page.times[k].bands) {
+        band.own.push(row.values[`time/${band.name}`] || 0);
+        band.top.push(top += band.own.at(-1));
+      }
+      source.rows += 1;
+    }
+    const colors = palette();
+    panels = panels.map((each) => {
+      if (each.update) { each.update(); return each; }
+      each.chart.destroy();
+      return { ...each, ...timeDrawn(page.times[k], source, each.figure, colors) };
+    });
+    const last = rows.at(-1);
+    const step = document.querySelector('[data-figure="step"]'), success = document.querySelector('[data-figure="success"]');
+    if (step) step.textContent = last.at.step;
+    if (success && last.values.success !== undefined) success.textContent = `${(100 * last.values.success).toFixed(1)} %`;
+    document.documentElement.dataset.step = last.at.step;
+  };
+
+  const remember = () => {
+    page.known = new Set(page.sections.flatMap((s) => s.panels.flatMap((p) => p.series.map((l) => l.column))));
+    page.times.forEach((t) => t.bands.forEach((b) => page.known.add(`time/${b.name}`)));
+  };
+  const listen = () => {
+    const from = page.sources.map((source) => source.rows).join(",");
+    const grouped = document.getElementById("group")?.checked;
+    const news = new EventSource(`/events?${place.dataset.runs}${grouped ? "" : `&from=${from}`}`);
+    const live = document.getElementById("live");
+    let first = true;
+    news.addEventListener("open", () => {
+      live.textContent = "";
+      if (!first) { news.close(); fetched().then(() => { remember(); listen(); }); }
+      first = false;
+    });
+    news.addEventListener("error", () => { live.textContent = "not connected"; });
+    news.addEventListener("rows", (event) => grouped ? fetched().then(remember) : append(JSON.parse(event.data)));
+    news.addEventListener("anew", () => fetched().then(remember));
+    news.addEventListener("state", (event) => {
+      const { run, state } = JSON.parse(event.data);
+      for (const word of document.querySelectorAll("[data-state]")) if (word.dataset.state === run) {
+        const made = make("span", `state ${["running", "finished", "stopped", "crashed"].includes(state) ? state : "damaged"}`, state);
+        word.replaceChildren(made);
+      }
+    });
+    addEventListener("pagehide", () => news.close());
+  };
+
+  controls.x.value = query.get("x") || "step";
+  if (!controls.x.value) controls.x.value = "step";
+  controls.smooth.value = query.get("smooth") || "0";
+  controls.q.value = query.get("q") || "";
+  const group = document.getElementById("group");
+  if (group) {
+    group.checked = query.get("group") === "1";
+    group.addEventListener("change", () => group.form.submit());
+  }
+  const say = () => { controls.querySelector("output").textContent = controls.smooth.value; };
+  say();
+  controls.addEventListener("submit", (event) => event.preventDefault());
+  controls.addEventListener("input", (event) => {
+    say();
+    keep();
+    if (event.target.name === "q") sift();
+    else draw();
+  });
+  document.addEventListener("theme", () => page && draw());
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (page && Math.abs(innerWidth - width) > 8) { width = innerWidth; draw(); }
+  });
+  const embedded = document.getElementById("embedded-curves");
+  if (embedded) {
+    page = { ...JSON.parse(embedded.textContent), embedded: true };
+    draw();
+  } else {
+    fetched().then(() => { remember(); document.documentElement.dataset.ready = "1"; listen(); });
+  }
+})();

@@ -1,0 +1,101 @@
+"""The numbers of a run by name, step after step, as they are appended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kapelle.viewer.lines import Tail, number
+
+AXES = ("step", "time", "tokens")
+"""What curves may be drawn over: steps, seconds of all steps so far, tokens sampled so far."""
+
+
+@dataclass(slots=True)
+class Table:
+    """A run's `metrics.jsonl` in columns; a name that a step lacks is None there."""
+
+    tail: Tail
+    columns: dict[str, list[float | None]] = field(default_factory=dict)
+    axes: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in AXES})
+    generation: int = 0
+    """Grows when rows were taken back: a run that was resumed or rolled back."""
+
+    def __len__(self) -> int:
+        return len(self.axes["step"])
+
+    def refresh(self) -> None:
+        """Read what was appended."""
+        rows, anew = self.tail.read()
+        if anew:
+            self.columns.clear()
+            for axis in self.axes.values():
+                axis.clear()
+            self.generation += 1
+        for row in rows:
+            self._take(row)
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        step = number(row.get("step"))
+        if step is None:
+            self.tail.damaged += 1
+            return
+        count = len(self)
+        tokens = 0.0
+        for name, value in row.items():
+            kept = number(value)
+            if name == "step" or kept is None:
+                continue
+            self.columns.setdefault(name, [None] * count).append(kept)
+            tokens += kept if name.startswith("tokens/") else 0.0
+        self.axes["step"].append(step)
+        for axis, more in (("time", number(row.get("time/step")) or 0.0), ("tokens", tokens)):
+            so_far = self.axes[axis][-1] if self.axes[axis] else 0.0
+            self.axes[axis].append(so_far + more)
+        for column in self.columns.values():
+            if len(column) <= count:
+                column.append(None)
+
+    def last(self) -> dict[str, float]:
+        """Return the numbers of the last step."""
+        return {
+            name: column[-1] for name, column in self.columns.items() if column and column[-1] is not None
+        }
+
+    def rows_from(self, start: int) -> list[dict[str, Any]]:
+        """Return the rows from this place on, each with its place on every axis."""
+        return [
+            {
+                "at": {axis: places[k] for axis, places in self.axes.items()},
+                "values": {name: column[k] for name, column in self.columns.items() if column[k] is not None},
+            }
+            for k in range(start, len(self))
+        ]
+
+
+def metrics_of(run: Path) -> Table:
+    """Return the table of a run's metrics, nothing read yet."""
+    return Table(Tail(run / "metrics.jsonl"))
+
+
+def thinned(
+    x: Sequence[float], y: Sequence[float | None], most: int
+) -> tuple[list[float], list[float | None]]:
+    """Return a curve with `most` points at most: the mean of each stretch, at the place of its last point."""
+    if len(x) <= most:
+        return list(x), list(y)
+    edges = [round(k * len(x) / most) for k in range(most + 1)]
+    places, means = [], []
+    for start, end in pairwise(edges):
+        means.append(mean(y[start:end]))
+        places.append(x[end - 1])
+    return places, means
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is there; None where nothing is."""
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None

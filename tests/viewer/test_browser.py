@@ -1,0 +1,61 @@
+"""The viewer as a person uses it, in a real browser."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.async_api import Page
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
+
+
+async def test_runs_are_listed_filtered_sorted_and_opened_by_key(page: Page) -> None:
+    await page.goto("/")
+    names = page.locator("#runs tbody tr:visible .name")
+    assert (await names.count()) == 3
+    await page.keyboard.press("/")
+    await page.keyboard.type("mappo")
+    assert (await names.all_inner_texts()) == ["other/pair-0"]
+    assert page.url.endswith("?q=mappo")
+    await page.locator("#filter").fill("")
+    await page.get_by_role("button", name="step", exact=True).click()
+    assert (await page.locator("th[aria-sort=descending]").inner_text()).startswith("step")
+    await page.keyboard.press("j")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/run/*")
+
+
+async def test_curves_are_drawn_with_their_last_numbers(page: Page) -> None:
+    await page.goto("/run/pair-0")
+    panel = page.locator("figure[data-name=reward]")
+    await panel.locator("canvas").wait_for()
+    assert (await panel.locator("li").all_inner_texts()) == ["solver\n0.4", "critic\n−0.6"]
+    await page.locator("select[name=x]").select_option("time")
+    assert "x=time" in page.url
+    await page.locator("input[name=q]").fill("entropy")
+    assert (await page.locator("figure:visible").count()) == 1
+
+
+async def test_runs_are_drawn_together_and_seeds_as_one(page: Page) -> None:
+    await page.goto("/")
+    for box in await page.locator("#runs input[type=checkbox]").all():
+        await box.check()
+    await page.locator("#overlay").click()
+    await page.locator("figure[data-name=success] canvas").wait_for()
+    assert (await page.locator("figure[data-name=success] li").count()) == 6, (
+        "three runs, each with unseen problems"
+    )
+    assert (await page.locator("table.settings").inner_text()).count("optimizer.lr") == 1
+    await page.locator("#group").check()
+    await page.wait_for_url("**group=1**")
+    await page.locator("figure[data-name=success] canvas").wait_for()
+    assert "median of 2" in (await page.locator("figure[data-name=success] .legend").inner_text())
+
+
+async def test_keys_are_explained_and_the_theme_is_kept(page: Page) -> None:
+    await page.goto("/")
+    await page.keyboard.press("?")
+    assert await page.locator("#keys").is_visible()
+    await page.keyboard.press("Escape")
+    await page.locator("#theme").click()
+    await page.reload()
+    assert (await page.locator("html").get_attribute("data-theme")) == "dark"

@@ -1,0 +1,141 @@
+"""What the viewer answers to programs; browsers are in `test_browser`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.support.viewed_runs import append_step, write_run
+
+from kapelle.runs.writer import RunDirectory
+from kapelle.services.binding import Binding
+from kapelle.services.http.server import HttpServer
+from kapelle.viewer.library import Library
+from kapelle.viewer.server import viewer
+
+LONG = "a-token-that-is-long-enough"
+PAGES = [
+    "/",
+    "/run/pair-0",
+    "/run/other~pair-0",
+    "/compare?run=pair-0&run=pair-1",
+    "/curves.json?run=pair-0",
+    "/static/viewer.css",
+]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_comes_with_the_policy(path: str, web: httpx.Client) -> None:
+    answer = web.get(path)
+    assert answer.status_code == 200
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert "unsafe" not in str(policy)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run/none",
+        "/run/..~..",
+        "/static/..%2f..%2fserver.py",
+        "/static/VENDORED.json",
+        "/x",
+        "/compare?run=none",
+        "/run/%00",
+    ],
+)
+def test_what_is_not_there_is_said_in_words(path: str, web: httpx.Client) -> None:
+    answer = web.get(path)
+    assert answer.status_code == 404
+    assert "content-security-policy" in answer.headers
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(method: str, web: httpx.Client) -> None:
+    assert web.request(method, "/").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "evil.example:80"}, 421),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+    ],
+)
+def test_other_sites_may_link_here_and_no_more(
+    headers: dict[str, str], status: int, web: httpx.Client
+) -> None:
+    assert web.get("/", headers=headers).status_code == status
+
+
+def test_a_token_is_asked_for_where_one_is_set(runs: Path) -> None:
+    binding = Binding(token=LONG)
+    with (
+        HttpServer(binding, viewer(Library([runs]), binding)) as server,
+        httpx.Client(base_url=server.url) as web,
+    ):
+        assert web.get("/").status_code == 401
+        assert web.get("/static/page.js").status_code == 401
+        assert web.get("/", auth=("me", LONG)).status_code == 200
+
+
+def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:
+    query = "/curves.json?run=pair-0&run=pair-1&run=other~pair-0"
+    assert [s["label"] for s in web.get(query).json()["sources"]] == ["pair-0", "pair-1", "other/pair-0"]
+    assert [s["label"] for s in web.get(query + "&group=1").json()["sources"]] == [
+        "pair, grpo, median of 2",
+        "other/pair-0",
+    ]
+
+
+def events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, object]]]:
+    name = ""
+    for line in lines:
+        if line.startswith("event: "):
+            name = line[7:]
+        elif line.startswith("data: "):
+            yield name, json.loads(line[6:])
+
+
+def test_a_step_is_told_when_it_is_written(tmp_path: Path) -> None:
+    write_run(tmp_path / "live", steps=2)
+    binding = Binding()
+    with (
+        HttpServer(binding, viewer(Library([tmp_path]), binding)) as server,
+        httpx.stream("GET", f"{server.url}/events?run=live&from=1", timeout=60.0) as answer,
+    ):
+        told = events(answer.iter_lines())
+        name, data = next(told)
+        assert (name, data["rows"][0]["at"]["step"]) == ("rows", 2), "what the page lacks comes first"  # type: ignore[index]
+
+        def write() -> None:
+            with RunDirectory.create(
+                tmp_path / "live",
+                config=(tmp_path / "live" / "config.yaml").read_text(),
+                provenance={},
+                resume=True,
+            ) as run:
+                run.rewind(
+                    {
+                        "metrics.jsonl": (tmp_path / "live" / "metrics.jsonl").stat().st_size,
+                        "episodes/train": 2,
+                    }
+                )
+                append_step(run, 3)
+                run.report("done", 3, "finished")
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        rows = next(data for name, data in told if name == "rows")
+        writer.join()
+        assert [row["at"]["step"] for row in rows["rows"]] == [3]  # type: ignore[attr-defined]
