@@ -50,9 +50,9 @@ def test_the_code_is_that_of_the_first_that_says_one(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--processes", "2"], "says how many processes `--launch torchrun` starts"),
+        (["--processes", "2"], "says how many processes `--launch` starts"),
         (["--launch", "torchrun", "--processes", "0"], "0 is less than 1"),
-        (["--launch", "ray"], "invalid choice"),
+        (["--launch", "mpi"], "invalid choice"),
     ],
 )
 def test_what_cannot_be_launched(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:

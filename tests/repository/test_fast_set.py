@@ -35,6 +35,7 @@ REACHED = {
     "kapelle.cli.play_exact": "tests/environments/test_mixture_games.py::test_exact_values_are_given_for_the_games_that_have_them",
     "kapelle.cli.player": "tests/cli/test_eval.py::test_games_are_measured_by_rewards",
     "kapelle.cli.quiet": "tests/cli/test_graph.py::test_a_wrong_workflow_file_is_one_line",
+    "kapelle.cli.ray": "tests/cluster/test_guard.py::test_without_ray_one_line_says_what_to_install",
     "kapelle.cli.recipes": "tests/cli/test_looking.py::test_a_copied_recipe_is_the_recipe",
     "kapelle.cli.serve": "tests/cli/test_serve.py::test_what_cannot_be_served_is_one_line",
     "kapelle.cli.serve_arguments": "tests/cli/test_serve.py::test_what_cannot_be_served_is_one_line",

@@ -120,7 +120,7 @@ def test_what_the_machine_and_the_packages_are_now_is_said(
     train(run, settings(data))
     threads = torch.get_num_threads()
     monkeypatch.setattr(
-        "kapelle.training.circumstances.version", lambda name: "99.0" if name in ("torch", "kapelle") else "1"
+        "kapelle.runtime.versions.version", lambda name: "99.0" if name in ("torch", "kapelle") else "1"
     )
     monkeypatch.setattr("kapelle.training.circumstances._processor", lambda: ("Another One", "avx2"))
     torch.set_num_threads(threads + 1)

@@ -22,6 +22,7 @@ from tests.training.test_queue import PPO, SMALL
 from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, EngineError, ParityError
+from kapelle.rollout.elsewhere import error_again
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.shared_tensors import SharedTensors, layout_of
@@ -183,9 +184,9 @@ def test_what_runs_there_comes_back_as_it_was() -> None:
         assert (random.random(), float(np.random.rand()), float(torch.rand(1))) == expected
     finally:
         restore_random(before)
-    error = sampling_process._again({"error": ["ParityError", "other weights"], "trace": ""})
+    error = error_again({"error": ["ParityError", "other weights"], "trace": ""}, "The sampling process")
     assert isinstance(error, ParityError)
-    unknown = sampling_process._again({"error": ["KeyError", "'x'"], "trace": "in line 7"})
+    unknown = error_again({"error": ["KeyError", "'x'"], "trace": "in line 7"}, "The sampling process")
     assert isinstance(unknown, EngineError)
     assert "in line 7" in str(unknown)
 

@@ -306,7 +306,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "train": Command(
         "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--run-dir DIR] [--resume] [--dry-run] [--json] [--no-rich] "
-        "[--launch torchrun [--processes N]]",
+        "[--launch torchrun|ray [--processes N]]",
         "train a team as described by a recipe",
         "train",
         _train,

@@ -39,7 +39,10 @@ def declare_processes(parser: argparse.ArgumentParser) -> None:
     """Declare how a command is started in several processes."""
     parser.add_argument(
         "--launch",
-        choices=["torchrun"],
-        help="start the run in several processes on this machine, by torch's launcher; more machines: docs/clusters.md",
+        choices=["torchrun", "ray"],
+        help="torchrun: several processes on this machine, by torch's launcher; ray: on a cluster, or a Ray of its own "
+        "(section `ray` of the recipe); docs/clusters.md, docs/ray.md",
     )
-    parser.add_argument("--processes", type=count, metavar="N", help="how many; by default one for each GPU")
+    parser.add_argument(
+        "--processes", type=count, metavar="N", help="how many; by default one for each GPU, with ray one"
+    )

@@ -25,14 +25,8 @@ SAVING = 24 * 3600
 
 def launch(arguments: argparse.Namespace) -> int:
     """Start the command in as many processes as it says, without `--launch`, and return its exit code."""
-    if os.environ.keys() >= set(VARIABLES):
-        raise ConfigError(
-            "`--launch` starts processes, but a launcher has started this one already (RANK is set). Leave one of them out."
-        )
-    words = ["train", *arguments.words]
-    words += [] if arguments.run_dir is None else ["--run-dir", arguments.run_dir]
-    words += [f"--{name}" for name in ("real", "resume", "json") if getattr(arguments, name)]
-    words += ["--no-rich"] if arguments.no_rich else []
+    refuse_second_launcher()
+    words = words_of(arguments) + (["--no-rich"] if arguments.no_rich else [])
     processes = arguments.processes or _devices()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -60,6 +54,21 @@ def launch(arguments: argparse.Namespace) -> int:
             f"torch's launcher did not start {processes} processes: {str(error).splitlines()[0]}."
         ) from error
     return 0
+
+
+def refuse_second_launcher() -> None:
+    """Raise ConfigError in a process that a launcher has started."""
+    if os.environ.keys() >= set(VARIABLES):
+        raise ConfigError(
+            "`--launch` starts processes, but a launcher has started this one already (RANK is set). Leave one of them out."
+        )
+
+
+def words_of(arguments: argparse.Namespace) -> list[str]:
+    """Return the words of the command that each process runs."""
+    words = ["train", *arguments.words]
+    words += [] if arguments.run_dir is None else ["--run-dir", arguments.run_dir]
+    return words + [f"--{name}" for name in ("real", "resume", "json") if getattr(arguments, name)]
 
 
 def _devices() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,10 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.cli.staged import find_stages, stage_sources
 
     if arguments.processes is not None and arguments.launch is None:
-        raise ConfigError("`--processes N` says how many processes `--launch torchrun` starts; give both.")
+        raise ConfigError("`--processes N` says how many processes `--launch` starts; give both.")
     if arguments.launch is not None and not arguments.dry_run:
-        from kapelle.cli.torchrun import launch
-
-        return launch(arguments)
+        launcher = importlib.import_module(f"kapelle.cli.{arguments.launch}")
+        return int(launcher.launch(arguments))
     if not arguments.dry_run:
         announce("kapelle train", as_json=arguments.json)
     how = {"resume": arguments.resume, "real": arguments.real}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from kapelle.rollout.play import Play, rollout
 from kapelle.runs.episode_json import dump_groups, load_groups
@@ -20,6 +21,30 @@ from kapelle.runtime.randomness import (
 from kapelle.types import Group, Task
 
 
+@runtime_checkable
+class PlaysGroups(Protocol):
+    """A rollout engine that plays whole groups in other processes, instead of answering requests."""
+
+    def play_groups(
+        self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
+    ) -> list[Group]:
+        """Play `samples` episodes of the tasks at the places `own`, as they are played among all; one group for each.
+
+        The global random generators are left as playing them here would leave them.
+        """
+        ...
+
+
+def _played_here(
+    play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
+) -> list[Group]:
+    if not own:
+        return []
+    if isinstance(play.engine, PlaysGroups):
+        return play.engine.play_groups(play, tasks, samples, seed, own)
+    return run_async(lambda: rollout(play, tasks, samples, seed, own=own))
+
+
 def shared_rollout(play: Play, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:
     """Play `samples` episodes of every task, each rank its share; return one group per task, in order, in every rank.
 
@@ -27,12 +52,12 @@ def shared_rollout(play: Play, tasks: Sequence[Task], samples: int, seed: int) -
     """
     ranks = play.ranks
     if ranks.size == 1:
-        return run_async(lambda: rollout(play, tasks, samples, seed))
+        return _played_here(play, tasks, samples, seed, range(len(tasks)))
     dealt = [range(rank, len(tasks), ranks.size) for rank in range(ranks.size)]
 
     def share() -> bytes:
         own = dealt[ranks.rank]
-        groups = run_async(lambda: rollout(play, tasks, samples, seed, own=own)) if own else []
+        groups = _played_here(play, tasks, samples, seed, own)
         drawn = {} if ranks.rank else random_as_lists(capture_random())
         return json.dumps(drawn).encode() + b"\n" + dump_groups(0, groups)
 

@@ -16,6 +16,7 @@ from pydantic import Field, create_model, field_validator
 from kapelle.runtime.deadlines import Patience
 from kapelle.settings.addresses import Address
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
+from kapelle.settings.cluster import RayConfig
 from kapelle.settings.sections import (
     AlgorithmSettings,
     EnvironmentSettings,
@@ -362,6 +363,8 @@ class RunConfig(Settings):
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()
+    ray: Annotated[RayConfig, FROM_HERE_ON] = RayConfig()
+    """What `--launch ray` places, and where; nothing else reads it."""
 
     @property
     def patience(self) -> Patience:

@@ -21,7 +21,6 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from kapelle.environment import Reads
 from kapelle.models.sealed import listed_files
 from kapelle.runs.lock import now
 from kapelle.runtime.file_contents import content_or_fault, folder_content
+from kapelle.runtime.versions import versions_of
 from kapelle.setup.team_builder import build_algorithm
 from kapelle.signals.verifier import VerifierScores
 from kapelle.training.observer import Silent
@@ -174,13 +174,7 @@ def _weights(folder: Path) -> str:
 def _versions() -> dict[str, Json]:
     import torch
 
-    found: dict[str, Json] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return {**found, "cuda": torch.version.cuda if torch.cuda.is_available() else None}
+    return {**versions_of(PACKAGES), "cuda": torch.version.cuda if torch.cuda.is_available() else None}
 
 
 def _machine() -> dict[str, Json]:

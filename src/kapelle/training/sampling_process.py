@@ -20,10 +20,10 @@ from typing import Any
 
 from torch import Tensor, get_num_threads
 
-from kapelle import errors
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
 from kapelle.models.weights import copy_weights
+from kapelle.rollout.elsewhere import error_again, moves
 from kapelle.rollout.under_way import GroupUnderWay, dump_under_way, load_under_way
 from kapelle.runs.episode_json import load_groups
 from kapelle.runtime.interrupts import stop_if_asked
@@ -63,7 +63,7 @@ class SamplingProcess:
 
         `bases` are the paths of the team's bases, by name, `hashes` their weights', `engine` holds all policies.
         """
-        own = {name: engine.weights(name) for name, policy in team.policies.items() if _moves(policy)}
+        own = {name: engine.weights(name) for name, policy in team.policies.items() if moves(policy)}
         layout = layout_of(own)
         self._shared = SharedTensors(layout)
         self._versions: dict[str, int] = {}
@@ -120,7 +120,7 @@ class SamplingProcess:
             return None
         self._busy = False
         if "error" in answer:
-            raise _again(answer)
+            raise error_again(answer, "The sampling process")
         return answer
 
     def died(self) -> str:
@@ -204,17 +204,3 @@ class Played:
         restore_random(random_from_lists(answer["random"]))
         groups = load_groups(json.loads(line) for line in answer["groups"].splitlines())
         return PlayedStep(groups, tuple(load_under_way(answer["left"])))
-
-
-def _moves(policy: Any) -> bool:
-    """Return whether a policy has weights that are not simply those of its base on the disk."""
-    return policy.endpoint is None and bool(policy.lora or policy.trained or policy.past)
-
-
-def _again(answer: Mapping[str, Any]) -> Exception:
-    """Return the other process's error as one of this process."""
-    kind, message = answer["error"]
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, errors.KapelleError):
-        return known(message)
-    return EngineError(f"The sampling process failed: {kind}: {message}\n{answer['trace']}")

@@ -26,6 +26,8 @@ def main(descriptor: int) -> None:
     pipe = Connection(descriptor)
     questions: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, questions), daemon=True).start()
+    from kapelle.rollout.elsewhere import error_answer
+
     built: _Player | None = None
     start_with = questions.get()
     while True:
@@ -34,7 +36,7 @@ def main(descriptor: int) -> None:
             built = built or _Player(start_with)
             answer = built.play(*question)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong is raised where somebody waits for it
-            answer = {"error": [type(error).__name__, str(error)], "trace": traceback.format_exc()}
+            answer = error_answer(error)
         pipe.send_bytes(json.dumps(answer).encode())
 
 
@@ -55,33 +57,13 @@ class _Player:
 
     def __init__(self, start_with: Mapping[str, Any]) -> None:
         """Build the team and its engine from settings; see `SamplingProcess`."""
-        import torch
-
-        from kapelle.models.weights import hash_of_base
-        from kapelle.rollout.play import make_play
+        from kapelle.rollout.elsewhere import Elsewhere
         from kapelle.runtime import interrupts
-        from kapelle.runtime.randomness import keep_imports_from_drawing
         from kapelle.runtime.shared_tensors import SharedTensors
-        from kapelle.setup.model_loading import build_engine, load_models
-        from kapelle.setup.recipe import resolve
-        from kapelle.setup.team_builder import build_algorithm, build_team
 
         interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
-        torch.set_num_threads(start_with["threads"])
-        keep_imports_from_drawing()
-        self._config = resolve(start_with["config"])
-        self._algorithm = build_algorithm(self._config)
-        team = build_team(self._config, self._algorithm)
-        team = replace(team, bases=start_with["bases"])
-        models = load_models(team, self._config.model, {})
-        self._hashes = {base: hash_of_base(model) for base, model in models.items()}
+        self._team = Elsewhere(start_with["config"], start_with["bases"], start_with["threads"])
         self._shared = SharedTensors(start_with["layout"], start_with["descriptor"])
-        for policy in team.policies.values():
-            if policy.lora is not None and policy.endpoint is None:
-                models[policy.base].bank.add(policy.name, policy.lora, self._config.seed)
-        self._engine = build_engine(self._config, models, team)
-        self._loaded: dict[str, int | None] = {}
-        self._play = replace(make_play(self._config, team, self._engine), tree=self._algorithm.data.tree)
 
     def play(
         self, number: int, versions: Mapping[str, int], random: Mapping[str, Any], left: str
@@ -102,19 +84,18 @@ class _Player:
         from kapelle.training.step_play import play_step
 
         started = time.perf_counter()
+        team = self._team
         for policy, version in versions.items():
-            if self._loaded.get(policy) != version or version == 0:
-                self._engine.load(policy, self._shared[policy], version)
-                self._loaded[policy] = version
+            team.load(policy, lambda name=policy: self._shared[name], version)  # type: ignore[misc]
         restore_random(random_from_lists(random))
-        play = replace(self._play, timeline=Timeline())
-        played = play_step(play, self._config, self._algorithm, number, load_under_way(left))
+        play = replace(team.play, timeline=Timeline(), tree=team.algorithm.data.tree)
+        played = play_step(play, team.config, team.algorithm, number, load_under_way(left))
         answer = {
-            "hashes": self._hashes,
+            "hashes": team.hashes,
             "groups": dump_groups(number, played.groups).decode("ascii"),
             "left": dump_under_way(played.left),
             "random": random_as_lists(capture_random()),
             "seconds": time.perf_counter() - started,
         }
-        self._engine.release_caches()
+        team.play.engine.release_caches()
         return answer

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kapelle.algorithm import Algorithm
+from kapelle.cluster.crew import Crew
+from kapelle.cluster.placed import placed_here
 from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, notes_of
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environments.external import External
@@ -93,7 +95,12 @@ def load_pieces(
             load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
         past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
         load_policies(past, team, engine, hashes)
-        player = rollout_engine or build_engine(config, models, team)
+        placed = placed_here()
+        if placed is not None and placed.rollout and rollout_engine is None:
+            _check_apart(warmed, None)
+            player: RolloutEngine = Crew(placed, config, team, warmed.team.bases, hashes, models, engine)
+        else:
+            player = rollout_engine or build_engine(config, models, team)
         if rollout_engine is None:
             failing.callback(player.close)
         for note in notes_of(player):

@@ -1,0 +1,247 @@
+"""Ray, as far as a run uses it: the one module that imports it.
+
+What is passed to actors and back is bytes, text and numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kapelle.errors import ConfigError, EngineError
+from kapelle.settings.cluster import Resources
+
+QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+RECONNECTING = 5
+"""Seconds for which processes look for the control service of a Ray of our own before they end."""
+STORE = 1 << 30
+"""Most bytes of the object store of a Ray of our own; what does not fit lies on the disk."""
+LEAST_STORE = 80 << 20
+REACHING = 5.0
+"""Seconds in which a cluster's address has to answer."""
+
+
+class ActorLost(Exception):
+    """An actor is gone; the message says how it ended."""
+
+
+class Asked:
+    """A question to an actor, on its way or answered."""
+
+    def __init__(self, reference: Any) -> None:
+        self.reference = reference
+
+    def answer(self) -> Any:
+        """Return the answer, waiting for it; raises ActorLost, and EngineError for what the actor raised."""
+        import ray
+        from ray.exceptions import RayActorError, RayError, RayTaskError
+
+        try:
+            return ray.get(self.reference)
+        except RayActorError as error:
+            raise ActorLost(_how(error)) from None
+        except RayTaskError as error:
+            raise EngineError(f"An actor failed: {error.cause!r}\n{error}") from None
+        except RayError as error:
+            raise EngineError(f"Ray has failed: {error}") from error
+
+
+class Actor:
+    """An actor of this run."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def ask(self, method: str, *given: Any) -> Asked:
+        """Ask it something; what was stored by `Connection.store` arrives as its bytes."""
+        return Asked(getattr(self._handle, method).remote(*given))
+
+    def end(self) -> None:
+        """End it at once."""
+        import ray
+
+        ray.kill(self._handle, no_restart=True)
+
+
+def first_answered(asked: Sequence[Asked], seconds: float) -> Asked | None:
+    """Return a question that is answered, waiting up to `seconds` for one."""
+    import ray
+
+    ready, _ = ray.wait([each.reference for each in asked], num_returns=1, timeout=seconds)
+    return next((each for each in asked if ready and each.reference == ready[0]), None)
+
+
+class Connection:
+    """This process as a client of a cluster; what it has placed ends with it."""
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+
+    @classmethod
+    def start(cls, folder: Path) -> Connection:
+        """Start a Ray on this machine, which ends with this process and keeps its files in `folder`."""
+        import ray
+
+        # What this process can import its actors can.
+        os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_store_size(),
+            _temp_dir=str(folder),
+            _system_config={"gcs_rpc_server_reconnect_timeout_s": RECONNECTING},
+            **QUIET,
+        )
+        return cls()
+
+    @classmethod
+    def join(cls, address: str, group: str | None = None, namespace: str | None = None) -> Connection:
+        """Join a cluster, and the placement `group` of another process of this run."""
+        import ray
+
+        _reach(address)
+        try:
+            ray.init(address=address, namespace=namespace, **QUIET)
+            return cls(None if group is None else ray.util.get_placement_group(group))
+        except (ConnectionError, ValueError) as error:
+            raise ConfigError(
+                f"No Ray answers at `ray.address: {address}`: {_line(error)}. Start one there (`ray start --head`), or leave "
+                "`ray.address` out for one of its own."
+            ) from error
+        except RuntimeError as error:
+            raise ConfigError(
+                f"The Ray at `ray.address: {address}` cannot be joined: {_line(error)}. Use the same versions of Ray and "
+                "Python on all machines."
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Where others join the cluster."""
+        import ray
+
+        return str(ray.get_runtime_context().gcs_address)
+
+    @property
+    def namespace(self) -> str:
+        """The names of this run's own."""
+        import ray
+
+        return str(ray.get_runtime_context().namespace)
+
+    def place(
+        self, name: str, bundles: Sequence[Resources], *, spread: bool, seconds: float, grows: bool
+    ) -> None:
+        """Reserve resources for actors, one bundle for each; ConfigError where the cluster has no room within `seconds`.
+
+        A cluster that does not grow (`grows`) is not waited for.
+        """
+        from ray.util import placement_group, remove_placement_group
+
+        asked = {
+            "CPU": sum(each.cpus for each in bundles),
+            "GPU": sum(each.gpus for each in bundles),
+        }
+        there = _resources("cluster_resources", asked)
+        if grows or all(there[kind] >= amount for kind, amount in asked.items()):
+            self._group = placement_group(
+                [_bundle(each) for each in bundles], strategy="SPREAD" if spread else "PACK", name=name
+            )
+            if self._group.wait(seconds):
+                return
+            remove_placement_group(self._group)
+        free = _resources("available_resources", asked)
+        raise ConfigError(
+            f"The cluster has no room for {len(bundles)} actors: they ask for {_amounts(asked)}, in parts of at most "
+            f"{_amounts({'CPU': max(b.cpus for b in bundles), 'GPU': max(b.gpus for b in bundles)})} on one machine; there are "
+            f"{_amounts(there)}, of which {_amounts(free)} free. Ask for fewer workers (`ray.rollout_workers`, "
+            "`--processes`) or less for each (`ray.trainer.cpus`, `ray.rollout.cpus`, …), or wait longer (`ray.timeout`)."
+        )
+
+    def actor(self, kind: type, bundle: int, resources: Resources) -> Actor:
+        """Start an actor of a class where a bundle was placed."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        made: Any = ray.remote(kind).options(
+            num_cpus=resources.cpus, num_gpus=resources.gpus, scheduling_strategy=strategy, max_restarts=0
+        )
+        return Actor(made.remote())
+
+    def store(self, data: bytes) -> object:
+        """Put bytes where every actor can read them; what stands for them may be given to `Actor.ask`."""
+        import ray
+
+        return ray.put(data)
+
+    def leave(self) -> None:
+        """End all actors of this process, and the cluster if it is its own."""
+        import ray
+
+        ray.shutdown()
+
+
+def own_address() -> str:
+    """Return the address at which the other machines of a cluster reach this one."""
+    import ray
+
+    utilities: Any = ray.util
+    return str(utilities.get_node_ip_address())
+
+
+def _resources(which: str, kinds: Mapping[str, float]) -> dict[str, float]:
+    import ray
+
+    found = getattr(ray, which)()
+    return {kind: float(found.get(kind, 0.0)) for kind in kinds}
+
+
+def _bundle(resources: Resources) -> dict[str, float]:
+    found = {"CPU": resources.cpus, "GPU": resources.gpus}
+    return {kind: amount for kind, amount in found.items() if amount}
+
+
+def _amounts(amounts: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {kind}s" for kind, amount in amounts.items())
+
+
+def _store_size() -> int:
+    try:
+        shared = os.statvfs("/dev/shm")  # noqa: S108 - where Ray keeps it
+    except OSError:
+        return LEAST_STORE
+    return max(LEAST_STORE, min(STORE, shared.f_bavail * shared.f_frsize // 2))
+
+
+def _reach(address: str) -> None:
+    """Raise ConfigError where nothing listens at `host:port`; Ray itself would look for a minute."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.rpartition("/")[2], int(port)), REACHING).close()
+    except OSError as error:
+        raise ConfigError(
+            f"No Ray answers at `ray.address: {address}`: {error.strerror or error}. Start one there (`ray start --head`), or "
+            "leave `ray.address` out for one of its own."
+        ) from error
+
+
+def _how(error: BaseException) -> str:
+    """Return how an actor ended, without Ray's numbers of it."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [
+        line
+        for line in lines
+        if line and not line.startswith(("class_name:", "actor_id:", "namespace:", "pid:"))
+    ]
+    return " ".join(told)[:500]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")[:300]

@@ -1,0 +1,66 @@
+"""A run's team built again in another process, from its settings: what plays there plays the same."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kapelle import errors
+from kapelle.errors import EngineError
+from kapelle.models.weights import hash_of_base
+from kapelle.rollout.play import make_play
+from kapelle.runtime.randomness import keep_imports_from_drawing
+from kapelle.setup.model_loading import build_engine, load_models
+from kapelle.setup.recipe import resolve
+from kapelle.setup.team_builder import build_algorithm, build_team
+from kapelle.team import Policy
+
+
+class Elsewhere:
+    """The team, its models and its rollout engine; weights come from the process that learns."""
+
+    def __init__(self, config: Mapping[str, Any], bases: Mapping[str, str], threads: int) -> None:
+        """Build from the resolved settings and the paths of the team's bases, by name."""
+        torch.set_num_threads(threads)
+        keep_imports_from_drawing()
+        self.config = resolve(config)
+        self.algorithm = build_algorithm(self.config)
+        team = replace(build_team(self.config, self.algorithm), bases=bases)
+        models = load_models(team, self.config.model, {})
+        self.hashes = {base: hash_of_base(model) for base, model in models.items()}
+        """Base name → hash of its weights as they were read."""
+        for policy in team.policies.values():
+            if policy.lora is not None and policy.endpoint is None:
+                models[policy.base].bank.add(policy.name, policy.lora, self.config.seed)
+        self.play = make_play(self.config, team, build_engine(self.config, models, team))
+        self._loaded: dict[str, int] = {}
+
+    def load(self, policy: str, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:
+        """Take a policy's weights, unless it has this version; those of version 0 may have changed."""
+        if self._loaded.get(policy) != version or version == 0:
+            self.play.engine.load(policy, weights(), version)
+            self._loaded[policy] = version
+
+
+def moves(policy: Policy) -> bool:
+    """Return whether a policy has weights that are not simply those of its base on the disk."""
+    return policy.endpoint is None and bool(policy.lora or policy.trained or policy.past)
+
+
+def error_answer(error: Exception) -> dict[str, Any]:
+    """Return an error as an answer to another process, which raises it again by `error_again`."""
+    return {"error": [type(error).__name__, str(error)], "trace": traceback.format_exc()}
+
+
+def error_again(answer: Mapping[str, Any], who: str) -> Exception:
+    """Return the error of another process (`who`) as one of this process: of the same type where it is one of `errors.py`."""
+    kind, message = answer["error"]
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, errors.KapelleError):
+        return known(message)
+    return EngineError(f"{who} failed: {kind}: {message}\n{answer['trace']}")

@@ -1,0 +1,190 @@
+"""Rollout workers: what they play is what is played here, whoever dies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.support.tiny import frozen_copy, same_bits
+from tests.training.test_queue import PPO, SMALL
+from tests.training.test_ranks import furthest
+
+from kapelle import Trainer
+from kapelle.cluster import crew
+from kapelle.cluster.actors import ActorLost
+from kapelle.cluster.placed import Placed
+from kapelle.cluster.player import Player
+from kapelle.errors import ConfigError, EngineError
+from kapelle.runtime.interrupts import StopRequested
+
+SETTINGS: dict[str, Any] = {
+    **SMALL,
+    "algorithm": PPO,
+    "training": {"steps": 2, "tasks_per_step": 3},
+    "evaluation": {"problems": 3, "before_and_after": False},
+}
+
+Dies = Callable[[int, str], bool]
+"""Number of an actor, and what it is asked → whether it dies."""
+
+
+class Said:
+    """A question to a fake actor, answered at once."""
+
+    def __init__(self, given: Callable[[], Any]) -> None:
+        self.given = given
+
+    def answer(self) -> Any:
+        return self.given()
+
+
+class Fake:
+    """An actor in this process."""
+
+    def __init__(self, number: int, kind: type, cluster: Cluster) -> None:
+        self.number, self.made, self.cluster = number, kind(), cluster
+        self.dead = False
+
+    def ask(self, method: str, *given: Any) -> Said:
+        self.dead = self.dead or self.cluster.dies(self.number, method)
+        self.cluster.asked.append((self.number, method))
+        if self.dead:
+            return Said(self._lost)
+        answer = getattr(self.made, method)(*given)
+        return Said(lambda: answer)
+
+    def _lost(self) -> Any:
+        raise ActorLost("it was killed")
+
+    def end(self) -> None:
+        self.cluster.ended.append(self.number)
+
+
+class Cluster:
+    """A cluster in this process; actors are numbered from 0 in the order in which they are started."""
+
+    def __init__(self, dies: Dies) -> None:
+        self.dies = dies
+        self.asked: list[tuple[int, str]] = []
+        self.ended: list[int] = []
+        self.started = 0
+        self.left = False
+
+    def join(self, *_: str) -> Cluster:
+        return self
+
+    def actor(self, kind: type, _bundle: int, _resources: object) -> Fake:
+        self.started += 1
+        return Fake(self.started - 1, kind, self)
+
+    def store(self, data: bytes) -> bytes:
+        return data
+
+    def leave(self) -> None:
+        self.left = True
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
+    def make(workers: int, dies: Dies = lambda *_: False) -> Cluster:
+        made = Cluster(dies)
+        monkeypatch.setattr(crew, "Connection", made)
+        monkeypatch.setattr(crew, "first_answered", lambda asked, _: asked[0] if asked else None)
+        for name, value in Placed("here", "of it", "group", tuple(range(workers))).variable().items():
+            monkeypatch.setenv(name, value)
+        return made
+
+    return make
+
+
+def learned(steps: int = 2) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    with Trainer(**SETTINGS) as trainer:
+        rows = [dict(step.metrics) for step in trainer.steps(steps)]
+        weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
+        evaluation = trainer.evaluate()
+    kept = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    return {**weights}, [*kept, {"evaluated": evaluation.tokens}]
+
+
+def test_a_worker_plays_what_is_played_here_to_the_bit(cluster: Callable[..., Cluster]) -> None:
+    alone, rows = learned()
+    made = cluster(1)
+    weights, theirs = learned()
+    assert ("play" in {method for _, method in made.asked}, made.left, made.ended) == (True, True, [0])
+    assert same_bits(weights, alone)
+    assert theirs == rows
+
+
+@pytest.mark.slow
+def test_several_workers_play_the_same_to_rounding(cluster: Callable[..., Cluster]) -> None:
+    alone, _ = learned()
+    cluster(2)
+    weights, _ = learned()
+    assert furthest(weights, alone) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["here", "begin", "play"])
+def test_a_worker_that_dies_is_replaced_and_nothing_changes(
+    method: str, cluster: Callable[..., Cluster]
+) -> None:
+    cluster(2)
+    undisturbed = learned()
+    seen: list[str] = []
+
+    def dies(number: int, asked: str) -> bool:
+        seen.append(asked)
+        return asked == method and number in {0, 1} and seen.count(method) > 2 * (method == "play")
+
+    made = cluster(2, dies)
+    disturbed = learned()
+    assert made.started == 4
+    assert same_bits(disturbed[0], undisturbed[0])
+    assert disturbed[1] == undisturbed[1]
+
+
+def test_workers_that_die_again_and_again_stop_the_run(cluster: Callable[..., Cluster]) -> None:
+    made = cluster(1, lambda _, asked: asked == "play")
+    with pytest.raises(EngineError, match=r"5 rollout workers in a row have died before.*it was killed"):
+        learned()
+    assert made.started == crew.DEATHS
+
+
+def test_what_a_worker_raises_is_raised_here(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster(1)
+
+    def fail(*_: object) -> bytes:
+        raise EngineError("no memory for keys and values")
+
+    monkeypatch.setattr(Player, "_play", fail)
+    with pytest.raises(EngineError, match="no memory for keys and values"):
+        learned()
+
+
+def test_other_weights_on_the_disk_are_refused(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster(1)
+    monkeypatch.setattr(Player, "_begin", lambda *_: json.dumps({"hashes": {"base": "another"}}).encode())
+    with pytest.raises(ConfigError, match="has read other weights for 'embedded' \\(another\\)"):
+        learned()
+
+
+def test_workers_that_play_for_nobody_are_ended(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cluster(2)
+
+    def stop() -> None:
+        raise StopRequested
+
+    with Trainer(**SETTINGS) as trainer:
+        monkeypatch.setattr(crew, "stop_if_asked", stop)
+        with pytest.raises(StopRequested):
+            next(trainer.steps())
+        assert made.ended == [0, 1]
+        monkeypatch.undo()

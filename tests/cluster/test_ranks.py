@@ -1,0 +1,49 @@
+"""The process of a rank, as its actor holds it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+from kapelle.cluster import ranks
+from kapelle.cluster.ranks import RankHost
+
+PROGRAM = "import os, sys, time; print(sys.argv[1:] + [os.environ.get('RANK'), os.getcwd()], flush=True); time.sleep(1000)"
+
+
+def started(monkeypatch: object, tmp_path: Path, program: str) -> RankHost:
+    monkeypatch.setattr(ranks, "TRAIN", program.replace("{", "{{").replace("}", "}}"))  # type: ignore[attr-defined]
+    host = RankHost()
+    host.start(["demo"], {"RANK": "1"}, str(tmp_path), sys.path)
+    return host
+
+
+def heard(host: RankHost) -> tuple[bytes, int]:
+    printed = b""
+    while True:
+        news, code = host.news()
+        printed += b"".join(data for _, data in news)
+        if code is not None:
+            return printed, code
+
+
+def test_it_prints_and_ends_as_its_process_does(monkeypatch: object, tmp_path: Path) -> None:
+    host = started(monkeypatch, tmp_path, PROGRAM)
+    while not (first := host.news()[0]):
+        time.sleep(0.01)
+    assert first == [("out", f"{['demo', '1', str(tmp_path)]}\n".encode())]
+    host.signal(signal.SIGTERM)
+    assert heard(host) == (b"", -signal.SIGTERM)
+
+
+def test_the_process_ends_with_its_actor(monkeypatch: object, tmp_path: Path) -> None:
+    held = "from kapelle.cluster.lifeline import hold_on; hold_on(); print('up', flush=True); import time; time.sleep(1000)"
+    host = started(monkeypatch, tmp_path, held)
+    while not host.news()[0]:
+        time.sleep(0.01)
+    assert host._process is not None
+    assert host._process.stdin is not None
+    host._process.stdin.close()  # as the end of the actor's process does
+    assert heard(host)[1] == 3
