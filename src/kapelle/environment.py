@@ -174,6 +174,15 @@ class Skipping(Protocol):
 
 
 @runtime_checkable
+class Doubting(Protocol):
+    """An environment that can look its data through for what it takes seconds to find."""
+
+    def doubts(self) -> Sequence[str]:
+        """Return a sentence for each thing in the data that will fail episodes; asked by `kapelle validate` alone."""
+        ...
+
+
+@runtime_checkable
 class Reads(Protocol):
     """Settings, of an environment or of a part of one, that read files or a data set."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kapelle.environments.math import Math
+from kapelle.grading.math.grade import gold_problem, library_problem, shared_math_processes
 from kapelle.types import Split
 
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -73,7 +74,8 @@ async def test_gold_answers_pay_and_cheats_do_not(
         for what in CHEATS if index % every == 0 else ():
             grade = await environment.grade(cheat(what, gold, task.question), gold)
             assert grade.score == 0.0, (what, gold)
-            assert grade.status != "ungraded", (what, gold)
+            unread = gold_problem(gold) is None and library_problem(gold, shared_math_processes())
+            assert grade.status != "ungraded" or unread, (what, gold)
 
 
 def golds_of(path: Path, answer: str) -> list[str]:

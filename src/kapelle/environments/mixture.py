@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from kapelle.environment import (
     Alive,
     Answerable,
+    Doubting,
     Environment,
     Holding,
     Opposed,
@@ -116,6 +117,16 @@ class Mixture(Settings):
             for split, said in (part.skipped() if isinstance(part, Skipping) else {}).items():
                 found[split] = "; ".join([*([found[split]] if split in found else []), f"{name}: {said}"])
         return found
+
+    def doubts(self) -> Sequence[str]:
+        """Return what the parts doubt."""
+        parts = {name: self._part(name) for name in self.parts}
+        return [
+            f"{name}: {doubt}"
+            for name, part in parts.items()
+            if isinstance(part, Doubting)
+            for doubt in part.doubts()
+        ]
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that a world of any part holds open."""

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from kapelle.environment import (
     Alive,
+    Doubting,
     Environment,
     Skipping,
     World,
@@ -75,6 +76,10 @@ class Tools(HandsOnQuestions):
     def skipped(self) -> Mapping[Split, str]:
         """Return what the environment that asks leaves out."""
         return self._asks.skipped() if isinstance(self._asks, Skipping) else {}
+
+    def doubts(self) -> Sequence[str]:
+        """Return what the environment that asks doubts."""
+        return self._asks.doubts() if isinstance(self._asks, Doubting) else []
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that the tools of one episode hold open."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kapelle.algorithm import Algorithm
-from kapelle.environment import Skipping
+from kapelle.environment import Doubting, Skipping
 from kapelle.models.outline import Outline, check_adapters
 from kapelle.models.outline_reading import outlines
 from kapelle.models.renderer_loading import ReadRenderer, load_renderer
@@ -79,6 +79,9 @@ def prepare(
     report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
     if passed is not None:
         report("data", _data(config))
+        if isinstance(config.environment, Doubting):
+            for doubt in config.environment.doubts():
+                report("data", doubt)
     check_prompts(config, team, given, PROMPTS, renderer_of)
     report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
     models = outlines(team, config.model, given)

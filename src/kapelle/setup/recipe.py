@@ -310,9 +310,8 @@ def _validated(model: type[M], values: Mapping[str, Any], origin: Mapping[str, s
 def _read(source: str) -> dict[str, Any]:
     path = Path(source)
     recipes = builtin_recipes()
-    name = path.stem if source == f"recipes/{path.stem}.yaml" else source
-    if name in recipes and not path.is_file():
-        text = recipes[name]
+    if source in recipes and not path.is_file():
+        text = recipes[source]
     elif path.suffix in {".yaml", ".yml"} or path.is_file():
         try:
             text = path.read_text("utf-8")

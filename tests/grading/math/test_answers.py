@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from tests.support.patience import timed
 
 from kapelle.grading.math.algebra import TooLarge
-from kapelle.grading.math.answers import Percent, read_answer, same_answer
+from kapelle.grading.math.answers import read_answer
 from kapelle.grading.math.expression import Refused, Unfamiliar
+from kapelle.grading.math.sameness import Percent, same_answer
 
 
 def same(one: str, other: str, percent: Percent = "figure") -> bool:
@@ -178,14 +179,15 @@ def test_what_nobody_may_read_as_an_answer(text: str) -> None:
     [
         *(
             r"\sin x",
-            "x>5",
+            "x+y>5",
+            "x > 5 > y",
             "|x|",
             r"\sqrt[3]{2}",
             "2^x",
             "x^{1/2}",
             "f(2)",
             r"\log_2 8",
-            "a;b",
+            "x^2=4, y=2",
             "12:00",
             "１",
             "½",
@@ -197,7 +199,8 @@ def test_what_nobody_may_read_as_an_answer(text: str) -> None:
             r"\def\x{\x}\x",
             "lambda: 5",
             "'5'",
-            r"x=1, y=2",
+            r"x=1, y=2, x=3",
+            r"\cos 20^\circ",
         ),
         r"\sqrt{99999999999}",
     ],

@@ -38,6 +38,14 @@ def test_published_as_the_same_in_prose(gold: str, answer: str, patient_pool: Ki
     assert grade.score == 1.0, grade
 
 
+@pytest.mark.parametrize(("gold", "answer"), CASES["prose"])
+def test_published_as_the_same_without_a_mark(
+    gold: str, answer: str, patient_pool: KillableProcesses
+) -> None:
+    grade = grade_math(answer, gold, ["prose"], patient_pool)
+    assert grade.score == 1.0, grade
+
+
 @pytest.mark.parametrize(("gold", "answer"), CASES["hundredths"])
 def test_published_percentages(gold: str, answer: str, patient_pool: KillableProcesses) -> None:
     assert grade_math(answer, gold, ["whole"], patient_pool, "hundredths").score == 1.0

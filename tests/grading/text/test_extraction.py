@@ -95,7 +95,10 @@ def test_one_rule_alone(rule: ExtractionRule, text: str, answer: str | None) -> 
     ("text", "last", "first"),
     [
         (r"so \boxed{5}", "5", "5"),
-        (r"\boxed{5} or \boxed{6}", "6", "5"),
+        (r"\boxed{5} or \boxed{6}", "5, 6", "5"),
+        (r"$\boxed{(1, 2)} \quad \text{and} \quad \boxed{(6, 2)}$.", "(1, 2), (6, 2)", "(1, 2)"),
+        (r"\boxed{5}, so \boxed{5}", "5", "5"),
+        (r"\boxed{5}, then \boxed{6}", "6", "5"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", r"\frac{1}{2}"),
         (r"\boxed{ 7 }.", "7", "7"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}", r"\{1, 2\}"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from fractions import Fraction
 
 MAX_TERMS = 120
@@ -132,6 +133,34 @@ def square_root(value: Fraction) -> Quotient:
         return number(Fraction(0))
     factor = Fraction(outside, value.denominator)
     return Quotient({(inside, int(value < 0), ()): factor}, ONE)
+
+
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+PRECISION = Context(prec=120)
+"""Digits that decimals are worked out with."""
+_LARGEST = 10**40
+
+
+def decimal(value: Quotient) -> Decimal | None:
+    """Return a value as a decimal number of 60 digits; None for an imaginary one, one with letters, or a huge one."""
+    parts = [_decimal(terms) for terms in (value.top, value.bottom)]
+    if None in parts or not parts[1]:
+        return None
+    ratio = PRECISION.divide(parts[0] or Decimal(0), parts[1])
+    return ratio if abs(ratio) < _LARGEST else None
+
+
+def _decimal(terms: Polynomial) -> Decimal | None:
+    total = Decimal(0)
+    for (root, imaginary, letters), factor in terms.items():
+        if imaginary or any(name != "\\pi" for name, _ in letters):
+            return None
+        part = PRECISION.divide(Decimal(factor.numerator), Decimal(factor.denominator))
+        part = PRECISION.multiply(part, PRECISION.sqrt(Decimal(root)))
+        for _, exponent in letters:
+            part = PRECISION.multiply(part, PRECISION.power(_PI, exponent))
+        total = PRECISION.add(total, part)
+    return total
 
 
 def _square_factor(radicand: int) -> tuple[int, int]:

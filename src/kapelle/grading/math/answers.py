@@ -1,144 +1,181 @@
-r"""What a mathematical answer is: numbers, expressions, lists, sets, intervals, points, matrices, words.
+r"""Reads what a mathematical answer is: numbers, expressions, lists, sets, intervals, points, matrices, words.
 
-`read_answer` takes a text apart without evaluating any of it; `same_answer` compares two readings. The
-comparison is exact and symmetric, and the order counts only where it means something (points, intervals,
-matrices).
+`read_answer` takes a text apart without evaluating any of it; `sameness.py` compares two readings.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
-from kapelle.grading.math import algebra
+from kapelle.grading.math import algebra, relations
 from kapelle.grading.math.algebra import Quotient
-from kapelle.grading.math.expression import Refused, read_expression
+from kapelle.grading.math.expression import Refused, Unfamiliar, read_expression
 from kapelle.grading.math.numeric import parse_number
-from kapelle.grading.math.text import PLAIN_UNITS, Written, split_top, take_apart
+from kapelle.grading.math.parts import (
+    Part,
+    mathematics,
+    part_of,
+    without_name,
+    words_of,
+)
+from kapelle.grading.math.text import alternatives, opened, split_top, with_commas
+from kapelle.grading.math.values import Answer, Based, Equation, Infinity, Several, Value, Words
 
 MAX_ITEMS = 32
 """Items of one list; they are matched pair by pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A name or a sentence, in lower case where it is longer than a letter."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Infinity:
-    """An end of an interval."""
-
-    positive: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Based:
-    """Digits in a base that is written behind them: `1012_3`."""
-
-    digits: str
-    """Without leading zeros."""
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
-class Equation:
-    """What is 0."""
-
-    difference: Quotient
-
-
-@dataclass(frozen=True, slots=True)
-class Several:
-    """Values side by side.
-
-    `list`: with repetitions, in any order. `set`: without, in any order.
-    `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: of intervals, in any order.
-    `row`: of a matrix, and `matrix`: of its rows, in this order.
-    """
-
-    kind: str
-    items: tuple[Value, ...]
-
-
-Value = Quotient | Words | Infinity | Based | Equation | Several
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer as it was read."""
-
-    value: Value
-    name: str
-    """The name before the equals sign: `x` for `x = 5`; empty without one."""
-    unit: str
-    """Its unit in lower case; empty without one."""
-    letters: frozenset[str]
-    """The letters that its value is written with, cancelled ones included."""
-
-
 def read_answer(text: str) -> Answer:
     """Return the value that a text writes. Raises Refused for what must not be read as an answer, Unfamiliar for the rest."""
-    written = take_apart(text)
-    letters: set[str] = set()
-    value = _value(written, letters)
-    return Answer(value, written.name, written.unit, frozenset(letters))
+    body = opened(text)
+    words = words_of(body)
+    if words:
+        values = [Words(each) for each in words]
+        return Answer(values[0] if len(values) == 1 else Several("list", tuple(values)), "", "", frozenset())
+    return _Reading().answer(mathematics(body))
 
 
-def _value(written: Written, letters: set[str]) -> Value:
-    if written.words:
-        return Words(written.body)
-    sides = split_top(written.body, "=")
-    if len(sides) > 2:
-        raise Refused("It holds several equations.")
-    if len(sides) == 2:
-        left, right = (_single(side, letters) for side in sides)
-        return Equation(algebra.add(left, algebra.negate(right)))
-    items = _items(written.body, letters)
-    return items[0] if len(items) == 1 else Several("list", tuple(items))
+class _Reading:
+    """One reading, with the letters that it has met."""
+
+    def __init__(self) -> None:
+        self.letters: set[str] = set()
+
+    def answer(self, body: str) -> Answer:
+        sides = [self._alternative(side) for side in alternatives(body)]
+        bounds = [side for side in sides if side is not None]
+        if bounds and len(bounds) == len(sides) and len({name for name, _ in bounds}) == 1:
+            values = [value for _, value in bounds]
+            return self._made(
+                bounds[0][0], values[0] if len(values) == 1 else Several("union", _flat(values))
+            )
+        if bounds or relations.has_relation(body):
+            raise Unfamiliar
+        body = with_commas(body)
+        groups = [group.strip() for group in split_top(body, ";")]
+        if len(groups) == 1:
+            return self._listed(body)
+        answers = [self._listed(group) for group in groups]
+        if len({(answer.name, answer.unit) for answer in answers}) > 1:
+            raise Unfamiliar
+        return self._made(
+            answers[0].name, Several("list", tuple(answer.value for answer in answers)), answers[0].unit
+        )
+
+    def _made(self, name: str, value: Value, unit: str = "", plain: str = "") -> Answer:
+        return Answer(value, name, unit, frozenset(self.letters), plain)
+
+    def _alternative(self, body: str) -> tuple[str, Value] | None:
+        return relations.read_bounds(body, self._single) if relations.has_relation(body) else None
+
+    def _listed(self, body: str) -> Answer:
+        one = part_of(body)
+        whole = parse_number(one.body)
+        if whole is not None:
+            return self._made(one.name, algebra.number(whole.figure), one.unit)
+        named = _POINT.match(body)
+        if named is not None:
+            letters = ",".join(letter.strip() for letter in named[1].split(","))
+            return self._made(letters, _listing(self._items(body[named.end() :])))
+        if len(split_top(body, ",")) == 1 and not without_name(body)[0] and "=" in body:
+            return self._made("", self._equation(body))
+        parts = [self._chained(part_of(text)) for text in split_top(body, ",")]
+        if len(parts) > MAX_ITEMS:
+            raise Refused(f"It lists more than {MAX_ITEMS} values.")
+        values = [tuple(self._item(part.body)) for part in parts]
+        return self._gathered(parts, values)
+
+    def _gathered(self, parts: Sequence[Part], values: Sequence[tuple[Value, ...]]) -> Answer:
+        items = tuple(value for several in values for value in several)
+        unit, names = _common_unit(parts), [part.name for part in parts]
+        distinct = sorted(set(names))
+        if len(distinct) == 1 or not any(names[1:]):
+            plain = parts[0].body if len(parts) == 1 and parts[0].body.isalpha() else ""
+            return self._made(names[0], _listing(items), unit, plain)
+        if "" in distinct or len(distinct) < len(parts) or len(items) > len(parts):
+            raise Unfamiliar
+        letters = {name.partition("_")[0] for name in names}
+        if len(letters) == 1:
+            return self._made(letters.pop(), Several("list", items), unit)
+        return self._made(",".join(names), Several("named", items), unit)
+
+    def _chained(self, part: Part) -> Part:
+        """Return a part whose value is written several times, `x = 5 + 6 = 11`, with the value once."""
+        if not relations.has_chain(part.body):
+            return part
+        if not part.name and "=" in part.body:
+            raise Unfamiliar
+        return Part(relations.read_chain(part.body, self._single), part.name, part.unit)
+
+    def _equation(self, body: str) -> Equation:
+        sides = split_top(body, "=")
+        if len(sides) != 2:
+            raise Refused("It holds several equations.")
+        left, right = (self._single(side) for side in sides)
+        try:
+            return Equation(algebra.add(left, algebra.negate(right)))
+        except algebra.TooLarge:
+            raise Refused("It is larger than any answer that is considered.") from None
+
+    def _single(self, text: str) -> Quotient:
+        values = read_expression(text, self.letters)
+        if len(values) != 1:
+            raise Refused("It holds ± in an equation.")
+        return values[0]
+
+    def _items(self, body: str) -> tuple[Value, ...]:
+        parts = split_top(body, ",")
+        if len(parts) > MAX_ITEMS:
+            raise Refused(f"It lists more than {MAX_ITEMS} values.")
+        return tuple(value for part in parts for value in self._item(part.strip()))
+
+    def _item(self, text: str) -> Sequence[Value]:
+        if not text:
+            raise Refused("Something is missing between commas.")
+        single = _atom(text)
+        if single is not None:
+            return [single]
+        matrix = _MATRIX.fullmatch(text)
+        if matrix is not None:
+            rows = matrix[2].strip().removesuffix("\\\\").split("\\\\")
+            return [Several("matrix", tuple(self._several("row", row.split("&")) for row in rows))]
+        parts = _bracketed(text)
+        return [self._several(*parts)] if parts is not None else list(read_expression(text, self.letters))
+
+    def _several(self, kind: str, parts: Sequence[str]) -> Several:
+        if len(parts) > MAX_ITEMS:
+            raise Refused(f"It lists more than {MAX_ITEMS} values.")
+        return Several(kind, tuple(value for part in parts for value in self._item(part.strip())))
 
 
-def _items(body: str, letters: set[str]) -> list[Value]:
-    whole = parse_number(body)
-    if whole is not None:
-        return [algebra.number(whole.figure)]
-    parts = split_top(body, ",")
-    if len(parts) > MAX_ITEMS:
-        raise Refused(f"It lists more than {MAX_ITEMS} values.")
-    return [value for part in parts for value in _item(part.strip(), letters)]
-
-
-def _single(text: str, letters: set[str]) -> Quotient:
-    values = read_expression(text, letters)
-    if len(values) != 1:
-        raise Refused("It holds ± in an equation.")
-    return values[0]
-
-
+_POINT = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])+)\s*\)\s*=(?!=)\s*")
 _MATRIX = re.compile(r"\\begin\{([pb]?)matrix\}((?:(?!\\begin).)*)\\end\{\1matrix\}", re.DOTALL)
-_BASED = re.compile(r"([0-9A-F]{1,64})_\{?([0-9]{1,2})\}?")
+_BASED = re.compile(r"(-?)([0-9A-F]{1,64})_\{?([0-9]{1,2})\}?")
+_INDEXED = re.compile(r"[0-9]\s*_")
 _INFINITY = re.compile(r"([-+]?)\s*\\infty")
 
 
-def _item(text: str, letters: set[str]) -> Sequence[Value]:
-    if not text:
-        raise Refused("Something is missing between commas.")
-    single = _atom(text)
-    if single is not None:
-        return [single]
-    matrix = _MATRIX.fullmatch(text)
-    if matrix is not None:
-        rows = matrix[2].strip().removesuffix("\\\\").split("\\\\")
-        return [Several("matrix", tuple(_several("row", row.split("&"), letters) for row in rows))]
-    parts = _bracketed(text)
-    if parts is not None:
-        return [_several(parts[0], parts[1], letters)]
-    return list(read_expression(text, letters))
+def _listing(items: tuple[Value, ...]) -> Value:
+    return items[0] if len(items) == 1 else Several("list", items)
+
+
+def _flat(values: Sequence[Value]) -> tuple[Value, ...]:
+    """Return the intervals of which several, and unions, consist."""
+    return tuple(
+        item
+        for value in values
+        for item in (value.items if isinstance(value, Several) and value.kind == "union" else (value,))
+    )
+
+
+def _common_unit(parts: Sequence[Part]) -> str:
+    """Return the one unit of all values: each has it, or it stands behind the last. Raises Unfamiliar for several."""
+    units = {part.unit for part in parts}
+    if len(units) == 1 or (units == {"", parts[-1].unit} and not any(part.unit for part in parts[:-1])):
+        return parts[-1].unit
+    raise Unfamiliar
 
 
 def _atom(text: str) -> Value | None:
@@ -147,7 +184,11 @@ def _atom(text: str) -> Value | None:
     if text in {"\\emptyset", "\\varnothing"}:
         return Several("set", ())
     based = _BASED.fullmatch(text)
-    return _based(based[1], int(based[2])) if based is not None and text[0].isdigit() else None
+    if based is not None and based[2][0].isdigit():
+        return _based(based[1], based[2], int(based[3]))
+    if _INDEXED.search(text):
+        raise Refused("A number has an index that is no base.")
+    return None
 
 
 def _bracketed(text: str) -> tuple[str, list[str]] | None:
@@ -157,19 +198,12 @@ def _bracketed(text: str) -> tuple[str, list[str]] | None:
     if text.startswith("\\{") and text.endswith("\\}"):
         inner = text[2:-2].strip()
         return "set", split_top(inner, ",") if inner else []
-    if text[0] in "([" and text[-1] in ")]":
+    if (text[0] in "([" and text[-1] in ")]") or (text[0] == "{" and text[-1] == "}"):
         # `(1)(2)` opens with a bracket and ends with another one.
-        inside = split_top(text[1:-1], ",") if _balanced(text[1:-1]) else []
+        inside = split_top(text[1:-1].replace(";", ","), ",") if _balanced(text[1:-1]) else []
         if len(inside) > 1:
-            return text[0] + text[-1], inside
+            return "set" if text[0] == "{" else text[0] + text[-1], inside
     return None
-
-
-def _several(kind: str, parts: Sequence[str], letters: set[str]) -> Several:
-    if len(parts) > MAX_ITEMS:
-        raise Refused(f"It lists more than {MAX_ITEMS} values.")
-    values = tuple(value for part in parts for value in _item(part.strip(), letters))
-    return Several(kind, values)
 
 
 def _balanced(text: str) -> bool:
@@ -181,127 +215,10 @@ def _balanced(text: str) -> bool:
     return depth == 0
 
 
-def _based(digits: str, base: int) -> Based:
+def _based(sign: str, digits: str, base: int) -> Value:
     if not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in digits):
         raise Refused("Its digits are not of its base.")
-    return Based(digits.lstrip("0") or "0", base)
-
-
-Percent = Literal["figure", "hundredths"]
-"""`figure`: 50% is 50, its question names the unit. `hundredths`: 50% is 1/2."""
-
-
-def same_answer(one: Answer, other: Answer, percent: Percent = "figure") -> bool:
-    """Return whether two answers are the same; symmetric.
-
-    A name or a plain unit counts where both have one. An answer with letters that the other lacks is
-    another answer, even where they cancel.
-    """
-    if isinstance(one.value, Equation) or isinstance(other.value, Equation):
-        return _same_equation(one, other)
-    if one.name and other.name and one.name != other.name:
-        return False
-    if one.letters != other.letters and not _one_word(one.value, other.value):
-        return False
-    pairs = [
-        (scaled, other_scaled)
-        for scaled, unit in _measures(one, percent)
-        for other_scaled, other_unit in _measures(other, percent)
-        if _units_agree(unit, other_unit)
-    ]
-    return any(_same(left, right) for left, right in pairs)
-
-
-def _measures(answer: Answer, percent: Percent) -> list[tuple[Value, str]]:
-    value, unit = answer.value, answer.unit
-    if isinstance(value, Quotient) and unit == "%":
-        hundredths = algebra.divide(value, algebra.number(Fraction(100)))
-        return [(value, "")] if percent == "figure" else [(hundredths, "")]
-    if isinstance(value, Quotient) and unit in {"degree", "degrees"}:
-        half_turns = algebra.divide(value, algebra.number(Fraction(180)))
-        # `π/4°` is not π/4: degrees that are themselves a number of π stand for nothing but degrees.
-        bare = "degree" if value.rational is not None else "degrees as written"
-        return [(value, bare), (algebra.multiply(half_turns, algebra.letter("\\pi")), "radians")]
-    return [(value, unit)]
-
-
-def _units_agree(one: str, other: str) -> bool:
-    if one == other:
-        return True
-    return (not one and other in PLAIN_UNITS) or (not other and one in PLAIN_UNITS)
-
-
-def _one_word(one: Value, other: Value) -> bool:
-    return isinstance(one, Words) or isinstance(other, Words)
-
-
-def _same_equation(one: Answer, other: Answer) -> bool:
-    if _all_letters(one) != _all_letters(other):
-        return False
-    differences = []
-    for answer in (one, other):
-        value = answer.value
-        if isinstance(value, Quotient) and answer.name:
-            value = Equation(algebra.add(algebra.letter(answer.name), algebra.negate(value)))
-        if not isinstance(value, Equation):
-            return False
-        differences.append(value.difference)
-    return differences[0].proportional(differences[1])
-
-
-def _all_letters(answer: Answer) -> frozenset[str]:
-    return answer.letters | {answer.name} if answer.name else answer.letters
-
-
-def _same(one: Value, other: Value) -> bool:
-    if isinstance(one, Quotient) and isinstance(other, Quotient):
-        return one.same(other)
-    if isinstance(one, Several) and isinstance(other, Several):
-        return _same_several(one, other)
-    if isinstance(one, Words) != isinstance(other, Words):
-        # `\text{C}` and `C` are the same letter.
-        words, value = (one, other) if isinstance(one, Words) else (other, one)
-        assert isinstance(words, Words), "one of both is"
-        return len(words.text) == 1 and isinstance(value, Quotient) and value == algebra.letter(words.text)
-    return type(one) is type(other) and one == other
-
-
-def _same_several(one: Several, other: Several) -> bool:
-    kinds = {one.kind, other.kind}
-    if len(kinds) == 1 and one.kind in {"list", "union"}:
-        return _matched(one.items, other.items)
-    if kinds == {"set"}:
-        return _covers(one.items, other.items) and _covers(other.items, one.items)
-    if kinds == {"set", "list"}:
-        # A list names the members of a set when it names each once.
-        return _matched(_distinct(one), _distinct(other)) and all(_no_twice(each) for each in (one, other))
-    if len(kinds) > 1 or len(one.items) != len(other.items):
-        return False
-    return all(_same(left, right) for left, right in zip(one.items, other.items, strict=True))
-
-
-def _distinct(several: Several) -> tuple[Value, ...]:
-    kept: list[Value] = []
-    for value in several.items:
-        if not any(_same(value, before) for before in kept):
-            kept.append(value)
-    return tuple(kept)
-
-
-def _no_twice(several: Several) -> bool:
-    return several.kind == "set" or len(_distinct(several)) == len(several.items)
-
-
-def _covers(members: Sequence[Value], others: Sequence[Value]) -> bool:
-    return all(any(_same(member, other) for other in others) for member in members)
-
-
-def _matched(one: Sequence[Value], other: Sequence[Value]) -> bool:
-    # Sameness is an equivalence here, so taking the first partner loses nothing.
-    left = list(other)
-    for value in one:
-        place = next((index for index, partner in enumerate(left) if _same(value, partner)), None)
-        if place is None:
-            return False
-        left.pop(place)
-    return not left
+    if base == 10:
+        return algebra.number(Fraction(int(sign + digits)))
+    bare = digits.lstrip("0") or "0"
+    return Based(sign + bare if bare != "0" else bare, base)

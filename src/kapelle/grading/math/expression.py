@@ -28,6 +28,10 @@ class Refused(Exception):
     """Nothing that any grader may read as an answer: ambiguous, oversized or undefined."""
 
 
+class Nothing(Refused):
+    """No value at all, in a gold answer either: it is empty, or contradicts itself."""
+
+
 class Unfamiliar(Exception):
     """Outside this grammar; another reader may know it."""
 
@@ -172,6 +176,8 @@ class _Reader:
                     raise Refused("It can be read in two ways.")
                 value = algebra.multiply(value, self._factor())
             elif part[:1].isdigit() or part[:1] == ".":
+                if self._parts[self._place - 1] == ")":
+                    raise Unfamiliar
                 raise Refused("Two numbers stand side by side.")
             else:
                 return value

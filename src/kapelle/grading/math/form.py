@@ -12,20 +12,13 @@ from fractions import Fraction
 
 from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Monomial, Polynomial, Quotient, TooLarge
-from kapelle.grading.math.answers import (
-    Answer,
-    Based,
-    Equation,
-    Infinity,
-    Percent,
-    Several,
-    Value,
-    Words,
-    read_answer,
-)
+from kapelle.grading.math.answers import read_answer
 from kapelle.grading.math.expression import Refused, Unfamiliar
 from kapelle.grading.math.numeric import parse_number
-from kapelle.grading.math.text import PLAIN_UNITS, tidy
+from kapelle.grading.math.parts import PLAIN_UNITS
+from kapelle.grading.math.sameness import Percent, orders
+from kapelle.grading.math.text import tidy
+from kapelle.grading.math.values import Answer, Based, Equation, Infinity, Several, Value, Words
 from kapelle.grading.text.exact import plain_text
 
 
@@ -35,7 +28,7 @@ def math_form(text: str, percent: Percent = "figure") -> str:
     if number is not None:
         return str(number.figure if percent == "figure" else number.value)
     try:
-        answer = read_answer(text)
+        answer = orders(read_answer(text))[0]
         form = _form(_measured(answer, percent))
     except (Refused, Unfamiliar, TooLarge):
         return plain_text(tidy(text))

@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kapelle.grading.math.algebra import TooLarge
-from kapelle.grading.math.answers import Answer, Percent, read_answer, same_answer
-from kapelle.grading.math.expression import GREEK, Refused, Unfamiliar
+from kapelle.grading.math.answers import read_answer
+from kapelle.grading.math.expression import GREEK, Nothing, Refused, Unfamiliar
 from kapelle.grading.math.numeric import parse_number, same_figure, same_value
+from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS
+from kapelle.grading.math.sameness import Percent, same_answer
 from kapelle.grading.math.text import MAX_CHARACTERS, split_top, tidy
+from kapelle.grading.math.values import Answer
 from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses
 from kapelle.grading.text.exact import plain_text
 from kapelle.grading.text.extraction import ExtractionRule, extract
@@ -81,29 +84,79 @@ def read_math(
     answer = found.text
     if len(answer) > MAX_CHARACTERS:
         return no_answer(f"The answer has {len(answer):,} characters; at most {MAX_CHARACTERS} are read.")
+    truth = gold_answer(gold)
     try:
-        same = _same(answer, gold, percent)
+        same = plain_text(tidy(answer)) == plain_text(tidy(gold)) or _same(answer, truth, percent)
+    except _GoldRefused as problem:
+        return _no_gold(answer, truth, str(problem))
     except Refused as problem:
         return _unreadable(answer, str(problem))
     if same is None:
-        return Undecided(answer, gold)
-    return right(answer) if same else wrong(answer, gold)
+        return Undecided(answer, truth)
+    return right(answer) if same else wrong(answer, truth)
+
+
+def gold_answer(gold: str) -> str:
+    """Return the final answer of a gold text: what its boxes hold, or where it is a solution in prose what that ends with."""
+    listed = _LISTED.fullmatch(gold)
+    gold = (listed[1].replace("', '", ", ") if listed else gold).removeprefix("\\approx")
+    if len(gold) <= MAX_CHARACTERS and "\\boxed" not in gold:
+        return gold
+    found = extract(gold, ("last_box", "prose"))
+    return gold.rpartition("\\boxed{")[2] if found.text is None else found.text
+
+
+_LISTED = re.compile(r"\['(.*)'\]", re.DOTALL)
+"""A list of texts as Python prints it, which some data sets keep."""
+
+
+def gold_problem(gold: str) -> str | None:
+    """Return why a gold answer cannot be read, empty where it can; None where only math-verify may know it."""
+    truth = gold_answer(gold)
+    try:
+        return None if parse_number(truth) is None and _known_gold(truth) is None else ""
+    except _GoldRefused as problem:
+        return str(problem)
+
+
+def library_problem(gold: str, processes: Answering) -> str:
+    """Return why math-verify cannot read a gold answer, empty where it can; blocks as `compare_math` does."""
+    truth = gold_answer(gold)
+    grade = compare_math(Undecided(truth, truth), processes)
+    return "" if grade.status == "graded" else grade.explanation
 
 
 def compare_math(left: Undecided, processes: Answering) -> Grade:
     """Return math-verify's verdict; blocks for as long as `processes` allows, so call it in a thread."""
     answer, gold = left.answer, left.gold
     try:
-        same = processes.ask({"gold": f"${tidy(gold)}$", "answer": f"${tidy(answer)}$"})
+        same = processes.ask({"gold": _for_library(gold), "answer": _for_library(answer)})
     except GaveUp as problem:
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
-    if same is None:
+    if same == "gold":
+        return _no_gold(answer, gold, "No reader knows it.")
+    if same == "answer":
         return _unreadable(answer, "It cannot be read.")
     return right(answer) if same else wrong(answer, gold)
 
 
+_IN_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
+
+
+def _for_library(text: str) -> str:
+    r"""Return an answer as the library is given it: `\cos 20^\circ` in radians, since it drops degrees."""
+    body = tidy(text)
+    if FUNCTION.search(body):
+        body = _IN_DEGREES.sub(r"\\left(\\frac{\1\\pi}{180}\\right)", body)
+    return f"${body}$"
+
+
 def _unreadable(answer: str, problem: str) -> Grade:
     return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
+
+
+def _no_gold(answer: str, gold: str, problem: str) -> Grade:
+    return ungraded(answer, f"The gold answer '{gold[:80]}' cannot be read. {problem}")
 
 
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
@@ -123,17 +176,31 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
 
 def _same_by_reading(answer: str, gold: str, percent: Percent) -> bool | None:
     """Return the own reader's verdict, None when it does not know one of both; Refused for the answer's."""
+    truth = _known_gold(gold)
     read = _known(answer)
-    try:
-        truth = _known(gold)
-    except Refused:
-        # A gold answer may be larger than what an answer is allowed to surprise with.
-        return None
     if read is None or truth is None:
         return None
     try:
         return same_answer(read, truth, percent)
     except TooLarge:
+        return None
+
+
+class _GoldRefused(Exception):
+    """A gold answer that nobody can read."""
+
+
+def _known_gold(gold: str) -> Answer | None:
+    try:
+        split_top(tidy(gold), ",")
+    except Refused as problem:
+        raise _GoldRefused(str(problem)) from None
+    try:
+        return _known(gold)
+    except Nothing as problem:
+        raise _GoldRefused(str(problem)) from None
+    except Refused:
+        # A gold answer may be larger, and stranger, than what an answer is allowed to surprise with.
         return None
 
 
@@ -179,13 +246,22 @@ def why_not_comparable(answer: str, gold: str) -> str:
         "It is written with a decimal point and the answer is exact.": "." in ours and "." not in theirs,
         "It is written with letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
         "Two numbers stand side by side.": bool(re.search(r"(?<!\^)[0-9]\s+[0-9]", ours)),
+        "It has words that the answer does not have, or lacks some.": _remarks(ours) != _remarks(theirs),
+        "It has another number of primes.": ours.count("'") != theirs.count("'"),
         "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
         "It gives another number of values.": not alone,
     }
     return next((fault for fault, found in faults.items() if found), "")
 
 
-_HEDGES = re.compile(r"[?~'\";]|\\approx")
+_HEDGES = re.compile(r"[?~\";]|\\approx")
+_REMARK = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{\s*([^{}]*?)[\s.]*\}")
+
+
+def _remarks(text: str) -> set[str]:
+    r"""Return what an answer says in words, `\text{ is false}`, other than units and letters."""
+    said = {remark.strip(" ,;") for remark in _REMARK.findall(text)}
+    return {remark for remark in said if len(remark) > 1 and remark not in PLAIN_UNITS | {"and", "or"}}
 
 
 def _letters(text: str) -> set[str]:

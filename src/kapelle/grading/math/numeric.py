@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from kapelle.grading.math.expression import Refused, Unfamiliar
-from kapelle.grading.math.text import PLAIN_UNITS, take_apart
+from kapelle.grading.math.parts import PLAIN_UNITS, take_apart
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.grading.text.reading import read_answer
 from kapelle.grading.verdict import Grade, right, wrong
@@ -28,7 +28,7 @@ MAX_CHARACTERS = 80
 MAX_EXPONENT = 40
 
 # Digits are spelled [0-9]: \d would take every script's digits, which `extraction.clean` has made plain.
-_PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
+_PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?:[ ][0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 _NUMBER = re.compile(
     rf"""
     (?P<sign>[-+]?) \s* (?P<currency>[$€£]?) \s* (?P<inner>-?)
@@ -92,7 +92,7 @@ def read_number(text: str) -> Number | None:
         written = take_apart(text)
     except (Refused, Unfamiliar):
         return None
-    if written.words or (written.unit and written.unit not in {"%", *PLAIN_UNITS}):
+    if written is None or (written.unit and written.unit not in {"%", *PLAIN_UNITS}):
         return None
     bare = _BRACKETS.fullmatch(written.body)
     number = parse_number(bare[1] if bare else written.body)
@@ -112,7 +112,7 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
         exponent = int(match["exponent"] or 0)
         if abs(exponent) > MAX_EXPONENT:
             return None
-        return Fraction(match["decimal"].replace(",", "").rstrip(".")) * Fraction(10) ** exponent
+        return Fraction(re.sub("[, ]", "", match["decimal"]).rstrip(".")) * Fraction(10) ** exponent
     if match["short"] is not None:
         top, bottom = int(match["short"][0]), int(match["short"][1])
     else:

@@ -24,7 +24,7 @@ WARM = (
 
 
 def compare(question: Json) -> Json:
-    """Return whether `gold` and `answer` mean the same in both orders; null if one cannot be read.
+    """Return whether `gold` and `answer` mean the same in both orders; the name of the one that cannot be read, if any.
 
     Only the LaTeX grammar reads them, which parses; the library's reader of plain expressions evaluates
     Python and is never used. Its own time limits use `signal.alarm` and turn into a silent False: they
@@ -39,7 +39,7 @@ def compare(question: Json) -> Json:
         for name in ("gold", "answer")
     )
     if not gold or not answer:
-        return None
+        return "answer" if gold else "gold"
     digits = {"float_rounding": ROUNDING_DIGITS, "numeric_precision": WORKING_DIGITS}
     try:
         return all(

@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-ExtractionRule = Literal["hash", "last_box", "first_box", "only_box", "tag", "last_number", "whole"]
+from kapelle.grading.text.formulas import boxes, last_boxes, last_formula, without_currencies
+
+ExtractionRule = Literal["hash", "last_box", "first_box", "only_box", "tag", "last_number", "prose", "whole"]
 """`hash`: what follows `####` on its line, and all such marks agree. `last_box`, `first_box`: the content
 of that `\\boxed{…}`. `only_box`: the content of every box, and all of them agree. `tag`: what stands in
-`<answer>…</answer>`, and all such tags agree. `last_number`: the last number of the text. `whole`: the
-text itself."""
+`<answer>…</answer>`, and all such tags agree. `last_number`: the last number of the text. `prose`: the last
+box, or the last formula or number behind a later `answer is`, else of the text. `whole`: the text itself.
+Boxes and formulas with no more than a comma, `and` or `or` between them are one answer."""
 
 MAX_TEXT = 200_000
 """Characters; a longer text is not searched at all."""
@@ -171,46 +174,32 @@ def _pairs(tags: list[re.Match[str]]) -> Iterator[tuple[re.Match[str], re.Match[
     return zip(tags[::2], tags[1::2], strict=True)
 
 
-def _boxes(text: str) -> list[str | None]:
-    """Return the contents of the outermost boxes in order; None, at the end, for one never closed."""
-    contents: list[str | None] = []
-    place = 0
-    while (start := text.find("\\boxed{", place)) >= 0:
-        depth, place = 1, start + len("\\boxed{")
-        opened = place
-        while depth and place < len(text):
-            # An escaped brace is a character of the answer.
-            if text[place] == "\\":
-                place += 1
-            elif text[place] == "{":
-                depth += 1
-            elif text[place] == "}":
-                depth -= 1
-            place += 1
-        contents.append(text[opened : place - 1].strip() if depth == 0 else None)
-    return contents
-
-
 def _last_box(text: str) -> Extraction | None:
-    boxes = _boxes(_own(text))
-    return _box(boxes[-1], len(boxes)) if boxes else None
+    own = _own(text)
+    found = boxes(own)
+    if not found:
+        return None
+    contents = last_boxes(own, found)
+    each = [_box(content, len(found)) for content in contents]
+    wrong = next((box for box in each if box.text is None), None)
+    return wrong or Extraction(", ".join(box.text or "" for box in each))
 
 
 def _first_box(text: str) -> Extraction | None:
-    boxes = _boxes(_own(text))
-    return _box(boxes[0], len(boxes)) if boxes else None
+    found = boxes(_own(text))
+    return _box(found[0].content, len(found)) if found else None
 
 
 def _only_box(text: str) -> Extraction | None:
-    boxes = _boxes(_own(text))
-    if len(set(boxes)) > 1:
-        return Extraction(None, f"{len(boxes)} boxes differ.")
-    return _box(boxes[0], len(boxes)) if boxes else None
+    contents = [box.content for box in boxes(_own(text))]
+    if len(set(contents)) > 1:
+        return Extraction(None, f"{len(contents)} boxes differ.")
+    return _box(contents[0], len(contents)) if contents else None
 
 
-def _box(content: str | None, boxes: int) -> Extraction:
-    if boxes > MAX_MARKS:
-        return Extraction(None, f"The text holds {boxes} boxes; at most {MAX_MARKS} are an answer.")
+def _box(content: str | None, count: int) -> Extraction:
+    if count > MAX_MARKS:
+        return Extraction(None, f"The text holds {count} boxes; at most {MAX_MARKS} are an answer.")
     if content is None:
         return Extraction(None, "The box is never closed.")
     if not content:
@@ -229,6 +218,7 @@ _LITERAL = re.compile(
 # A number next to one of these is a part of something larger, whose value it is not.
 _PART_BEFORE = re.compile(r"(?:[\^*/√]|[0-9)]-|\\(?!boxed|text|mathrm|mathbf)[A-Za-z]+\{?)\s*$")
 _OPERAND_BEFORE = re.compile(r"[0-9)] *$")
+_SQUARED = re.compile(r"^\s?(?:mm|cm|km|m|ft|in)[²³](?![0-9A-Za-z])")
 _PART_AFTER = re.compile(r"\s*(?:[\^*/√π]|\\(?:pi|sqrt|times|cdot)\b)")
 
 
@@ -240,11 +230,38 @@ def _last_number(text: str) -> Extraction | None:
     last = newest[0]
     before, after = text[max(0, last.start() - 24) : last.start()], text[last.end() :]
     # Superscripts, ½ and ⑤ are numbers too, and what they would make of this one is not known.
+    after = _SQUARED.sub(" ", after)
     odd = any(unicodedata.category(character) == "No" for character in before[-1:] + after)
     minus = last[0].startswith("-") and _OPERAND_BEFORE.search(before)
     if odd or minus or _PART_BEFORE.search(before) or _PART_AFTER.match(after):
         return Extraction(None, f"The last number, '{last[0].strip()}', is a part of an expression.")
     return Extraction(last[0].strip())
+
+
+_ANSWER = re.compile(r"\b(?:final\s+)?answer\b\**\s*(?P<is>is\b|:|=)?", re.IGNORECASE)
+_SENTENCE = re.compile(r"\$|\\[(\[]|(?<![\\{A-Za-z])[A-Za-z]{2,}\s+[A-Za-z]{2,}")
+
+
+def _prose(text: str) -> Extraction | None:
+    own = _own(text).strip()
+    marked = _last_box(own)
+    said = deque(_ANSWER.finditer(own), maxlen=1)
+    if said and said[0]["is"] and said[0].start() > own.rfind("\\boxed{"):
+        concluded = _conclusion(own[said[0].end() :])
+        if concluded is not None:
+            return concluded
+    if marked is not None or not own:
+        return marked
+    return _conclusion(own) if _SENTENCE.search(own) else Extraction(own)
+
+
+def _conclusion(text: str) -> Extraction | None:
+    """Return the last formula of a text, or the number behind it."""
+    formula = last_formula(text)
+    number = _last_number(without_currencies(text)[formula[1] :] if formula else text)
+    if number is not None and (number.text is not None or formula is None):
+        return number
+    return Extraction(formula[0]) if formula else None
 
 
 def _whole(text: str) -> Extraction | None:
@@ -259,5 +276,6 @@ _RULES: Mapping[ExtractionRule, Callable[[str], Extraction | None]] = {
     "only_box": _only_box,
     "tag": _tag,
     "last_number": _last_number,
+    "prose": _prose,
     "whole": _whole,
 }

@@ -1,0 +1,186 @@
+"""Whether two answers are the same: exact, symmetric, and in order only where the order means something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal
+
+from kapelle.grading.math import algebra
+from kapelle.grading.math.algebra import Quotient
+from kapelle.grading.math.parts import PLAIN_UNITS
+from kapelle.grading.math.values import Answer, Equation, Several, Value, Words
+
+Percent = Literal["figure", "hundredths"]
+"""`figure`: 50% is 50, its question names the unit. `hundredths`: 50% is 1/2."""
+
+
+def same_answer(one: Answer, other: Answer, percent: Percent = "figure") -> bool:
+    """Return whether two answers are the same; symmetric.
+
+    A name or a plain unit counts where both have one. An answer with letters that the other lacks is
+    another answer, even where they cancel.
+    """
+    if isinstance(one.value, Equation) or isinstance(other.value, Equation):
+        return _same_equation(one, other)
+    if _is_named(one.value) or _is_named(other.value):
+        return any(same_answer(left, right, percent) for left in orders(one) for right in orders(other))
+    if one.name and other.name and one.name != other.name:
+        return False
+    word, plain = (one, other) if isinstance(one.value, Words) else (other, one)
+    if isinstance(word.value, Words) and plain.plain.isalpha() and len(word.value.text) > 1:
+        # `odd` is a word where the other answer is one.
+        return word.value.text == plain.plain.casefold()
+    if one.letters != other.letters and not (_has_words(one.value) or _has_words(other.value)):
+        return False
+    pairs = [
+        (scaled, other_scaled)
+        for scaled, unit in _measures(one, percent)
+        for other_scaled, other_unit in _measures(other, percent)
+        if _units_agree(unit, other_unit)
+    ]
+    return any(_same(left, right) for left, right in pairs)
+
+
+def _measures(answer: Answer, percent: Percent) -> list[tuple[Value, str]]:
+    value, unit = answer.value, answer.unit
+    if unit == "%":
+        return [(value if percent == "figure" else _times(value, HUNDREDTH), "")]
+    if unit in {"degree", "degrees"}:
+        # `π/4°` is not π/4: degrees that are themselves a number of π stand for nothing but degrees.
+        bare = (
+            "degree" if all(each.rational is not None for each in _numbers(value)) else "degrees as written"
+        )
+        return [(value, bare), (_times(value, DEGREE), "radians")]
+    return [(value, unit)]
+
+
+HUNDREDTH = algebra.number(Fraction(1, 100))
+DEGREE = algebra.multiply(algebra.number(Fraction(1, 180)), algebra.letter("\\pi"))
+
+
+def _times(value: Value, factor: Quotient) -> Value:
+    """Return each number of a value times a factor."""
+    if isinstance(value, Several):
+        return Several(value.kind, tuple(_times(item, factor) for item in value.items))
+    return algebra.multiply(value, factor) if isinstance(value, Quotient) else value
+
+
+def _numbers(value: Value) -> list[Quotient]:
+    if isinstance(value, Several):
+        return [number for item in value.items for number in _numbers(item)]
+    return [value] if isinstance(value, Quotient) else []
+
+
+def _units_agree(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    return (not one and other in PLAIN_UNITS) or (not other and one in PLAIN_UNITS)
+
+
+def _has_words(value: Value) -> bool:
+    return isinstance(value, Words) or (isinstance(value, Several) and any(map(_has_words, value.items)))
+
+
+def _same_equation(one: Answer, other: Answer) -> bool:
+    if _all_letters(one) != _all_letters(other) or not _units_agree(one.unit, other.unit):
+        return False
+    differences = []
+    for answer in (one, other):
+        value = answer.value
+        if isinstance(value, Quotient) and answer.name:
+            value = Equation(algebra.add(algebra.letter(answer.name), algebra.negate(value)))
+        if not isinstance(value, Equation):
+            return False
+        differences.append(value.difference)
+    return differences[0].proportional(differences[1])
+
+
+def _all_letters(answer: Answer) -> frozenset[str]:
+    return answer.letters | {answer.name} if answer.name else answer.letters
+
+
+def _same(one: Value, other: Value) -> bool:
+    if isinstance(one, Quotient) and isinstance(other, Quotient):
+        return one.same(other)
+    if isinstance(one, Several) and isinstance(other, Several):
+        return _same_several(one, other)
+    if isinstance(one, Words) != isinstance(other, Words):
+        # `\text{C}` and `C` are the same letter.
+        words, value = (one, other) if isinstance(one, Words) else (other, one)
+        assert isinstance(words, Words), "one of both is"
+        return len(words.text) == 1 and isinstance(value, Quotient) and value == algebra.letter(words.text)
+    return type(one) is type(other) and one == other
+
+
+def _same_several(one: Several, other: Several) -> bool:
+    kinds = {one.kind, other.kind}
+    if kinds == {"list"} and all(_is_point(item) for item in (*one.items, *other.items)):
+        # Solutions of an equation in several unknowns: one that is named twice is no other one.
+        return _covers(one.items, other.items) and _covers(other.items, one.items)
+    if len(kinds) == 1 and one.kind in {"list", "union"}:
+        return _matched(one.items, other.items)
+    if kinds == {"set"}:
+        return _covers(one.items, other.items) and _covers(other.items, one.items)
+    if kinds == {"set", "list"}:
+        # A list names the members of a set when it names each once.
+        return _matched(_distinct(one), _distinct(other)) and all(_no_twice(each) for each in (one, other))
+    if (len(kinds) > 1 and kinds != {"row", "list"}) or len(one.items) != len(other.items):
+        return False
+    return all(_same(left, right) for left, right in zip(one.items, other.items, strict=True))
+
+
+def _is_named(value: Value) -> bool:
+    return isinstance(value, Several) and (
+        value.kind == "named" or any(_is_named(item) for item in value.items)
+    )
+
+
+def orders(answer: Answer) -> list[Answer]:
+    """Return how values with names are written without: as a point in the order of the alphabet, or one after the other."""
+    value, names = answer.value, answer.name.split(",")
+    if not isinstance(value, Several) or not _is_named(value):
+        return [answer]
+    if value.kind != "named":
+        # Several solutions, each with the same names.
+        each = [orders(replace(answer, value=item))[0] for item in value.items]
+        return [replace(each[0], value=Several(value.kind, tuple(point.value for point in each)))]
+    in_order = sorted(zip(names, value.items, strict=True), key=lambda pair: pair[0])
+    point = Several("()", tuple(item for _, item in in_order))
+    written = Several("row", value.items)
+    return [
+        replace(answer, value=point, name=",".join(sorted(names))),
+        replace(answer, value=written, name=""),
+    ]
+
+
+def _is_point(value: Value) -> bool:
+    return isinstance(value, Several) and value.kind == "()" and len(value.items) > 1
+
+
+def _distinct(several: Several) -> tuple[Value, ...]:
+    kept: list[Value] = []
+    for value in several.items:
+        if not any(_same(value, before) for before in kept):
+            kept.append(value)
+    return tuple(kept)
+
+
+def _no_twice(several: Several) -> bool:
+    return several.kind == "set" or len(_distinct(several)) == len(several.items)
+
+
+def _covers(members: Sequence[Value], others: Sequence[Value]) -> bool:
+    return all(any(_same(member, other) for other in others) for member in members)
+
+
+def _matched(one: Sequence[Value], other: Sequence[Value]) -> bool:
+    # Sameness is an equivalence here, so taking the first partner loses nothing.
+    left = list(other)
+    for value in one:
+        place = next((index for index, partner in enumerate(left) if _same(value, partner)), None)
+        if place is None:
+            return False
+        left.pop(place)
+    return not left
