@@ -23,8 +23,11 @@ TESTS = ROOT / "tests"
 REACHED = {
     "kapelle.cli.listening": "tests/cli/test_view.py::test_what_cannot_be_shown_is_one_line",
     "kapelle.cli.view_arguments": "tests/cli/test_view.py::test_what_cannot_be_shown_is_one_line",
+    "kapelle.viewer.answering": "tests/viewer/test_server.py::test_what_is_not_there_is_said_in_words",
+    "kapelle.viewer.browsing": "tests/viewer/test_server.py::test_every_page_comes_with_the_policy",
     "kapelle.viewer.following": "tests/viewer/test_server.py::test_a_step_is_told_when_it_is_written",
     "kapelle.viewer.guarding": "tests/viewer/test_server.py::test_every_page_comes_with_the_policy",
+    "kapelle.viewer.traces": "tests/viewer/test_server.py::test_every_page_comes_with_the_policy",
     "kapelle.algorithms.shared.gae": "tests/algorithms/test_ppo.py::TestTwoTurns::test_by_hand",
     "kapelle.algorithms.shared.payments": "tests/algorithms/shared/test_rewards.py::TestTerminal::test_three_agents",
     "kapelle.algorithms.shared.tree": "tests/algorithms/test_reward_model.py::TestRefused::test_a_tree_of_candidates",

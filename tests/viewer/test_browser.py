@@ -59,3 +59,41 @@ async def test_keys_are_explained_and_the_theme_is_kept(page: Page) -> None:
     await page.locator("#theme").click()
     await page.reload()
     assert (await page.locator("html").get_attribute("data-theme")) == "dark"
+
+
+async def test_an_episode_is_searched_opened_and_read_as_an_agent(page: Page) -> None:
+    await page.goto("/run/pair-0/episodes")
+    await page.keyboard.press("/")
+    await page.keyboard.type("carry 5")
+    await page.locator("select[name=outcome]").select_option("wrong")
+    await page.get_by_role("button", name="Show").click()
+    rows = page.locator("tbody tr")
+    assert await rows.count() == 2
+    await page.keyboard.press("j")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/episode/train/5/1")
+    assert await page.locator("article.turn").count() == 2
+    assert "read by critic" in await page.locator("#turn-0 footer").inner_text()
+    await page.get_by_role("link", name="critic", exact=True).click()
+    assert await page.locator(".hidden-turn").count() == 0, "the critic read the solver's turn"
+    await page.get_by_role("link", name="solver", exact=True).click()
+    assert "not read by solver" in await page.locator("#turn-1").inner_text()
+    await page.keyboard.press("]")
+    await page.wait_for_url("**/episode/train/5/2")
+    await page.get_by_role("link", name="side by side").click()
+    assert await page.locator(".beside section").count() == 2
+
+
+async def test_numbers_of_a_token_are_read_by_pointer_and_by_key(page: Page) -> None:
+    await page.goto("/run/pair-0/episode/train/5/1")
+    await page.locator("#turn-0 details summary", has_text="tokens by id").click()
+    await page.locator("#turn-0 .t").nth(1).hover()
+    assert "log-prob −0.1 (90.5 %)" in await page.locator("#reading").inner_text()
+    await page.locator("#turn-0 .t").first.focus()
+    for _ in range(2):
+        await page.keyboard.press("ArrowRight")
+    assert "log-prob −0.2" in await page.locator("#reading").inner_text()
+    assert await page.locator("#turn-0 .t").nth(6).get_attribute("class") != "t"
+    await page.locator("#color").select_option("advantage")
+    assert "not recorded" in await page.locator("#scale").inner_text()
+    assert "color=advantage" in page.url

@@ -24,6 +24,12 @@ PAGES = [
     "/run/other~pair-0",
     "/compare?run=pair-0&run=pair-1",
     "/curves.json?run=pair-0",
+    "/run/pair-0/episodes",
+    "/run/pair-0/episodes?q=%22&from=x&page=0&sort=none&agent=critic&split=no",
+    "/run/pair-0/episode/train/3/0?as=critic",
+    "/run/pair-0/episode/train/3/0/1",
+    "/run/pair-0/together?e=train.1.0&e=train.2.0",
+    "/run/pair-0/together",
     "/static/viewer.css",
 ]
 
@@ -49,6 +55,10 @@ def test_every_page_comes_with_the_policy(path: str, web: httpx.Client) -> None:
         "/x",
         "/compare?run=none",
         "/run/%00",
+        "/run/pair-0/episode/train/3/99",
+        "/run/pair-0/episode/other/3/0",
+        "/run/pair-0/episode/train/3/0/9",
+        "/run/pair-0/together?e=train.9.0",
     ],
 )
 def test_what_is_not_there_is_said_in_words(path: str, web: httpx.Client) -> None:

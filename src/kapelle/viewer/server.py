@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,20 +13,19 @@ from starlette.routing import Route
 
 from kapelle.services.binding import Binding
 from kapelle.viewer import curves
+from kapelle.viewer.answering import chosen, html, one, said
+from kapelle.viewer.browsing import Browsing
 from kapelle.viewer.following import follow
 from kapelle.viewer.guarding import Guard
 from kapelle.viewer.library import Library, Run
-from kapelle.viewer.pages import render
 from kapelle.viewer.presenting import agents_of, alike, differing, listed
 
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
-MOST_RUNS = 24
-"""Runs that are drawn over one another at once."""
 
 
 def viewer(library: Library, binding: Binding) -> Guard:
     """Return the application that shows these runs."""
-    return Guard(Starlette(routes=routes(library), exception_handlers={HTTPException: _said}), binding)
+    return Guard(Starlette(routes=routes(library), exception_handlers={HTTPException: said}), binding)
 
 
 def routes(library: Library) -> list[Route]:
@@ -39,33 +37,19 @@ def routes(library: Library) -> list[Route]:
 
         return Route(path, answer, methods=["GET"])
 
+    episodes, at = Browsing(library), "/run/{key}/episode/{split}/{step:int}/{line:int}"
     return [
         own("/", _runs),
         own("/compare", _compare),
         own("/run/{key}", _run),
+        Route("/run/{key}/episodes", episodes.table, methods=["GET"]),
+        Route(at, episodes.episode, methods=["GET"]),
+        Route(f"{at}/{{turn:int}}", episodes.whole, methods=["GET"]),
+        Route("/run/{key}/together", episodes.together, methods=["GET"]),
         own("/curves.json", _curves),
         own("/events", _events),
         Route("/static/{name}", _static, methods=["GET"]),
     ]
-
-
-def chosen(library: Library, request: Request) -> list[Run]:
-    """Return the runs that a query names; 404 for one that is not there."""
-    keys = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
-    return [one(library, key) for key in keys]
-
-
-def one(library: Library, key: str) -> Run:
-    """Return the run of a key; 404 where there is none."""
-    run = library.run(key)
-    if run is None:
-        raise HTTPException(404, "There is no such run here.")
-    return run
-
-
-def html(template: str, **values: Any) -> Response:
-    """Return a page."""
-    return Response(render(template, **values), media_type="text/html")
 
 
 def _runs(library: Library, request: Request) -> Response:
@@ -130,9 +114,3 @@ async def _static(request: Request) -> Response:
     if kind is None or "/" in name or "\\" in name or not file.is_file():
         raise HTTPException(404, "There is no such file here.")
     return Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
-
-
-async def _said(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    page = render("wrong.html", status=error.status_code, message=error.detail)
-    return Response(page, error.status_code, media_type="text/html")

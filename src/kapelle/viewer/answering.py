@@ -1,0 +1,41 @@
+"""What all answers of the viewer share: runs that a call names, pages, and words for what is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kapelle.viewer.library import Library, Run
+from kapelle.viewer.pages import render
+
+MOST_RUNS = 24
+"""Runs that are drawn over one another at once."""
+
+
+def chosen(library: Library, request: Request) -> list[Run]:
+    """Return the runs that a query names; 404 for one that is not there."""
+    keys = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
+    return [one(library, key) for key in keys]
+
+
+def one(library: Library, key: str) -> Run:
+    """Return the run of a key; 404 where there is none."""
+    run = library.run(key)
+    if run is None:
+        raise HTTPException(404, "There is no such run here.")
+    return run
+
+
+def html(template: str, **values: Any) -> Response:
+    """Return a page."""
+    return Response(render(template, **values), media_type="text/html")
+
+
+async def said(_request: Request, error: Exception) -> Response:
+    """Return the page that says what is wrong."""
+    assert isinstance(error, HTTPException)
+    page = render("wrong.html", status=error.status_code, message=error.detail)
+    return Response(page, error.status_code, media_type="text/html")

@@ -1,0 +1,235 @@
+"""One episode as a page reads it: whatever its row holds, it becomes something that can be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kapelle.viewer.lines import number, parsed
+
+FORMS = (1,)
+"""Versions of traces that are read; see docs/log.md."""
+MOST_TOKENS = 6000
+"""Tokens of one turn that are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One sampled token with its numbers; None for what was not recorded."""
+
+    id: int
+    piece: str | None
+    logprob: float | None
+    entropy: float | None = None
+    ratio: float | None = None
+    advantage: float | None = None
+    credit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn."""
+
+    agent: str
+    policy: str
+    version: object
+    weights: str
+    index: int
+    seen: int
+    prompt: Sequence[int]
+    ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    finish: str
+    text: str
+    heard: Sequence[Mapping[str, str]]
+    reward: float | None
+    score: float | None
+    parent: int | None
+    worth: float | None
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One attempt of a team at one task."""
+
+    line: int
+    group: int
+    task: str
+    question: str
+    seed: object
+    agents: Sequence[str]
+    turns: Sequence[Turn]
+    branches: Sequence[Turn]
+    rewards: Mapping[str, float]
+    """Return of each agent: what it was paid at the end and between its turns."""
+    success: float | None
+    error: str
+    truncated: bool
+    info: Mapping[str, Any]
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reward(self) -> float | None:
+        """The agents' mean return; None where none was paid."""
+        return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled in its turns."""
+        return sum(len(turn.ids) for turn in self.turns)
+
+    @property
+    def final(self) -> str:
+        """The team's answer, where the environment names one."""
+        return _text(self.info.get("final"))
+
+
+def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield each complete line of a file with its number from 0, None for one that holds no mapping."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return
+    for line, raw in enumerate(content.split(b"\n")[:-1]):
+        yield line, parsed(raw)
+
+
+def read_episode(run: Path, split: str, step: int, line: int) -> Episode | None:
+    """Return one episode; None where it is not there or cannot be read."""
+    row = next((row for at, row in rows_of(file_of(run, split, step)) if at == line), None)
+    return None if row is None else episode_of(row, line)
+
+
+def read_group(run: Path, split: str, step: int, group: int) -> list[Episode]:
+    """Return the episodes of a group, in the order of the file."""
+    found = (episode_of(row, line) for line, row in rows_of(file_of(run, split, step)) if row is not None)
+    return [each for each in found if each.group == group]
+
+
+def file_of(run: Path, split: str, step: int) -> Path:
+    """Return the file of a step's episodes."""
+    return run / "episodes" / ("test" if split == "test" else "train") / f"{step:08d}.jsonl"
+
+
+def episode_of(row: Mapping[str, Any], line: int) -> Episode:
+    """Return the episode of a row."""
+    task = _mapping(row.get("task"))
+    turns = [_turn(each, k) for k, each in enumerate(_list(row.get("turns"))) if isinstance(each, Mapping)]
+    branches = [
+        _turn(each, k) for k, each in enumerate(_list(row.get("branches"))) if isinstance(each, Mapping)
+    ]
+    rewards = {str(agent): number(paid) or 0.0 for agent, paid in _mapping(row.get("rewards")).items()}
+    for turn in turns:
+        if turn.reward:
+            rewards[turn.agent] = rewards.get(turn.agent, 0.0) + turn.reward
+    agents = [_text(agent) for agent in _list(row.get("agents"))]
+    return Episode(
+        line,
+        _whole(row.get("group")) or 0,
+        _text(task.get("id")),
+        _text(task.get("question")),
+        row.get("seed"),
+        list(dict.fromkeys([*agents, *(turn.agent for turn in turns)])),
+        turns,
+        branches,
+        rewards,
+        number(row.get("success")),
+        _text(row.get("error")),
+        row.get("truncated") is True,
+        _mapping(row.get("info")),
+        _mapping(task.get("data")),
+    )
+
+
+def _turn(row: Mapping[str, Any], place: int) -> Turn:
+    index, seen = _whole(row.get("index")), _whole(row.get("seen"))
+    heard = [
+        {
+            "role": _text(each.get("role")),
+            "content": _text(each.get("content")),
+            "speaker": _text(each.get("speaker")),
+        }
+        for each in _list(row.get("heard"))
+        if isinstance(each, Mapping)
+    ]
+    return Turn(
+        _text(row.get("agent")) or "?",
+        _text(row.get("policy")),
+        row.get("version"),
+        _text(row.get("weights_hash")),
+        place if index is None else index,
+        0 if seen is None else seen,
+        [_whole(each) or 0 for each in _list(row.get("prompt_ids"))],
+        [_whole(each) or 0 for each in _list(row.get("completion_ids"))],
+        [number(each) for each in _list(row.get("logprobs"))],
+        _text(row.get("finish_reason")),
+        _text(row.get("text")),
+        heard,
+        number(row.get("reward")),
+        number(row.get("score")),
+        _whole(row.get("parent")),
+        number(row.get("worth")),
+        row.get("trained") is not False,
+    )
+
+
+def sees(reader: Turn, said: Turn, earlier: Sequence[Turn]) -> bool:
+    """Return whether what was said can be read in an agent's prompt: it is its own, or stands word for word in what it heard.
+
+    `earlier` are the reader's turns up to this one.
+    """
+    if said.index >= reader.seen or not said.text.strip():
+        return False
+    if said.agent == reader.agent:
+        return True
+    return any(said.text.strip() in message["content"] for turn in earlier for message in turn.heard)
+
+
+def witnesses(episode: Episode) -> dict[int, list[str]]:
+    """Return, for each turn's index, the agents that could read it in one of their own turns."""
+    found: dict[int, list[str]] = {turn.index: [] for turn in episode.turns}
+    for agent in episode.agents:
+        own = [turn for turn in episode.turns if turn.agent == agent]
+        for said in episode.turns:
+            if said.agent != agent and any(sees(reader, said, own[: k + 1]) for k, reader in enumerate(own)):
+                found[said.index].append(agent)
+    return found
+
+
+def tokens_of(turn: Turn, trace: Mapping[str, Any] | None, vocabulary: Mapping[int, str]) -> list[Token]:
+    """Return a turn's tokens with what a trace and the run's vocabulary say of them."""
+    columns = {
+        name: _list((trace or {}).get(name)) for name in ("pieces", "entropy", "ratio", "advantage", "credit")
+    }
+
+    def at(name: str, k: int) -> float | None:
+        return number(columns[name][k]) if k < len(columns[name]) else None
+
+    return [
+        Token(
+            token,
+            _text(columns["pieces"][k]) if k < len(columns["pieces"]) else vocabulary.get(token),
+            turn.logprobs[k] if k < len(turn.logprobs) else None,
+            *(at(name, k) for name in ("entropy", "ratio", "advantage", "credit")),
+        )
+        for k, token in enumerate(turn.ids[:MOST_TOKENS])
+    ]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else value if isinstance(value, str) else str(value)
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.viewed_runs import AGENTS, group, turn, write_run
+
+from kapelle.runs.episode_json import dump_episode
+from kapelle.types import Episode, Message, Task
+from kapelle.viewer.drawing import conversation, folded
+from kapelle.viewer.episode import episode_of, read_episode, read_group, sees, tokens_of, witnesses
+from kapelle.viewer.lines import parsed
+
+
+def viewed(episode: Episode) -> Any:
+    row = parsed(dump_episode(episode, step=1, group=0))
+    assert row is not None
+    return episode_of(row, 0)
+
+
+def test_a_recorded_episode_is_read_as_it_was(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    read = read_episode(run, "train", 2, 2)
+    (written, _) = group(2, 1).episodes
+    assert read is not None
+    assert (read.task, read.question, read.success, read.group) == ("t2-1", "2+1", 1.0, 1)
+    assert [t.text for t in read.turns] == [t.text for t in written.turns]
+    assert read.rewards == dict(written.rewards)
+    assert [each.line for each in read_group(run, "train", 2, 1)] == [2, 3]
+    assert read_episode(run, "train", 2, 9) is None
+    assert read_episode(run, "test", 2, 0) is None
+
+
+def test_payments_between_turns_count_in_the_return() -> None:
+    played = Episode(
+        Task("t", "q"), 0, AGENTS, (turn("solver", 0, "a", reward=0.5),), {"solver": 1.0, "critic": 0.0}
+    )
+    assert viewed(played).rewards == {"solver": 1.5, "critic": 0.0}
+
+
+def test_an_agent_sees_what_it_heard_word_for_word_and_nothing_later() -> None:
+    turns = (
+        turn("solver", 0, "secret plan", heard=(Message("user", "q"),)),
+        turn("solver", 1, "hint 7", heard=()),
+        turn("critic", 2, "ok", heard=(Message("user", "The solver said: hint 7"),)),
+        turn("solver", 3, "late", heard=(Message("user", "ok"),)),
+    )
+    episode = viewed(Episode(Task("t", "q"), 0, AGENTS, turns))
+    assert witnesses(episode) == {0: [], 1: ["critic"], 2: ["solver"], 3: []}
+    hidden = [drawn["hidden"] for drawn in conversation(episode, {}, {}, "critic")]
+    assert hidden == [True, False, False, True]
+    assert not any(drawn["hidden"] for drawn in conversation(episode, {}, {}, ""))
+    early = viewed(
+        Episode(Task("t", "q"), 0, AGENTS, (turns[0], turn("critic", 1, "x", seen=0, heard=turns[2].heard)))
+    ).turns
+    assert not sees(early[1], early[0], [early[1]]), "it was not said yet when the prompt was fixed"
+
+
+def test_tokens_have_the_numbers_that_were_recorded() -> None:
+    (said,) = viewed(Episode(Task("t", "q"), 0, AGENTS, (turn("solver", 0, "ab"),))).turns
+    trace = {"pieces": ["a", "b"], "advantage": [1.0, float("nan")], "ratio": [1.1]}
+    first, second = tokens_of(said, trace, {})
+    assert (first.piece, first.logprob, first.advantage, first.ratio, first.entropy) == (
+        "a",
+        -0.0,
+        1.0,
+        1.1,
+        None,
+    )
+    assert (second.piece, second.advantage, second.ratio) == ("b", None, None)
+    assert [token.piece for token in tokens_of(said, None, {said.ids[0]: "A"})] == ["A", None]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"task": [], "turns": {}, "rewards": 3, "agents": "x", "info": []},
+        {
+            "turns": [
+                None,
+                7,
+                {"agent": {"a": 1}, "prompt_ids": "x", "logprobs": [None, "a", float("inf")], "heard": [4]},
+            ]
+        },
+        {
+            "turns": [{"agent": "a", "index": -1, "seen": 10**30, "completion_ids": [1.5, None]}],
+            "agents": [None, 3],
+        },
+        {"task": {"id": 5, "question": ["x"]}, "success": "yes", "error": {"a": 1}, "truncated": 1},
+    ],
+)
+def test_any_row_becomes_something_that_can_be_shown(row: dict[str, Any]) -> None:
+    episode = episode_of(row, 0)
+    conversation(episode, {}, {}, "a")
+    assert episode.tokens >= 0
+
+
+def test_what_the_environment_says_is_folded_to_a_line() -> None:
+    assert folded({"a": {"b": [1]}, "c": "x\ny"}) == [
+        {"name": "a", "line": '{ "b": [ 1 ] }', "whole": '{\n "b": [\n  1\n ]\n}'},
+        {"name": "c", "line": "x y", "whole": "x\ny"},
+    ]
