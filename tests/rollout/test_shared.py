@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kapelle import Trainer
 from kapelle.rollout.shared import shared_rollout
+from kapelle.runtime.ranks import Meeting
 from kapelle.training.tasks import training_tasks
 
 
@@ -31,6 +32,9 @@ class OneAtATime:
             self.shares.append(work())
             raise Shared
         return self.shares
+
+    def aside(self) -> Meeting:
+        raise AssertionError("nothing meets aside here")
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         raise AssertionError(tensors)

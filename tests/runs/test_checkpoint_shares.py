@@ -18,7 +18,8 @@ from torch import Tensor
 
 from kapelle.errors import CheckpointError
 from kapelle.runs import checkpoint, checkpoint_shares
-from kapelle.runs.checkpoint_shares import described, read_shares, write_share
+from kapelle.runs.checkpoint_shares import Share, described, read_shares
+from kapelle.runs.checkpoint_state import Contents
 
 NAN = float("nan")
 
@@ -57,7 +58,7 @@ def shares(folder: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_what_all_hold_is_written_once_and_read_to_the_bit(tmp_path: Path, ranks: int) -> None:
-    listed = [write_share(tmp_path, tensors(), rank, ranks) for rank in range(ranks)]
+    listed = [Share(tensors(), rank, ranks).write(tmp_path) for rank in range(ranks)]
     assert sorted(path for paths in listed for path in paths) == sorted(tmp_path.iterdir())
     assert len(listed) == ranks
     assert all(listed)
@@ -69,7 +70,7 @@ def test_a_file_ends_where_the_next_tensor_would_make_it_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_shares, "LARGEST", 150)
-    files = write_share(tmp_path, tensors(), 0, 1)
+    files = Share(tensors(), 0, 1).write(tmp_path)
     assert [path.name for path in files] == [
         f"shard-00001-model-0000{k}-of-00004.safetensors" for k in (1, 2, 3, 4)
     ]
@@ -78,7 +79,7 @@ def test_a_file_ends_where_the_next_tensor_would_make_it_too_large(
 
 def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"Rank 1 does not see .*on a disk that all machines share"):
-        write_share(tmp_path / "elsewhere", tensors(), 1, 2)
+        Share(tensors(), 1, 2).write(tmp_path / "elsewhere")
 
 
 def saved_in_parts(place: Path, rows: int) -> Any:
@@ -96,14 +97,18 @@ def saved_in_parts(place: Path, rows: int) -> Any:
     state: dict[str, Any] = {"train": train}
     if ranks.rank == 0:
         state["loop"] = {"step": 1, "random": torch.arange(3)}
-    folder = checkpoint.save(place, 1, state, ranks=ranks, shared=["train"])
+    folder = checkpoint.save(place, 1, Contents(state, ranks, ["train"]), ranks=ranks)
     own = torch.empty_like(parted)
     read = checkpoint.load(folder, lambda name, saved: own if saved.shape == own.shape else None)
     held = torch.equal(read["train"]["w"]["rows"].to_local(), parted.to_local())
     poison = checkpoint.poison_in(folder)
     parted.to_local()[:1] = NAN  # of every rank that has rows
     state = {"train": {"w": {"rows": parted}}}
-    return held, poison, checkpoint.poison_in(checkpoint.save(place, 2, state, ranks=ranks, shared=["train"]))
+    return (
+        held,
+        poison,
+        checkpoint.poison_in(checkpoint.save(place, 2, Contents(state, ranks, ["train"]), ranks=ranks)),
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +136,7 @@ def saved_with_a_full_disk(place: Path, full: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         state = {"train": {str(k): torch.zeros(500) for k in range(2)}}
-        checkpoint.save(place, 1, state, ranks=ranks, shared=["train"])
+        checkpoint.save(place, 1, Contents(state, ranks, ["train"]), ranks=ranks)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)  # what is printed goes into a file
 

@@ -9,7 +9,7 @@ import pytest
 
 from kapelle.errors import ConfigError
 from kapelle.runtime.on_demand import Tensor
-from kapelle.runtime.ranks import ALONE, Seat, check_same, first_then_others, seat_here, told
+from kapelle.runtime.ranks import ALONE, Meeting, Seat, check_same, first_then_others, seat_here, told
 
 GIVEN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
 
@@ -26,6 +26,9 @@ class Second:
     def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         self.shared.append(work())
         return [self.theirs.pop(0), self.shared[-1]]
+
+    def aside(self) -> Meeting:
+        raise AssertionError("nothing meets aside here")
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         raise AssertionError(tensors)

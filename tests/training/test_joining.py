@@ -10,7 +10,7 @@ from tests.support.tiny import sections
 from torch import Tensor
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.ranks import ALONE
+from kapelle.runtime.ranks import ALONE, Meeting
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
@@ -30,6 +30,9 @@ class Second:
     def together(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
         own = work()
         return [json.dumps({**json.loads(own or b"{}"), **self.changed}).encode(), own]
+
+    def aside(self) -> Meeting:
+        raise AssertionError("nothing meets aside here")
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         raise AssertionError(tensors)

@@ -99,11 +99,18 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
         raise ModelError(f"'{folder}' is no PEFT adapter folder: {error}") from error
 
 
-def save_model(folder: Path, model: LanguageModel) -> None:
-    """Write a base and its tokeniser with `save_pretrained` and seal the folder; it must have no adapters."""
+def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write a base and its tokeniser with `save_pretrained` and seal the folder; it must have no adapters.
+
+    `weights`, by name, are written in place of those that the model has.
+    """
     assert not model.bank.adapters, "a base with adapters is saved as its adapters"
     # Its own way to its weights would have FSDP share them out.
-    held = dict(model.model.named_parameters()) if model.parted else None
+    held: dict[str, Tensor] | None = dict(model.model.named_parameters()) if model.parted else None
+    if weights is not None:
+        tied = {name for name, _ in model.model.named_parameters(remove_duplicate=False)}
+        buffers = {} if model.parted else model.model.state_dict()
+        held = {**{name: t for name, t in buffers.items() if name not in tied}, **weights}
     model.model.save_pretrained(folder, state_dict=held, safe_serialization=True)
     model.tokenizer.save_pretrained(folder)
     seal(folder)

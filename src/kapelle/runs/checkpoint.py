@@ -15,7 +15,6 @@ damaged) becomes `00000012-2`: the last good checkpoint is never replaced. Nothi
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,11 +35,12 @@ from kapelle.runs.checkpoint_folder import (
     read_manifest,
     verify,
 )
-from kapelle.runs.checkpoint_shares import SHARE, described, is_parted, read_shares, write_share
-from kapelle.runs.exact_json import decode, encode
+from kapelle.runs.checkpoint_shares import SHARE, described, read_shares
+from kapelle.runs.checkpoint_state import Contents
+from kapelle.runs.exact_json import decode
 from kapelle.runtime.atomic_files import PARTIAL, explain, flush, write_new
 from kapelle.runtime.manifest import sha256
-from kapelle.runtime.ranks import ALONE, Ranks, told
+from kapelle.runtime.ranks import ALONE, Meeting, told
 from kapelle.runtime.tensor_files import load_tensors
 from kapelle.types import Json
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT",
+    "Contents",
     "Newest",
     "Rejected",
     "Room",
@@ -65,17 +66,15 @@ __all__ = [
 
 Room = Callable[[str, "torch.Tensor"], "torch.Tensor | None"]
 """Takes a tensor's name and its shape and type (a tensor on `meta`), and returns the tensor that it is to be read into."""
-_PART = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def save(
     checkpoints: Path,
     step: int,
-    state: Mapping[str, object],
+    state: Mapping[str, object] | Contents,
     extra: Callable[[Path], None] | None = None,
     may_write: Callable[[], None] = lambda: None,
-    ranks: Ranks = ALONE,
-    shared: Collection[str] = (),
+    ranks: Meeting = ALONE,
 ) -> Path:
     """Save the state after `step` updates and return the checkpoint's folder.
 
@@ -84,13 +83,13 @@ def save(
     is given. Only one process at a time saves into `checkpoints`: `may_write` is called before the first file is
     written and before the folder gets its name, and raises when another process has taken over.
 
-    Several `ranks` save together: all give the parts that are `shared`, of which each writes a part (`checkpoint_shares`);
-    everything else is that of rank 0.
+    Several `ranks` save together: each gives its `Contents`, of whose shares it writes its own; everything else is that of rank 0.
 
     Raises CheckpointError, in every rank, when the disk refuses or a value cannot be stored; earlier checkpoints stay intact.
     """
     doing = f"write the checkpoint of step {step} in {checkpoints}"
-    shared = shared if ranks.size > 1 else ()
+    contents = state if isinstance(state, Contents) else Contents(state)
+    shared = contents.shares.keys()
 
     def begun() -> str:
         may_write()
@@ -102,7 +101,7 @@ def save(
 
     def written() -> bytes:
         with explained(doing), _ours(may_write):
-            files = _write_state(beside, state, ranks, shared)
+            files = _write_state(beside, contents)
             if extra is not None:
                 extra(beside)
             if ranks.rank == 0:
@@ -220,56 +219,19 @@ def _read_shared(folder: Path, room: Room) -> dict[str, torch.Tensor]:
     return into
 
 
-def _write_state(
-    folder: Path, state: Mapping[str, object], ranks: Ranks, shared: Collection[str]
-) -> list[Path]:
-    """Write a rank's share of a state; return its files among those that several ranks write."""
+def _write_state(folder: Path, contents: Contents) -> list[Path]:
+    """Write a rank's part of a state; return its files among those that several ranks write."""
     from safetensors.torch import save_file
 
-    trees: dict[str, Json] = {}
     files: list[Path] = []
-    for part, value in state.items():
-        assert _PART.fullmatch(part), f"'{part}' names a file"
-        trees[part], tensors = _split(part, value)
-        if part in shared:
-            files += write_share(folder / part, tensors, ranks.rank, ranks.size)
+    for part, tensors in contents.tensors.items():
+        if part in contents.shares:
+            files += contents.shares[part].write(folder / part)
         elif tensors:
-            save_file(tensors, folder / f"{part}.safetensors")
-    if ranks.rank == 0:
-        write_new(folder / "state.json", json.dumps(trees, allow_nan=False).encode("ascii"))
+            save_file(dict(tensors), folder / f"{part}.safetensors")
+    if contents.first:
+        write_new(folder / "state.json", json.dumps(contents.trees, allow_nan=False).encode("ascii"))
     return files
-
-
-def _split(part: str, tree: object) -> tuple[Json, dict[str, torch.Tensor]]:
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {}
-
-    def tensor(value: object, place: str) -> Json | None:
-        if not isinstance(value, torch.Tensor):
-            return None
-        # Places can repeat when keys contain dots; names must not.
-        name = place.removeprefix(f"{part}.") if place != part else "value"
-        while name in tensors:
-            name += "'"
-        held = value.detach()
-        tensors[name] = held if is_parted(held) else held.cpu().contiguous()
-        return {"$tensor": f"{part}/{name}"}
-
-    try:
-        encoded = encode(tree, part, tensor)
-    except TypeError as error:
-        raise CheckpointError(f"Cannot write a checkpoint: {error}, and is not a tensor.") from error
-    seen: set[int] = set()
-    for name, value in tensors.items():
-        if is_parted(value):
-            continue
-        storage = value.untyped_storage().data_ptr()
-        # The format does not store shared memory: tied weights and views become copies.
-        if storage in seen:
-            tensors[name] = value.clone()
-        seen.add(storage)
-    return encoded, tensors
 
 
 def _files(folder: Path) -> list[Path]:

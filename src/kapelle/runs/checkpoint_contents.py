@@ -31,11 +31,13 @@ from kapelle.models.sealed import base_of, seal, verify_folder
 from kapelle.models.targets import named
 from kapelle.models.weights import copy_weights, hash_of_base, read_adapter, save_adapter, save_model
 from kapelle.runs import checkpoint
+from kapelle.runs.checkpoint_shares import held
+from kapelle.runs.checkpoint_state import Contents
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.collecting import collected_at_once
 from kapelle.runtime.manifest import step_of
 from kapelle.runtime.randomness import capture_random, restore_random
-from kapelle.runtime.ranks import ALONE, Ranks
+from kapelle.runtime.ranks import ALONE, Meeting, Ranks
 from kapelle.runtime.tensor_files import load_tensors
 from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Lora, Team
 
@@ -43,7 +45,7 @@ LEARNED = "train"
 """The part of a checkpoint that all ranks write together: the train engine's state."""
 
 
-def write_checkpoint(
+def prepare_checkpoint(
     checkpoints: Path,
     run: RunDirectory | None,
     step: int,
@@ -53,16 +55,20 @@ def write_checkpoint(
     policies: Callable[[Path], None],
     credit: Mapping[str, object],
     ranks: Ranks = ALONE,
-) -> Path:
-    """Save everything that an exact resume after `step` needs and let `latest` point to it.
+    *,
+    copied: bool = False,
+) -> Callable[[Meeting], Path]:
+    """Take everything that an exact resume after `step` needs; return what saves it and lets `latest` point to it.
 
-    `credit` is the algorithm's own state between steps. Of several `ranks` only the first one has the `run`, and each writes
-    its share of the engine's state. Raises NumericsError, and writes nothing, when a weight, a moment or anything else
-    that is learned is not finite.
+    `credit` is the algorithm's own state between steps, `policies` writes those that were trained. Of several `ranks` only the
+    first one has the `run`, and each writes its share of the engine's state. What is `copied` may be saved while training goes
+    on, by a thread of each rank: they meet where the function is told. It raises NumericsError, and writes nothing, when a
+    weight, a moment or anything else that is learned is not finite.
     """
+    taken: list[Contents] = []
     state: dict[str, object] = {LEARNED: engine.parts() if isinstance(engine, KeepsParts) else engine.state()}
 
-    def completed() -> bytes:
+    def take() -> bytes:
         if run is not None:
             state["credit"] = dict(credit)
             state["loop"] = {
@@ -72,7 +78,13 @@ def write_checkpoint(
                 "positions": run.positions(),
                 "random": capture_random(),
             }
-        wrong = poisoned(learned(state))
+        taken.append(Contents(state, ranks, [LEARNED], copied=copied))
+        return b""
+
+    ranks.together("state", take)
+
+    def check() -> bytes:
+        wrong = poisoned(learned(taken[0].tensors))
         if wrong is not None:
             raise NumericsError(
                 f"The checkpoint of step {step} is not written: {wrong}. Continue from the last one, with a lower "
@@ -80,13 +92,16 @@ def write_checkpoint(
             )
         return b""
 
-    ranks.together("state", completed)
-    with collected_at_once():  # safetensors leaves reference cycles behind, several for each tensor
-        if run is None:
-            return checkpoint.save(checkpoints, step, state, ranks=ranks, shared=[LEARNED])
-        folder = checkpoint.save(checkpoints, step, state, policies, run.recheck, ranks, [LEARNED])
-    run.point_latest(folder)
-    return folder
+    def save(meeting: Meeting) -> Path:
+        meeting.together("numbers", check)
+        with collected_at_once():  # safetensors leaves reference cycles behind, several for each tensor
+            if run is None:
+                return checkpoint.save(checkpoints, step, taken[0], ranks=meeting)
+            folder = checkpoint.save(checkpoints, step, taken[0], policies, run.recheck, meeting)
+        run.point_latest(folder)
+        return folder
+
+    return save
 
 
 def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
@@ -171,6 +186,15 @@ def _refuse_poison(folder: Path) -> None:
         raise CheckpointError(f"Checkpoint {folder} is damaged: {wrong}.")
 
 
+def copied_weights(team: Team, engine: TrainEngine) -> Mapping[str, Mapping[str, torch.Tensor]]:
+    """Return copies, in the machine's memory, of the weights that `write_policies` writes, by learner and name."""
+    verifier = VERIFIER in team.critics and team.critics[VERIFIER].trained
+    return {
+        name: {key: held(tensor, copied=True) for key, tensor in engine.weights(name).items()}
+        for name in [*team.trained, *([VERIFIER] if verifier else [])]
+    }
+
+
 def write_policies(
     folder: Path,
     team: Team,
@@ -178,29 +202,33 @@ def write_policies(
     engine: TrainEngine,
     bases: Mapping[str, str],
     held_out: Mapping[str, Any] | None = None,
+    copies: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
 ) -> None:
     """Write every trained policy under `policies/`: adapters as PEFT folders, models by `save_pretrained`.
 
     A verifier that was trained becomes the folder `verifier`, with how well it judges (`held_out`). `bases` holds the
-    hash of each base's weights.
+    hash of each base's weights. `copies` (`copied_weights`) are written in place of the weights as they are by now.
     """
+    weights = engine.weights if copies is None else copies.__getitem__
     if VERIFIER in team.critics and team.critics[VERIFIER].trained:
-        _write_verifier(folder / "verifier", team.critics[VERIFIER], models, engine, held_out)
+        critic = team.critics[VERIFIER]
+        _write_verifier(folder / "verifier", critic, models[critic.base], weights(VERIFIER), held_out)
     for name in team.trained:
         policy = team.policies[name]
         place = policy_folder(folder, name)
         if policy.lora is not None:
             save_adapter(
                 place,
-                engine.weights(name),
+                weights(name),
                 named(layers_of(models[policy.base].model), policy.lora),
                 models[policy.base].name,
                 bases[policy.base],
             )
         else:
             model = models[policy.base]
-            copy_weights(model.base_parameters(), engine.weights(name), f"policy '{name}'")
-            save_model(place, model)
+            if copies is None:
+                copy_weights(model.base_parameters(), weights(name), f"policy '{name}'")
+            save_model(place, model, None if copies is None else copies[name])
 
 
 def policy_folder(checkpoint: Path, policy: str) -> Path:
@@ -275,13 +303,12 @@ def _read_model(folder: Path) -> dict[str, torch.Tensor]:
 def _write_verifier(
     folder: Path,
     critic: Critic,
-    models: Mapping[str, LanguageModel],
-    engine: TrainEngine,
+    model: LanguageModel,
+    weights: Mapping[str, torch.Tensor],
     held_out: Mapping[str, Any] | None,
 ) -> None:
     from safetensors.torch import save_file
 
-    model, weights = models[critic.base], engine.weights(critic.name)
     adapter = {key: tensor for key, tensor in weights.items() if not key.startswith(HEAD)}
     head = {key.removeprefix(HEAD): tensor for key, tensor in weights.items() if key not in adapter}
     save_adapter(folder, adapter, named(layers_of(model.model), critic.lora), model.name)

@@ -21,6 +21,7 @@ from kapelle.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import WriteItem
 
 SHARE = re.compile(r"shard-\d+-model-\d+-of-\d+")
@@ -35,33 +36,66 @@ def is_parted(tensor: Tensor) -> bool:
     return library is not None and isinstance(tensor, library.DTensor)
 
 
-def write_share(folder: Path, tensors: Mapping[str, Tensor], rank: int, size: int) -> list[Path]:
-    """Write one rank's share of the tensors of `size` ranks and return the files.
+class Share:
+    """What one of `size` ranks writes of tensors that all hold.
 
     Of a `DTensor` each rank writes the part that it holds. Other tensors are the same in all ranks; each is written by one of
     them, so that all write about as many bytes.
     """
-    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.planner import SavePlan
 
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"Rank {rank} does not see {folder}, which rank 0 has made. Name a --run-dir on a disk that all machines share."
+    def __init__(self, tensors: Mapping[str, Tensor], rank: int, size: int, *, copied: bool = False) -> None:
+        """Plan this rank's share; `copied` takes copies of it, in the machine's memory, that training does not change."""
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+        from torch.distributed.checkpoint.planner import SavePlan
+
+        planner = DefaultSavePlanner(flatten_state_dict=False)
+        planner.set_up_planner(dict(tensors))
+        items = planner.create_local_plan().items
+        parts = [item for item in items if is_parted(tensors[item.index.fqn])]
+        common = [item for item in items if not is_parted(tensors[item.index.fqn])]
+        shared, _ = planner.create_global_plan([SavePlan(common)] * size)
+        self._rank, self._plans = rank, [SavePlan([])] * size
+        self._plans[rank] = SavePlan([*shared[rank].items, *parts])
+        self.tensors = {
+            item.index.fqn: held(planner.lookup_object(item.index), copied=copied)
+            for item in self._plans[rank].items
+        }
+        """What this rank writes, by name, on the CPU."""
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write this rank's files into a folder that rank 0 has made, and return them."""
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"Rank {self._rank} does not see {folder}, which rank 0 has made. Name a --run-dir on a disk that all machines "
+                "share."
+            )
+        own = self.tensors
+
+        class Planner(DefaultSavePlanner):
+            def lookup_object(self, index: MetadataIndex) -> Tensor:
+                return own[index.fqn]
+
+        planner = Planner(flatten_state_dict=False)
+        writer = HuggingFaceStorageWriter(
+            str(folder), _files_of(self._plans[self._rank].items), save_distributed=True
         )
-    planner = DefaultSavePlanner(flatten_state_dict=False)
-    planner.set_up_planner(dict(tensors))
-    items = planner.create_local_plan().items
-    parts = [item for item in items if is_parted(tensors[item.index.fqn])]
-    common = [item for item in items if not is_parted(tensors[item.index.fqn])]
-    shared, _ = planner.create_global_plan([SavePlan(common)] * size)
-    plans = [SavePlan([])] * size
-    plans[rank] = SavePlan([*shared[rank].items, *parts])
-    writer = HuggingFaceStorageWriter(str(folder), _files_of(plans[rank].items), save_distributed=True)
-    writer.set_up_storage_writer(rank == 0)
-    own = writer.prepare_global_plan(plans)[rank]
-    written = writer.write_data(planner.finish_plan(own), planner).wait()
-    return [folder / name for name in sorted({each.storage_data.relative_path for each in written})]
+        writer.set_up_storage_writer(self._rank == 0)
+        plan = writer.prepare_global_plan(self._plans)[self._rank]
+        written = writer.write_data(plan, planner).wait()
+        return [folder / name for name in sorted({each.storage_data.relative_path for each in written})]
+
+
+def held(tensor: Tensor, *, copied: bool = False) -> Tensor:
+    """Return a tensor on the CPU in one piece; a copy if it is to be `copied` or was elsewhere."""
+    import torch
+
+    own = tensor.detach()
+    if copied:
+        return torch.empty_like(own, device="cpu", memory_format=torch.contiguous_format).copy_(own)
+    return own.cpu().contiguous()
 
 
 def described(folder: Path) -> dict[str, Tensor]:

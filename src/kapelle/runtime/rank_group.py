@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # no stub names them
 
-from kapelle import errors
 from kapelle.errors import ConfigError, EngineError
+from kapelle.runtime.aside import Aside, again, told_of
 from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by
 from kapelle.runtime.ranks import ALONE, Ranks, Seat, seat_here
 from kapelle.runtime.roll_call import EXIT_WRONG, RollCall
@@ -63,6 +63,7 @@ class RankGroup:
                 "GLOO_SOCKET_IFNAME, and look whether a firewall is between the machines."
             ) from error
         self._store = store
+        self._aside: Aside | None = None
         self._agreement = Agreement()
         self.heard = False
         """Whether what ends this rank is the error of another one, which says it."""
@@ -80,11 +81,17 @@ class RankGroup:
             raise
         except BaseException as error:  # noqa: BLE001 - raised below, in every rank
             failure = error
-            said |= {"kind": type(error).__name__, "why": str(error), "trace": traceback.format_exc()}
+            said |= told_of(error)
         said["asked"] = asked_by()
         heard = [json.loads(each) for each in self._gathered(at, json.dumps(said).encode())]
         self._refuse(heard, failure)
         return self._gathered(at, own)
+
+    def aside(self) -> Aside:
+        """Return where threads of all ranks meet while the main threads do other work."""
+        if self._aside is None:
+            self._aside = Aside(PrefixStore("aside", self._store.clone()), self.roll, self._seconds)
+        return self._aside
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Sum each tensor over all ranks, in place."""
@@ -144,7 +151,7 @@ class RankGroup:
         for rank, said in enumerate(heard):
             if said.get("kind", stop) != stop:
                 self.heard = rank != self.rank
-                raise _again(rank, said, failure if rank == self.rank else None)
+                raise again(rank, said, failure if rank == self.rank else None)
         if any("kind" in said for said in heard):
             raise failure or StopRequested
         places = [said["at"] for said in heard]
@@ -287,16 +294,6 @@ def _finish(work: Any) -> None:
         time.sleep(pause)
         pause = min(pause + 2e-5, 2e-3)
     work.wait()
-
-
-def _again(rank: int, said: dict[str, Any], own: BaseException | None) -> BaseException:
-    """Return a rank's error as one that every rank raises."""
-    kind = getattr(errors, said["kind"], None)
-    if isinstance(kind, type) and issubclass(kind, errors.KapelleError):
-        again = kind(f"Rank {rank}: {said['why']}")
-        again.__cause__ = own
-        return again
-    return own or EngineError(f"Rank {rank} failed: {said['kind']}: {said['why']}\n{said['trace']}")
 
 
 def _first_line(error: Exception) -> str:

@@ -21,8 +21,8 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher tells each process, as `torchrun` does."""
 
 
-class Ranks(Protocol):
-    """This process among those that share a program's work."""
+class Meeting(Protocol):
+    """This process among those that share a program's work, as a thread of it that meets those of the others."""
 
     @property
     def rank(self) -> int:
@@ -42,6 +42,14 @@ class Ranks(Protocol):
         """
         ...
 
+
+class Ranks(Meeting, Protocol):
+    """This process among the others, whose main threads meet."""
+
+    def aside(self) -> Meeting:
+        """Return where threads of all ranks meet while the main threads do other work; one thread of each at a time."""
+        ...
+
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Sum each tensor over all ranks, in place; every rank gives tensors of the same shapes, and gets the same bits."""
         ...
@@ -58,6 +66,10 @@ class Alone:
         """Do the work."""
         return [work()]
 
+    def aside(self) -> Meeting:
+        """Return where other threads meet: here too, alone."""
+        return self
+
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Do nothing: the sums are complete."""
 
@@ -65,7 +77,7 @@ class Alone:
 ALONE = Alone()
 
 
-def told(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
+def told(ranks: Meeting, at: str, work: Callable[[], Any]) -> Any:
     """Let rank 0 alone do something, and return in every rank what it returned: plain JSON."""
     if ranks.size == 1:
         return work()

@@ -283,6 +283,9 @@ class CheckpointConfig(Settings):
 
     every: int = Field(10, ge=1)
     keep: int = Field(2, ge=1)
+    background: bool = False
+    """Whether the next steps are taken while a checkpoint is written, from a copy in the machine's memory. One is written at a
+    time; it counts when it is sealed."""
 
 
 class Timed(Settings):

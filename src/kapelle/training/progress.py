@@ -10,23 +10,26 @@ a folder that all see.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError
 from kapelle.runs.checkpoint_contents import (
+    copied_weights,
     find_checkpoint,
+    prepare_checkpoint,
     read_checkpoint,
-    write_checkpoint,
     write_policies,
 )
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.writer import RunDirectory, read_evaluations
 from kapelle.runtime.interrupts import StopRequested, stop_asked, unbroken
-from kapelle.runtime.ranks import ALONE, Ranks, told
+from kapelle.runtime.ranks import ALONE, Meeting, Ranks, told
 from kapelle.settings.schema import RunConfig
 from kapelle.training.held_out import HeldOut
 from kapelle.training.loop import Step
+from kapelle.training.saving import Saving
 from kapelle.training.starting import Pieces
 
 
@@ -55,6 +58,7 @@ class Progress:
         place = told(ranks, "run directory", lambda: run and str(run.checkpoints.absolute()))
         self._checkpoints = run.checkpoints if run is not None else place and Path(place)
         """Where all ranks save; None without a run directory."""
+        self._saving = Saving(ranks)
         self.done = 0
         """Steps behind the weights."""
         self.owed = False
@@ -73,6 +77,7 @@ class Progress:
 
     def step(self) -> Step:
         """Take the next step."""
+        self.settle()
         loop = self._pieces.loop
         loop.may_go_back = self.kept
         try:
@@ -122,21 +127,54 @@ class Progress:
             self._run.prune(self._config.checkpoint.keep, folder)
         return folder
 
+    def begin_save(self) -> None:
+        """Write a checkpoint and remove surplus ones while the next steps are taken; `settle` says what came of it."""
+        self.refuse_torn()
+        self.settle(wait=True)
+        write, run, keep = self._prepared(copied=True), self._run, self._config.checkpoint.keep
+
+        def save(meeting: Meeting) -> Path:
+            folder = write(meeting)
+            if run is not None:
+                run.prune(keep, folder)
+            return folder
+
+        self._saving.begin(self.done, save)
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Take note of a save that was begun, if it has ended, or `wait` for it; raises what has prevented it."""
+        saved = self._saving.settled(wait=wait)
+        self._saved = self._saved if saved is None else saved
+
+    def end(self, *, drop: bool = False) -> None:
+        """Wait for a save that is under way, and raise what has prevented it; or `drop` it."""
+        self._saving.end(drop=drop)
+
     def _write(self) -> Path:
-        made = self._pieces
-        assert self._checkpoints is not None, "only what is kept is written"
+        self.settle(wait=True)
         with unbroken():
-            what = (
-                self.done,
-                made.engine,
-                made.team,
-                made.base_hashes,
-                self.write_policies,
-                made.loop.state(),
-            )
-            folder = write_checkpoint(self._checkpoints, self._run, *what, self._ranks)
+            folder = self._prepared(copied=False)(self._ranks)
         self._saved = self.done
         return folder
+
+    def _prepared(self, *, copied: bool) -> Callable[[Meeting], Path]:
+        """Return what saves the present state; `copied`, it may be called while the next steps are taken."""
+        made = self._pieces
+        assert self._checkpoints is not None, "only what is kept is written"
+        policies: Callable[[Path], None] = self.write_policies
+        if copied and self._run is not None:
+            policies = partial(
+                write_policies,
+                team=made.team,
+                models=made.models,
+                engine=made.engine,
+                bases=made.base_hashes,
+                held_out=self._held_out.judgement(self.done),
+                copies=copied_weights(made.team, made.engine),
+            )
+        with unbroken():
+            what = (self.done, made.engine, made.team, made.base_hashes, policies, made.loop.state())
+            return prepare_checkpoint(self._checkpoints, self._run, *what, self._ranks, copied=copied)
 
     def write_policies(self, folder: Path) -> None:
         """Write every trained policy in a form that others can load, and a verifier with its judgement."""
@@ -145,6 +183,7 @@ class Progress:
 
     def load(self, folder: Path) -> Mapping[str, Any]:
         """Load the newest whole checkpoint of a folder and return its loop part."""
+        self.settle(wait=True)
         made, take = self._pieces, self._pieces.loop.load_state
         found = told(self._ranks, "checkpoint", lambda: str(find_checkpoint(folder, self._say).absolute()))
         whole = Path(found) if self._ranks.rank else folder / Path(found).name

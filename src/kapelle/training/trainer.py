@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kapelle.engines.rollout.protocol import RolloutEngine
+from kapelle.errors import KapelleError
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.former_names import observer_of
 from kapelle.models.language_model import LanguageModel
@@ -83,6 +84,7 @@ class Trainer:
             self._held_out = HeldOut(self.config, self.algorithm, made)
             run, say = self._records.run, partial(self.observer.phase, "checkpoint")
             self._progress = Progress(self.config, made, self._held_out, run, say, ranks)
+            self._closing.callback(self._progress.end)
             if start_from:
                 begin_with(start_from, made, self.algorithm)
             self._records.track(self.config)
@@ -135,7 +137,7 @@ class Trainer:
             self._records.step(step, last)
             self._measure(last)
             if progress.kept and self.done % every == 0:
-                self.save()
+                self._save_on_the_way()
             yield step
 
     def _measure(self, last: int) -> None:
@@ -177,11 +179,23 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint; if that fails nothing is lost."""
-        if self.algorithm.judges and self._held_out.judgement(self.done) is None and not stop_asked():
-            self.evaluate()  # the judgement in a verifier's folder is of the weights beside it
+        self._judge()
         return self._progress.save()
 
+    def _judge(self) -> None:
+        """Evaluate a verifier that is to be saved: the judgement in its folder is of the weights beside it."""
+        if self.algorithm.judges and self._held_out.judgement(self.done) is None and not stop_asked():
+            self.evaluate()
+
+    def _save_on_the_way(self) -> None:
+        if not self.config.checkpoint.background:
+            self.save()
+            return
+        self._judge()
+        self._progress.begin_save()
+
     def _save_new(self) -> None:
+        self._progress.settle(wait=True)
         if self._progress.is_new:
             self.save()
 
@@ -201,5 +215,12 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._records.leave(kind)
-        self.close()
+        try:
+            self._progress.end(drop=kind is KeyboardInterrupt)  # before the directory is released
+        except KapelleError as error:
+            if kind is None:
+                kind = type(error)
+                raise
+        finally:
+            self._records.leave(kind)
+            self.close()

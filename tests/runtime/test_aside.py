@@ -1,0 +1,74 @@
+"""Threads of several ranks meet by the store; what goes wrong in one, or ends one, is told to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stub names it
+
+from kapelle.errors import CheckpointError, EngineError
+from kapelle.runtime.aside import Aside
+from kapelle.runtime.roll_call import RollCall
+
+
+@dataclass
+class Roll:
+    rank: int
+    size: int = 3
+    failed: tuple[int, str] | None = None
+
+    def failure(self) -> tuple[int, str] | None:
+        return self.failed
+
+
+def asides(store: Any, seconds: float = 60.0, **over: Any) -> list[Aside]:
+    return [Aside(store, cast("RollCall", Roll(rank, **over)), seconds) for rank in range(3)]
+
+
+def meet(every: list[Aside], at: str, work: Callable[[int], bytes]) -> list[Any]:
+    def one(aside: Aside) -> Any:
+        try:
+            return aside.together(at, lambda: work(aside.rank))
+        except (CheckpointError, EngineError) as error:
+            return error
+
+    with ThreadPoolExecutor(3) as threads:
+        return list(threads.map(one, every))
+
+
+def fails_in_the_second(rank: int) -> bytes:
+    if rank == 1:
+        raise CheckpointError("the disk is full")
+    return b"written"
+
+
+def test_all_hold_all_shares_again_and_again_and_leave_nothing_behind() -> None:
+    store = HashStore()
+    every = asides(store)
+    for turn in range(4):
+        shares = [bytes([turn, rank]) * (rank * 1000) + b"\n{}\n" for rank in range(3)]
+        assert meet(every, "parts", lambda rank: shares[rank]) == [shares] * 3  # noqa: B023 - called at once
+    assert store.num_keys() <= 6
+
+
+def test_an_error_of_one_is_raised_in_all_and_they_can_meet_again() -> None:
+    every = asides(HashStore())
+    for error in meet(every, "parts", fails_in_the_second):
+        assert isinstance(error, CheckpointError)
+        assert str(error) == "Rank 1: the disk is full"
+    assert meet(every, "seal", lambda rank: b"x") == [[b"x"] * 3] * 3
+
+
+def test_who_waits_for_a_rank_that_has_ended_hears_why() -> None:
+    alone = asides(HashStore(), failed=(2, "it was killed"))[0]
+    with pytest.raises(EngineError, match=r"Rank 2 is gone: it was killed\. Resume the run"):
+        alone.together("parts", bytes)
+
+
+def test_nobody_waits_for_ever() -> None:
+    with pytest.raises(EngineError, match="not all ranks have come to 'parts'"):
+        asides(HashStore(), 0.05)[0].together("parts", bytes)
