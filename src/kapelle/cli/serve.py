@@ -81,8 +81,11 @@ def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
     scorer = open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name)
     limits = RewardLimits(arguments.calls, arguments.batch, arguments.timeout)
     return _until_stopped(
-        serve_reward(scorer, binding, limits),
-        lambda server: f"{scorer.about()['name']} scores at {server.url}/v1/score",
+        serve_reward(scorer, binding, limits, arguments.grpc_port),
+        lambda server: (
+            f"{scorer.about()['name']} scores at {server.url}/v1/score"
+            + (f" and, over gRPC, at {server.grpc.address}" if server.grpc else "")
+        ),
     )
 
 

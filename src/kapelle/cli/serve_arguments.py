@@ -30,6 +30,12 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     )
     declare_binding(parser, 8000)
     parser.add_argument(
+        "--grpc-port",
+        type=int,
+        metavar="PORT",
+        help="reward: port for gRPC beside HTTP; 0 takes a free one (no gRPC)",
+    )
+    parser.add_argument(
         "--calls",
         type=_positive(int),
         default=CALLS,

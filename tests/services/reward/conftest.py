@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from tests.support.tiny import sections
@@ -14,6 +15,7 @@ from kapelle.services.reward.serving import RewardLimits, RewardServer, serve_re
 from kapelle.training.observer import Silent
 from kapelle.training.served_verifier import VerifierScorer, open_verifier
 from kapelle.training.trainer import Trainer
+from kapelle.wire import reward_v1_pb2_grpc as methods
 
 
 @pytest.fixture(scope="package")
@@ -42,8 +44,15 @@ def scorer(judge: Path) -> VerifierScorer:
 
 @pytest.fixture(scope="package")
 def server(scorer: VerifierScorer) -> Iterator[RewardServer]:
-    with serve_reward(scorer, Binding(), RewardLimits(batch=8)) as served:
+    with serve_reward(scorer, Binding(), RewardLimits(batch=8), grpc_port=0) as served:
         yield served
+
+
+@pytest.fixture(scope="package")
+def stub(server: RewardServer) -> Iterator[methods.RewardStub]:
+    assert server.grpc is not None
+    with grpc.insecure_channel(server.grpc.address) as channel:
+        yield methods.RewardStub(channel)
 
 
 @pytest.fixture(scope="package")

@@ -5,6 +5,7 @@ Nobody waits for a batch to fill: while one is scored others arrive, and whoever
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import deque
@@ -64,6 +65,12 @@ class Batches:
             self._changed.notify()
         call.future.add_done_callback(lambda _: self._forget(call))
         return call.future
+
+    async def scored(self, answers: Sequence[Answered], seconds: float) -> list[Score]:
+        """Return a score for each answer; raises Full, or TimeoutError after `seconds`. Cancelled, it makes room."""
+        scores = self.submit(answers)
+        async with asyncio.timeout(seconds):
+            return await asyncio.wrap_future(scores)
 
     def _forget(self, call: _Call) -> None:
         """Give back the room of answers that nobody waits for any more."""

@@ -8,6 +8,10 @@ from typing import Literal, Protocol
 
 from kapelle.types import Json, Message
 
+Role = Literal["system", "user", "assistant", "tool"]
+MOST_ITEMS = 4096
+"""Answers in one call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -25,6 +29,7 @@ class Score:
     value: float | None
     """In [0, 1]: σ(logit), for a verifier the probability that the answer is right. None for one that is ungraded."""
     logit: float | None = None
+    """None for one that is ungraded."""
     reason: str = ""
     """Why it is ungraded."""
 

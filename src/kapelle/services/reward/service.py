@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -12,17 +10,14 @@ from kapelle.services.http.application import Answer, Call, Route
 from kapelle.services.http.bodies import Body, read_body
 from kapelle.services.http.refusals import Refusal, busy
 from kapelle.services.reward.batches import Batches, Full
-from kapelle.services.reward.scores import Answered
+from kapelle.services.reward.scores import MOST_ITEMS, Answered, Role
 from kapelle.types import Json, Message
-
-MOST_ITEMS = 4096
-"""Answers in one call."""
 
 
 class SaidBefore(Body):
     """A message of the conversation that is answered."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str
 
 
@@ -72,7 +67,7 @@ class RewardService:
 
     async def health(self, call: Call) -> Answer:
         """Return that it serves, and how much."""
-        held = self._batches.held
+        held = self.under_way
         return Answer({"status": "ok", "under_way": held, "room": self._batches.room - held})
 
     async def model(self, call: Call) -> Answer:
@@ -83,13 +78,15 @@ class RewardService:
         """Return a score for each answer, or why it is ungraded."""
         request = read_body(ScoreRequest, call.body)
         try:
-            scores = self._batches.submit([item.read() for item in request.items])
+            scores = await self._batches.scored([item.read() for item in request.items], self._seconds)
         except Full as full:
             raise busy(str(full)) from None
-        try:
-            async with asyncio.timeout(self._seconds):
-                found = await asyncio.wrap_future(scores)
         except TimeoutError:
             raise Refusal(504, f"No score within {self._seconds:g} s.", None, "timeout") from None
-        rows = [score.row() for score in found]
+        rows = [score.row() for score in scores]
         return Answer({"model": self._about["name"], "weights": self._about["weights"], "results": rows})
+
+    @property
+    def under_way(self) -> int:
+        """How many answers wait or are being scored."""
+        return self._batches.held
