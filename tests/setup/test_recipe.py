@@ -170,6 +170,18 @@ class TestOrigin:
         assert found.origin["warmup"] == "command line"
 
 
+def test_a_built_in_recipe_is_found_by_its_file_too_unless_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("recipes/kuhn.yaml").config == load_recipe("kuhn").config
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "kuhn.yaml").write_text(builtin_recipes()["kuhn"].replace("seed: 0", "seed: 5"))
+    assert load_recipe("recipes/kuhn.yaml").config.seed == 5
+    with pytest.raises(ConfigError, match=r"recipes/none\.yaml cannot be read"):
+        load_recipe("recipes/none.yaml")
+
+
 class TestRerun:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", [*builtin_recipes()])

@@ -52,6 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _next_commands(source: Source) -> NextCommands:
     more = 2 * max(1, source.config.training.steps)
+    if source.config.algorithm.name == "verifier":
+        return lambda run_dir: [
+            (command("serve", "reward", run_dir), "offer its scores to other runs and programs"),
+            (command("train", "--resume", run_dir, f"training.steps={more}"), "train on"),
+        ]
     return lambda run_dir: [
         (command("eval", run_dir), "against one agent alone and a vote, with the same number of tokens"),
         (

@@ -310,8 +310,9 @@ def _validated(model: type[M], values: Mapping[str, Any], origin: Mapping[str, s
 def _read(source: str) -> dict[str, Any]:
     path = Path(source)
     recipes = builtin_recipes()
-    if source in recipes and not path.is_file():
-        text = recipes[source]
+    name = path.stem if source == f"recipes/{path.stem}.yaml" else source
+    if name in recipes and not path.is_file():
+        text = recipes[name]
     elif path.suffix in {".yaml", ".yml"} or path.is_file():
         try:
             text = path.read_text("utf-8")
