@@ -358,7 +358,7 @@ COMMANDS: Mapping[str, Command] = {
         declare_chat,
     ),
     "serve": Command(
-        "(policy | reward) RUN [--record FOLDER] [--name NAME] [--host HOST] [--port PORT] [--grpc-port PORT] "
+        "(policy RUN | reward (RUN | MODEL)) [--record FOLDER] [--name NAME] [--host HOST] [--port PORT] [--grpc-port PORT] "
         "[--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--calls N] [--batch N] [--timeout S]",
         "offer a run's team to programs, as a server of OpenAI's chat completions, or its verifier, as a server of scores",
         "serve",

@@ -22,6 +22,7 @@ from kapelle.runtime.interrupts import catch_interrupts, unbroken
 
 if TYPE_CHECKING:
     from kapelle.services.binding import Binding
+    from kapelle.services.reward.scores import Scorer
 
 KINDS = ("policy", "reward")
 DRAIN_SECONDS = 600.0
@@ -45,14 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
     if len(named) != 2 or named[0] not in KINDS or settings:
         hint = did_you_mean(named[0], KINDS) if named and named[0] not in KINDS else ""
         raise ConfigError(
-            f"Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward RUN`.{hint}"
+            f"Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`.{hint}"
         )
     from kapelle.services.http.server import check_installed
 
     check_installed()
     binding = binding_of(arguments)
     folder = Path(named[1])
-    read_config(folder)  # raises when there is no run
+    if named[0] == "policy" or not (folder / "config.json").is_file():
+        read_config(folder)  # raises when there is no run
     hush()
     if named[0] == "reward":
         return _reward(folder, binding, arguments)
@@ -74,11 +76,18 @@ def _policy(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
 
 def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> int:
     from kapelle.services.reward.serving import RewardLimits, serve_reward
-    from kapelle.training.served_verifier import open_verifier
 
     if arguments.record is not None:
         raise ConfigError("--record keeps what programs do with agents. Leave it out for a reward server.")
-    scorer = open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name)
+    scorer: Scorer
+    if (folder / "config.json").is_file():
+        from kapelle.services.reward.classifier import open_reward_model
+
+        scorer = open_reward_model(folder, arguments.name)
+    else:
+        from kapelle.training.served_verifier import open_verifier
+
+        scorer = open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name)
     limits = RewardLimits(arguments.calls, arguments.batch, arguments.timeout)
     return _until_stopped(
         serve_reward(scorer, binding, limits, arguments.grpc_port),

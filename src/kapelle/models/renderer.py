@@ -83,6 +83,10 @@ class ChatRenderer:
         """Return the prompt ids of a new conversation, ready for the agent's completion."""
         return self._ids(self._text(messages, speak=True))
 
+    def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the ids of a conversation to which nobody is to add anything."""
+        return self._ids(self._text(messages, speak=False))
+
     def extend(
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
     ) -> tuple[int, ...]:

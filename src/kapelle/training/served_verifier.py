@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.errors import ConfigError, ContextError
+from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.sealed import SEAL
 from kapelle.rows import Sample
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runtime.manifest import sha256
-from kapelle.services.reward.scores import Answered, Score, ungraded
+from kapelle.services.reward.scores import Answered, Score, score_each
 from kapelle.setup.model_loading import build_train_engine
 from kapelle.setup.preparation import prepare
 from kapelle.signals.questions import conversation_sample
@@ -24,9 +23,6 @@ from kapelle.training.resuming import config_of_run
 from kapelle.training.served import newest_checkpoint
 from kapelle.training.warmup import warmed_bases
 from kapelle.types import Json
-
-LONGEST_TOKEN = 256
-"""Characters; a text with more of them for each token that the model reads is not even tokenised."""
 
 
 class VerifierScorer:
@@ -42,27 +38,13 @@ class VerifierScorer:
 
     def score(self, answers: Sequence[Answered]) -> Sequence[Score]:
         """Return the probability that each answer is right; one that does not fit the model's context is ungraded."""
-        samples = [self._sample(each) for each in answers]
-        logits = iter(self._engine.score([each for each in samples if isinstance(each, Sample)]))
-        return [
-            _score(float(next(logits))) if isinstance(each, Sample) else ungraded(each) for each in samples
-        ]
+        return score_each(answers, self._sample, self._logits)
 
-    def _sample(self, answered: Answered) -> Sample | str:
-        """Return what the verifier reads, or why it cannot."""
-        characters = len(answered.text) + sum(len(each.content) for each in answered.messages)
-        if characters > LONGEST_TOKEN * self._reader.context:
-            return f"{characters:,} characters are too long; the verifier's model reads {self._reader.context} tokens."
-        try:
-            return conversation_sample(VERIFIER, self._reader, answered.messages, answered.text, {})
-        except ContextError as error:
-            return str(error)
+    def _sample(self, answered: Answered) -> Sample:
+        return conversation_sample(VERIFIER, self._reader, answered.messages, answered.text, {})
 
-
-def _score(logit: float) -> Score:
-    if not math.isfinite(logit):
-        return ungraded("The verifier's score is not finite: its weights are broken.")
-    return Score(0.5 + 0.5 * math.tanh(0.5 * logit), logit)
+    def _logits(self, samples: Sequence[Sample]) -> list[float]:
+        return [float(each) for each in self._engine.score(samples)]
 
 
 def open_verifier(run: Path, observer: Observer, name: str | None = None) -> VerifierScorer:

@@ -154,20 +154,20 @@ def test_the_end_loses_no_call_over_either_protocol(scorer: VerifierScorer) -> N
             ThreadPoolExecutor(8) as pool,
         ):
             grpc.channel_ready_future(channel).result(60)
-            items = [{"question": "abc", "answer": "abc"}] * 40
+            items = [{"question": "abc", "answer": "abc"}] * 8
             one = [pool.submit(web.post, f"{served.url}/v1/score", json={"items": items}) for _ in range(4)]
             other = [
                 methods.RewardStub(channel).Score.future(
-                    wire.ScoreRequest(items=[wire.Item(question="abc", answer="abc")] * 40), timeout=60
+                    wire.ScoreRequest(items=[wire.Item(question="abc", answer="abc")] * 8), timeout=60
                 )
                 for _ in range(4)
             ]
-            while served.service.under_way < 160 and not all(each.done() for each in (*one, *other)):
+            while served.service.under_way < 32 and not all(each.done() for each in (*one, *other)):
                 time.sleep(0.001)
             assert served.drain(60)
             answered = [each.result().status_code for each in one if each.exception() is None]
             answered += [
-                200 for each in other if each.exception() is None and len(each.result().results) == 40
+                200 for each in other if each.exception() is None and len(each.result().results) == 8
             ]
             assert len(answered) >= 4
             assert set(answered) == {200}

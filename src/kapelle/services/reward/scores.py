@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
+from kapelle.errors import ContextError
 from kapelle.types import Json, Message
 
+R = TypeVar("R")
 Role = Literal["system", "user", "assistant", "tool"]
 MOST_ITEMS = 4096
 """Answers in one call."""
@@ -48,6 +51,33 @@ class Score:
 def ungraded(reason: str) -> Score:
     """Return the score of an answer that cannot be scored."""
     return Score(None, reason=reason)
+
+
+def score_each(
+    answers: Sequence[Answered],
+    read: Callable[[Answered], R],
+    logits: Callable[[Sequence[R]], Sequence[float]],
+) -> list[Score]:
+    """Return the scores of a model that gives a logit for each answer which it can `read`.
+
+    `read` raises ContextError for one that is too long: it is ungraded, and no other is the worse for it.
+    """
+    found: dict[int, R] = {}
+    scores: dict[int, Score] = {}
+    for place, answer in enumerate(answers):
+        try:
+            found[place] = read(answer)
+        except ContextError as error:
+            scores[place] = ungraded(str(error))
+    if found:
+        scores |= dict(zip(found, map(_score, logits(list(found.values()))), strict=True))
+    return [scores[place] for place in range(len(answers))]
+
+
+def _score(logit: float) -> Score:
+    if not math.isfinite(logit):
+        return ungraded("The model's score is not finite: its weights are broken.")
+    return Score(0.5 + 0.5 * math.tanh(0.5 * logit), logit)
 
 
 class Scorer(Protocol):
