@@ -21,6 +21,7 @@ from kapelle.environments.tools.prompt import tools_prompt
 from kapelle.errors import DataError
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls, write_calls
+from kapelle.grading.verdict import Grade
 from kapelle.types import Json, Message, Split, Task
 
 Category = Literal[
@@ -64,9 +65,12 @@ class Bfcl(Questions):
     @property
     def answers(self) -> Answers:
         """Calls of tools."""
-        return Answers(
-            lambda text, task: grade_tool_call(text, task.data["accepted"], (self.form,)), self._normal_form
-        )
+        return Answers(self._grade, self._normal_form)
+
+    def _grade(self, text: str, task: Task) -> Grade:
+        split, _, index = task.id.rpartition("-")
+        tools = self._items("train" if split == "train" else "test")[int(index)].tools
+        return grade_tool_call(text, task.data["accepted"], (self.form,), tools)
 
     @property
     def sources(self) -> Mapping[Split, str]:

@@ -58,7 +58,13 @@ def test_a_text_without_calls(form: Form, text: str) -> None:
         ("hermes", '<tool_call>{"name": "f"}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "arguments": {}, "score": 1}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "[]"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "x=1"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}} Done.'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}'),
+        ("llama", '{"name": "f", "parameters": {}} and {"name": "g", "parameters": {}}'),
+        ("llama", '{"name": "f", "parameters": {}}; {"name": "g"'),
+        ("llama", '{"name": "f", "parameters": {}}' * 65),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>'),
         ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
         ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
@@ -157,6 +163,41 @@ def test_texts_that_differ_by_separators_only(one: str, other: str, same: bool) 
 def test_an_integer_is_right_where_a_fraction_is_asked_for() -> None:
     assert grade("f(x=5)", [{"f": {"x": [5.0]}}])[0] == 1.0
     assert grade("f(x=0.5)", [{"f": {"x": [0.5]}}])[0] == 1.0
+
+
+def test_a_fraction_with_nothing_behind_the_point_is_right_where_the_tool_asks_for_a_fraction() -> None:
+    accepted: Accepted = [{"f": {"x": [5], "n": [3], "all": [[1, 2]]}}]
+    floats = {"x": {"type": "float"}, "n": {"type": "integer"}, "all": {"items": {"type": "number"}}}
+    schema = {"name": "f", "parameters": {"type": "dict", "properties": floats}}
+
+    def score(arguments: str, *schemas: Any) -> float:
+        return grade_tool_call(
+            f'{{"name": "f", "parameters": {arguments}}}', accepted, ["llama"], schemas
+        ).score
+
+    assert score('{"x": 5.0, "n": 3, "all": [1.0, 2]}', schema) == 1.0
+    assert score('{"x": 5.0, "n": 3, "all": [1.0, 2]}', {"type": "function", "function": schema}) == 1.0
+    assert score('{"x": 5, "n": 3, "all": [1, 2]}', schema) == 1.0
+    assert score('{"x": 5.5, "n": 3, "all": [1, 2]}', schema) == 0.0
+    assert score('{"x": 5.0, "n": 3.0, "all": [1, 2]}', schema) == 0.0
+    assert score('{"x": true, "n": 3, "all": [1, 2]}', schema) == 0.0
+    assert score('{"x": 5.0, "n": 3, "all": [1, 2]}') == 0.0
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call> <tool_call>{"name": "g", "arguments": {}}'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call><tool_call>{"name": "g", "arguments": {}}</tool_call>'),
+        ("llama", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}'),
+        ("llama", '{"name": "f", "parameters": {"a": 1}}\n{"name": "g", "parameters": {}}'),
+        ("llama", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}} These will do.'),
+        ("llama", '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]\n\nThis calls both.'),
+        ("llama", '{"name": "f", "parameters": "{\\"a\\": 1}"}; {"name": "g", "parameters": {}}.'),
+    ],
+)  # fmt: skip
+def test_calls_as_models_write_them(form: Form, text: str) -> None:
+    assert parse_calls(text, [form]) == (Call("f", {"a": 1}), Call("g", {}))
 
 
 def test_parallel_calls_match_in_any_order_and_one_to_one() -> None:

@@ -1,7 +1,7 @@
 """Calls of tools as models write them, read without running any of it.
 
 Three forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen),
-`llama` (the whole text is `{"name": …, "parameters": {…}}`, or a list of such), `pythonic`
+`llama` (the text begins with `{"name": …, "parameters": {…}}`, several of them, or a list of such), `pythonic`
 (`[weather(city="Bern"), math.sqrt(x=2)]`). Python's own parser reads the last one, after a check that what
 stands outside the strings can only be calls and literals; nothing is evaluated.
 """
@@ -67,10 +67,12 @@ def _hermes(text: str) -> list[Call] | None:
         return None
     calls = []
     in_turns = all((mark[0] == "<tool_call>") == (place % 2 == 0) for place, mark in enumerate(marks))
-    if len(marks) % 2 or not in_turns:
+    if not in_turns:
         raise NotCalls("The tool_call tags do not open and close in turns.")
-    for opening, closing in zip(marks[::2], marks[1::2], strict=True):
-        calls.append(_call(_json(text[opening.end() : closing.start()]), ("arguments",)))
+    # A last one that is not closed ends with the text.
+    ends = [mark.start() for mark in marks[1::2]] + [len(text)] * (len(marks) % 2)
+    for opening, end in zip(marks[::2], ends, strict=True):
+        calls.append(_call(_json(text[opening.end() : end]), ("arguments",)))
     return calls
 
 
@@ -78,9 +80,40 @@ def _llama(text: str) -> list[Call] | None:
     body = unfenced(text.strip().removeprefix("<|python_tag|>")).strip()
     if not body.startswith(("{", "[{")) and not re.match(r"\[\s*\{", body[:40]):
         return None
-    value = _json(body)
-    values = value if isinstance(value, list) else [value]
+    parts = [_json(part) for part in _values(body)]
+    values = [each for part in parts for each in (part if isinstance(part, list) else [part])]
     return [_call(each, ("parameters", "arguments")) for each in values]
+
+
+_NEXT = re.compile(r"\s*(?:<\|python_tag\|>|[;,])?\s*")
+
+
+def _values(text: str) -> list[str]:
+    """Return the JSON objects and lists that a text begins with, one behind the other; prose may follow, without brackets."""
+    found: list[str] = []
+    place = 0
+    while place < len(text) and text[place] in "{[" and len(found) <= MAX_CALLS:
+        end = _end(text, place)
+        found.append(text[place:end])
+        between = _NEXT.match(text, end)
+        place = between.end() if between else end
+    behind = text[place:]
+    if re.search(r"[\[\]{}]", behind):
+        raise NotCalls("Behind its calls stands what may be another call.")
+    return found
+
+
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+
+
+def _end(text: str, place: int) -> int:
+    """Return where the bracket that opens at a place is closed; the end of the text where it never is."""
+    depth = 0
+    for match in _BRACKET.finditer(text, place):
+        depth += (match[0] in "[{") - (match[0] in "]}")
+        if depth == 0:
+            return match.end()
+    return len(text)
 
 
 def _json(text: str) -> Json:
@@ -97,6 +130,9 @@ def _call(value: Json, names: Sequence[str]) -> Call:
     if len(given) != 1 or set(value) - {"name", "id", "type", *given}:
         raise NotCalls(f"A call has a `name`, `{names[0]}` and nothing else.")
     arguments = value[given[0]]
+    if isinstance(arguments, str):
+        # As OpenAI's interface writes them: JSON in a text.
+        arguments = _json(arguments)
     if not isinstance(arguments, dict):
         raise NotCalls(f"The `{given[0]}` of a call are an object.")
     return Call(value["name"], arguments)
