@@ -155,6 +155,15 @@ class Alive(Protocol):
 
 
 @runtime_checkable
+class Connecting(Protocol):
+    """An environment that has to ask somebody else what it is, before it says what it offers."""
+
+    def connect(self) -> None:
+        """Ask; raises ConfigError or EngineError where there is no answer."""
+        ...
+
+
+@runtime_checkable
 class Opposed(Protocol):
     """An environment that knows whether its agents' rewards always add up to the same number."""
 

@@ -58,6 +58,7 @@ ELSEWHERE = {
     "preferences": "records are read, not played",
     "labelled": "records are read, not played",
     "reward_server": "a server pays: tests/services/reward/test_client.py",
+    "remote": "it is what its server holds: tests/environments/remote",
     "external": "an outside program plays it: tests/services/policy/test_outside.py",
 }
 """Built-in environments that are not held to the checks here, and why."""

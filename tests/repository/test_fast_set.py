@@ -21,6 +21,22 @@ PACKAGE = ROOT / "src" / "kapelle"
 TESTS = ROOT / "tests"
 
 REACHED = {
+    "kapelle.cli.environments": "tests/cli/test_serve_environments.py::test_environments_are_named_with_their_settings",
+    "kapelle.environments.elsewhere": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.environments.remote.environment": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.environments.remote.line": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.environments.remote.register": "tests/cli/test_serve_environments.py::test_what_cannot_be_served_is_one_line",
+    "kapelle.environments.remote.server": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.environments.remote.servers": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.environments.remote.world": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.rollout.workers.session": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.services.environments.answers": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.services.environments.control": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.services.environments.service": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.services.environments.sessions": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.services.environments.shelf": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.services.environments.stream": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
+    "kapelle.wire.values": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
     "kapelle.cli.listening": "tests/cli/test_view.py::test_what_cannot_be_shown_is_one_line",
     "kapelle.cli.view_arguments": "tests/cli/test_view.py::test_what_cannot_be_shown_is_one_line",
     "kapelle.viewer.answering": "tests/viewer/test_server.py::test_what_is_not_there_is_said_in_words",

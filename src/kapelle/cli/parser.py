@@ -358,9 +358,11 @@ COMMANDS: Mapping[str, Command] = {
         declare_chat,
     ),
     "serve": Command(
-        "(policy RUN | reward (RUN | MODEL)) [--record FOLDER] [--name NAME] [--host HOST] [--port PORT] [--grpc-port PORT] "
-        "[--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--calls N] [--batch N] [--timeout S]",
-        "offer a run's team to programs, as a server of OpenAI's chat completions, or its verifier, as a server of scores",
+        "((policy | reward) RUN [--record FOLDER] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
+        "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--idle S] [--drain S] | environments --replace NAMES --at HOST:PORT "
+        "[--certificate FILE]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
+        "offer a run's team to programs, as a server of OpenAI's chat completions, its verifier, as a server of scores, or "
+        "environments to runs anywhere",
         "serve",
         declare_serve,
     ),

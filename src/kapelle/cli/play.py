@@ -7,22 +7,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kapelle import environments
+from kapelle.cli.environments import environment_named
 from kapelle.cli.output import printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
-from kapelle.environment import Answerable, Scripted, asks_questions, environment_class
-from kapelle.errors import ConfigError, EngineError, KapelleError, did_you_mean
+from kapelle.environment import Scripted, asks_questions
+from kapelle.errors import ConfigError, EngineError, did_you_mean
 from kapelle.runtime.deadlines import Patience
 
 if TYPE_CHECKING:
     from kapelle.environment import Environment
     from kapelle.rollout.play import Play
-    from kapelle.settings.schema import RunConfig
     from kapelle.types import Episode
     from kapelle.workflow import Workflow
 
@@ -81,7 +80,7 @@ def _open(arguments: argparse.Namespace) -> Table:
         raise ConfigError("Name one environment, recipe, game of OpenSpiel or run directory to play.")
     if (Path(named[0]) / "config.yaml").is_file():
         return _from_run(Path(named[0]), settings, arguments.against)
-    environment = _environment(named[0], settings)
+    environment = environment_named(named[0], settings)
     against = arguments.against or "random"
     if against in SOLVERS:
         environment = _against_solver(environment, against, arguments.seat)
@@ -106,38 +105,6 @@ def _from_run(path: Path, settings: Sequence[str], against: str | None) -> Table
     trainer = Trainer.from_run(path, *settings)
     environment, workflow = trainer.play.environment, trainer.play.workflow
     return Table(_with_opponents(environment, {}), workflow, trainer.play)
-
-
-def _environment(name: str, settings: Sequence[str]) -> Environment:
-    """Return an environment by its own name, that of a recipe, or that of a game of OpenSpiel."""
-    from kapelle.setup.recipe import builtin_recipes, lay_over, load_recipe
-
-    config: RunConfig
-    if name in builtin_recipes() or name.endswith((".yaml", ".yml")):
-        config = load_recipe(name, (), tuple(settings)).config
-    else:
-        values: dict[str, Any] = {"name": "openspiel", "game": name}
-        if name in environments.BUILTIN or ":" in name:
-            values = {"name": name}
-        else:
-            _check_game(name)
-        workflow = "solo" if issubclass(environment_class(values["name"]), Answerable) else "play"
-        whole = {"environment": values, "workflow": {"name": workflow}, "algorithm": {"name": "grpo"}}
-        config = lay_over([("kapelle play", whole)], tuple(settings)).config
-    return config.environment
-
-
-def _check_game(name: str) -> None:
-    from kapelle.environments.openspiel.games import load_game
-    from kapelle.setup.recipe import builtin_recipes
-
-    try:
-        load_game(name, {})
-    except KapelleError as error:
-        known = [*environments.BUILTIN, *builtin_recipes()]
-        raise ConfigError(
-            f"'{name}' is not an environment, recipe or run directory.{did_you_mean(name, known)} As a game: {error}"
-        ) from error
 
 
 def _workflow(environment: Environment) -> Workflow:

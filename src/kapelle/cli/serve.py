@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kapelle.services.binding import Binding
     from kapelle.services.reward.scores import Scorer
 
-KINDS = ("policy", "reward")
+KINDS = ("policy", "reward", "environments")
 DRAIN_SECONDS = 600.0
 """For which accepted calls may still be answered after a signal."""
 
@@ -43,6 +43,12 @@ D = TypeVar("D", bound=Drains)
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal asks to stop; then answer what was accepted and return the signal's exit code."""
     named, settings = split_words(arguments.words)
+    if named == ("environments",):
+        from kapelle.cli.serve_environments import run as serve_environments
+
+        arguments.port = 50_051 if arguments.port is None else arguments.port
+        return serve_environments(arguments, settings)
+    arguments.port = 8000 if arguments.port is None else arguments.port
     if len(named) != 2 or named[0] not in KINDS or settings:
         hint = did_you_mean(named[0], KINDS) if named and named[0] not in KINDS else ""
         raise ConfigError(
@@ -68,7 +74,7 @@ def _policy(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
     served = open_served(folder, Watch(Lines(sys.stderr)))
     name = _name(arguments.name or served.config.name)
     limits = Limits(arguments.calls, arguments.timeout)
-    return _until_stopped(
+    return until_stopped(
         serve_policy(served.play, name, binding, limits, file_of(arguments.record)),
         lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",
     )
@@ -89,7 +95,7 @@ def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
 
         scorer = open_verifier(folder, Watch(Lines(sys.stderr)), arguments.name)
     limits = RewardLimits(arguments.calls, arguments.batch, arguments.timeout)
-    return _until_stopped(
+    return until_stopped(
         serve_reward(scorer, binding, limits, arguments.grpc_port),
         lambda server: (
             f"{scorer.about()['name']} scores at {server.url}/v1/score"
@@ -98,14 +104,16 @@ def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
     )
 
 
-def _until_stopped(serving: AbstractContextManager[D], where: Callable[[D], str]) -> int:
+def until_stopped(
+    serving: AbstractContextManager[D], where: Callable[[D], str], seconds: float = DRAIN_SECONDS
+) -> int:
     """Serve, say where, and drain at a signal; return its exit code."""
     stop = threading.Event()
     with catch_interrupts(lambda _: stop.set()) as stopped, unbroken(), serving as server:
         say(where(server))
         stop.wait()
         say("stopping: what was accepted is answered first", sys.stderr)
-        server.drain(DRAIN_SECONDS)
+        server.drain(seconds)
     return stopped.exit_code
 
 

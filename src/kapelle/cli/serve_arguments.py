@@ -17,8 +17,8 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="(policy | reward) RUN",
-        help="what to serve, and the run directory it comes from",
+        metavar="(policy | reward) RUN | environments",
+        help="what to serve, and the run directory it comes from; for environments their settings, name.key=value",
     )
     parser.add_argument(
         "--record",
@@ -28,7 +28,47 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", metavar="NAME", help="what clients call the team or the verifier (the run's name)"
     )
-    declare_binding(parser, 8000)
+    parser.add_argument(
+        "--environments",
+        metavar="NAMES",
+        help="environments: what to serve, as name or name=what, separated by commas",
+    )
+    parser.add_argument(
+        "--workers",
+        type=_from_zero,
+        default=0,
+        metavar="N",
+        help="environments: processes for their worlds; 0 keeps them in one (0)",
+    )
+    parser.add_argument(
+        "--sessions",
+        type=_positive(int),
+        default=4096,
+        metavar="N",
+        help="environments: most worlds at once (4096)",
+    )
+    parser.add_argument(
+        "--idle",
+        type=_positive(float),
+        default=600.0,
+        metavar="S",
+        help="environments: seconds after which a world that nobody asks about is closed (600)",
+    )
+    parser.add_argument(
+        "--drain",
+        type=_positive(float),
+        default=30.0,
+        metavar="S",
+        help="environments: seconds after a signal in which episodes may end (30)",
+    )
+    parser.add_argument(
+        "--replace", metavar="NAMES", help="environments: put these on the server at --at, while runs play"
+    )
+    parser.add_argument("--at", metavar="HOST:PORT", help="environments: the server of --replace")
+    parser.add_argument(
+        "--certificate", metavar="FILE", help="environments: PEM file that the server of --at is trusted by"
+    )
+    declare_binding(parser, 8000, environments=50_051)
     parser.add_argument(
         "--grpc-port",
         type=int,
@@ -58,17 +98,17 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def declare_binding(parser: argparse.ArgumentParser, port: int) -> None:
-    """Add where a service listens and who may call it; `port` is the usual one."""
+def declare_binding(parser: argparse.ArgumentParser, port: int, **others: int) -> None:
+    """Add where a service listens and who may call it; `port` is the usual one, and with `others` the command knows it."""
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (127.0.0.1)"
     )
     parser.add_argument(
         "--port",
         type=int,
-        default=port,
+        default=None if others else port,
         metavar="PORT",
-        help=f"port to listen on; 0 takes a free one ({port})",
+        help=f"port to listen on; 0 takes a free one ({'; '.join([str(port), *(f'{k} {v}' for k, v in others.items())])})",
     )
     parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of the TLS certificate, with its chain")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its key")
@@ -85,6 +125,12 @@ def declare_chat(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `kapelle chat`."""
     parser.add_argument("words", nargs="*", metavar="RUN", help="a run directory")
     parser.add_argument("--agent", metavar="NAME", help="talk with one agent alone (the whole team)")
+
+
+def _from_zero(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 0")
+    return int(text)
 
 
 def _positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:

@@ -27,6 +27,7 @@ BUILTIN: Mapping[str, str] = {
     "plain": "kapelle.environments.adapters.plain:Plain",
     "reward_server": "kapelle.environments.reward_server:RewardServer",
     "external": "kapelle.environments.external.environment:External",
+    "remote": "kapelle.environments.remote:Remote",
     "siirl_env": "kapelle.environments.adapters.siirl_env:SiirlEnv",
 }
 """Name in a recipe → `module:Class`, imported when asked for."""

@@ -19,6 +19,7 @@ from kapelle.environment import (
     Environment,
 )
 from kapelle.environments.bounded_worlds import BoundedWorld, open_world
+from kapelle.environments.elsewhere import WorkerLost, lost_with
 from kapelle.errors import EpisodeError
 from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.branching import Record
@@ -26,8 +27,7 @@ from kapelle.rollout.concurrency import at_once
 from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
 from kapelle.rollout.scene import LiveScene
 from kapelle.rollout.under_way import EpisodeUnderWay, as_recorded
-from kapelle.rollout.workers.messages import WorkerLost
-from kapelle.rollout.workers.pool import EnvironmentWorkers, lost_with
+from kapelle.rollout.workers.pool import EnvironmentWorkers
 from kapelle.runtime.attendance import Part, over
 from kapelle.runtime.deadlines import Patience, all_of, patience_here, within
 from kapelle.runtime.ranks import ALONE, Ranks
@@ -68,6 +68,8 @@ class Play:
 
 REDONE = 2
 """Times that an episode is played again because its world's process died while the world was at work."""
+LOST = 100
+"""Times that it is played again because its world was lost for any reason, a server's restart for one."""
 
 
 def make_play(config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE) -> Play:
@@ -118,7 +120,7 @@ async def _played(
     One whose world was lost with its process is played again from its start, with the same seed and the turns that were
     sampled before, so that the others notice nothing. A tree and a world that does not repeat are sampled anew.
     """
-    blamed, replayed = 0, record
+    blamed, lost, replayed = 0, 0, record
     turns: tuple[Turn, ...] = ()
     while True:
         played = await _attempt(play, task, seed, sample, replayed, sampling_seed, on_scene)
@@ -127,9 +129,14 @@ async def _played(
                 return played
             replayed = None  # its world does not repeat: its agents sample anew
             continue
-        blamed += played.how.blamed
-        if blamed > REDONE:
-            reason = f"WorkerLost: {played.how}, {blamed} times while this episode's world was at work"
+        blamed, lost = blamed + played.how.blamed, lost + 1
+        if blamed > REDONE or lost > LOST:
+            how = (
+                f"{blamed} times while this episode's world was at work"
+                if blamed > REDONE
+                else f"{lost} times"
+            )
+            reason = f"WorkerLost: {played.how}, {how}"
             return Episode(task, seed, play.team.names, played.turns, error=reason)
         turns = max(turns, played.turns, key=len)
         if record is not None:

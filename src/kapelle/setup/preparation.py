@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 from kapelle.algorithm import Algorithm
-from kapelle.environment import Doubting, Skipping
+from kapelle.environment import Connecting, Doubting, Skipping
 from kapelle.models.outline import Outline, check_adapters
 from kapelle.models.outline_reading import outlines
 from kapelle.models.renderer_loading import ReadRenderer, load_renderer
@@ -71,6 +73,7 @@ def prepare(
     """
     given = given or {}
     report = passed or _ignore
+    connect(config.environment)
     algorithm = build_algorithm(config)
     team = build_team(config, algorithm)
     report("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
@@ -88,6 +91,19 @@ def prepare(
     check_adapters(team, models)
     report("models", ", ".join(dict.fromkeys(team.bases.values())) + ": settings read, adapters fit")
     return Prepared(config, given, algorithm, team, models)
+
+
+def connect(settings: object) -> None:
+    """Let an environment, and those inside it, ask what they are where somebody else knows that."""
+    if isinstance(settings, Connecting):
+        settings.connect()
+    elif isinstance(settings, BaseModel):
+        connect([value for _, value in settings])
+    elif isinstance(settings, Mapping):
+        connect(list(settings.values()))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            connect(value)
 
 
 def _ignore(_name: str, _found: str) -> None:

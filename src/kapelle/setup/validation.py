@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import BreaksOff, ChecksItself
 from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
-from kapelle.environments.bounded_worlds import task_of
+from kapelle.environments.bounded_worlds import OpensItself, task_of
 from kapelle.errors import ConfigError, ContextError
 from kapelle.models.eight_bit import check_bitsandbytes, check_four_bit
 from kapelle.models.paths import check_model_path
@@ -48,6 +48,11 @@ def check_run(
         config.engine.check()
     environment.check(team.names)
     if config.episode.environment_workers:
+        if isinstance(environment, OpensItself):
+            raise ConfigError(
+                f"The worlds of `{environment.name}` live on its servers. Set `episode.environment_workers: 0`, and give the "
+                "servers processes: `kapelle serve environments --workers N`."
+            )
         environment_form(environment)
     workflow.check(team.agents, environment)
     _check_turns(workflow, team)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kapelle.environments.elsewhere import error_from
 from kapelle.errors import EngineError, EpisodeError
-from kapelle.rollout.workers.messages import Frames, error_form, error_from, pack
+from kapelle.rollout.workers.messages import Frames, error_form, pack
 from kapelle.rollout.workers.pulse import Pulse
 from kapelle.runtime.watchdog import GaveUp
 

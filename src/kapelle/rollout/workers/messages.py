@@ -21,12 +21,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kapelle import errors
 from kapelle.environment import Outcome
-from kapelle.errors import EngineError, EpisodeError, KapelleError
+from kapelle.errors import EngineError, EpisodeError
 from kapelle.rollout.outcomes import LONGEST, said
 from kapelle.runs.exact_json import decode, encode
-from kapelle.runtime.watchdog import GaveUp
 from kapelle.types import Json, Task
 
 VERSION = 1
@@ -92,37 +90,6 @@ def outcome_form(outcome: Outcome) -> dict[str, Json]:
 def error_form(error: BaseException) -> list[str]:
     """Return an error as its name and message."""
     return [type(error).__name__, said(error)[:LONGEST]]
-
-
-def error_from(form: list[str]) -> BaseException:
-    """Return an error that has the name and the message of the one that was passed on.
-
-    Those that mean something here (an engine that failed, a call that was given up) are of the same class again.
-    """
-    name, message = form
-    known = getattr(errors, name, None)
-    if isinstance(known, type) and issubclass(known, KapelleError):
-        same: KapelleError = known(message)
-        return same
-    if name == KeyboardInterrupt.__name__:
-        return KeyboardInterrupt(message)
-    if name == GaveUp.__name__:
-        return GaveUp(message)
-    of_that_name: type[ElsewhereError] = type(name, (ElsewhereError,), {"__module__": __name__})
-    return of_that_name(message)
-
-
-class ElsewhereError(Exception):
-    """An error of an environment's own in another process; its class has the other one's name."""
-
-
-class WorkerLost(Exception):
-    """The process that held a world is gone, and the world with it."""
-
-    def __init__(self, how: str, *, blamed: bool) -> None:
-        """Keep how it ended, and whether this world was at work when it did."""
-        super().__init__(how)
-        self.blamed = blamed
 
 
 def engine_error(form: list[str]) -> EngineError:

@@ -14,8 +14,9 @@ from typing import Any
 
 from kapelle.environment import Environment, Outcome
 from kapelle.environments.bounded_worlds import BoundedWorld
+from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost
 from kapelle.errors import EngineError
-from kapelle.rollout.workers.messages import VERSION, WorkerLost, error_from, pack, task_form
+from kapelle.rollout.workers.messages import VERSION, pack, task_form
 from kapelle.rollout.workers.process import Exchange, Worker
 from kapelle.runtime.closing import Closing
 from kapelle.runtime.deadlines import Patience, within
@@ -76,7 +77,7 @@ class EnvironmentWorkers(Closing):
         Raises WorkerLost if the worker ends meanwhile, and EngineError if workers cannot begin or die again and again.
         """
         worker = self._least_busy()
-        world = RemoteWorld(self, worker, next(self._numbers), environment.name, patience)
+        world = WorkerWorld(self, worker, next(self._numbers), environment.name, patience)
         await world.reset(task, tuple(agents), seed)
         return world
 
@@ -127,11 +128,8 @@ def _end_own(exchange: Exchange, owner: int) -> None:
         exchange.close()
 
 
-class RemoteWorld(BoundedWorld):
-    """A world in a worker. What may be asked of it without waiting came with its last answer.
-
-    The worker bounds each call of the environment; here only the whole episode's limit holds, and the worker's end.
-    """
+class WorkerWorld(ElsewhereWorld):
+    """A world in a worker; the worker bounds each call of the environment, here only the whole episode's limit holds."""
 
     def __init__(
         self, pool: EnvironmentWorkers, worker: Worker, session: int, name: str, patience: Patience
@@ -139,16 +137,8 @@ class RemoteWorld(BoundedWorld):
         """Take the place of the world: its worker and the number of its session."""
         super().__init__(name, patience)
         self._pool, self._worker, self._session = pool, worker, session
-        self._scorable = False
-        self._movers: dict[str, Any] = {}
-        self._shown: dict[str, dict[str, Any]] = {}
         self._allowed: dict[str, int] = {}
         """What is still to be passed on with the next question."""
-
-    @property
-    def scorable(self) -> bool:
-        """See `BoundedWorld`."""
-        return self._scorable
 
     @property
     def lost(self) -> WorkerLost | None:
@@ -174,16 +164,7 @@ class RemoteWorld(BoundedWorld):
             self._pool.finished(self._worker)
             raise
         self._scorable = answer["scorable"]
-        self._take(answer["view"])
-
-    def observe(self, agent: str) -> str:
-        """See `environment.World`."""
-        return str(_value(self._shown[agent]))
-
-    def movers(self) -> tuple[str, ...]:
-        """See `environment.World`."""
-        movers: tuple[str, ...] = _value(self._movers)
-        return movers
+        self._view.take(answer["view"])
 
     async def outcome(self) -> Outcome:
         """See `environment.World`."""
@@ -192,7 +173,7 @@ class RemoteWorld(BoundedWorld):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """See `environment.World`."""
         answer = await self._ask("step", {"call": "act", "actions": actions, "final": final})
-        self._take(answer["view"])
+        self._view.take(answer["view"])
         rewards: Mapping[str, float] = answer["rewards"]
         return rewards
 
@@ -214,23 +195,8 @@ class RemoteWorld(BoundedWorld):
         finally:
             self._pool.finished(self._worker)
 
-    def _take(self, view: Mapping[str, Any]) -> None:
-        self._movers = view["movers"]
-        self._shown.update(view["shown"])
-
     async def _ask(self, method: str, question: Mapping[str, Any]) -> Any:
         asked = {**question, **self._allowed}
         self._allowed = {}
         answer = self._pool.ask(self._worker, self._session, asked)
         return await within(self._what(method), "episode", self._patience.episode, answer)
-
-
-def lost_with(world: BoundedWorld | None) -> WorkerLost | None:
-    """Return how a world was lost with its worker; None for one that was not."""
-    return world.lost if isinstance(world, RemoteWorld) else None
-
-
-def _value(asked: Mapping[str, Any]) -> Any:
-    if "error" in asked:
-        raise error_from(asked["error"])
-    return asked["value"]

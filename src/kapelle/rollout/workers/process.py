@@ -21,8 +21,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kapelle.environments.elsewhere import WorkerLost, error_from
 from kapelle.errors import EngineError
-from kapelle.rollout.workers.messages import Frames, WorkerLost, engine_error, error_from, pack
+from kapelle.rollout.workers.messages import Frames, engine_error, pack
 from kapelle.rollout.workers.pulse import Pulse
 
 SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.rollout.workers.server import main; main({socket}, {pulse})"

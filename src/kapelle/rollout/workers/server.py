@@ -11,22 +11,21 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from kapelle.environment import Environment
-from kapelle.environments.bounded_worlds import BoundedWorld, open_world
+from kapelle.environments.bounded_worlds import open_world
 from kapelle.errors import EpisodeError
-from kapelle.rollout.outcomes import payments, plain_outcome, share, text
-from kapelle.rollout.workers.messages import VERSION, Frames, error_form, outcome_form, pack
+from kapelle.rollout.workers.messages import VERSION, Frames, error_form, pack
 from kapelle.rollout.workers.pulse import Pulse
+from kapelle.rollout.workers.session import Session
 from kapelle.runtime import interrupts
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.descriptors import raise_limit
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.interrupts import listed
 from kapelle.runtime.stepped import Stepped
 from kapelle.setup.environment_forms import environment_from
 from kapelle.types import Task
@@ -55,7 +54,7 @@ class _Server:
 
     def __init__(self, connection: socket.socket, pulse: Pulse) -> None:
         self._connection, self._pulse = connection, pulse
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, Session] = {}
         self._environment: Environment | None = None
         self._patience = Patience()
         self._left: float | None = None
@@ -113,7 +112,7 @@ class _Server:
         if call == "reset":
             assert self._environment is not None
             patience_here.set(self._patience)
-            begun = _Session(self._environment, self._patience, tuple(question["agents"]))
+            begun = Session(open_world, self._environment, self._patience, tuple(question["agents"]))
             self._sessions[number] = begun
             try:
                 return await begun.reset(Task(**question["task"]), question["seed"])
@@ -133,64 +132,3 @@ class _Server:
             raise EpisodeError(f"it speaks version {VERSION} and was asked for {question['version']}")
         self._patience = Patience(**question["patience"])
         self._environment = environment_from(question["environment"])
-
-
-class _Session:
-    """One world, and what its agents were shown last."""
-
-    def __init__(self, environment: Environment, patience: Patience, agents: tuple[str, ...]) -> None:
-        self._environment, self._patience, self._agents = environment, patience, agents
-        self._world: BoundedWorld | None = None
-        self._shown: dict[str, object] = {}
-        self._calls: list[asyncio.Task[Any] | None] = []
-
-    @property
-    def world(self) -> BoundedWorld:
-        assert self._world is not None, "a world is reset first"
-        return self._world
-
-    async def reset(self, task: Task, seed: int) -> dict[str, Any]:
-        with listed(asyncio.current_task(), self._calls):
-            self._world = await open_world(self._environment, task, self._agents, seed, self._patience)
-        return {"scorable": self.world.scorable, "view": self._view()}
-
-    async def answer(self, question: Mapping[str, Any]) -> object:
-        with listed(asyncio.current_task(), self._calls):
-            if (most := question.get("allow_answers")) is not None:
-                self.world.allow_answers(most)
-            if question["call"] == "act":
-                paid = await self.world.step(question["actions"], question["final"])
-                return {"rewards": payments(paid, self._agents), "view": self._view()}
-            if question["call"] == "score":
-                agent = question["agent"]
-                score = await self.world.score(agent, question["text"])
-                return share(score, f"The world's score of a text of '{agent}'")
-            outcome = await self.world.outcome()
-            return outcome_form(plain_outcome(outcome, payments(outcome.rewards, self._agents)))
-
-    def _view(self) -> dict[str, Any]:
-        """Return who may move and what agents are shown, where that has changed; errors as what asking would raise."""
-        shown = {
-            agent: _asked(lambda a=agent: text(self.world.observe(a), f"What the world shows '{a}'"))  # type: ignore[misc]
-            for agent in self._agents
-        }
-        changed = {agent: each for agent, each in shown.items() if self._shown.get(agent) != each}
-        self._shown.update(shown)
-        return {"movers": _asked(lambda: tuple(self.world.movers())), "shown": changed}
-
-    async def close(self) -> None:
-        """Break off what the world is doing and close it."""
-        under_way = [task for task in self._calls if task is not None]
-        for task in under_way:
-            task.cancel()
-        if under_way:
-            await asyncio.wait(under_way)
-        if self._world is not None:
-            await self._world.close()
-
-
-def _asked(ask: Callable[[], object]) -> dict[str, Any]:
-    try:
-        return {"value": ask()}
-    except BaseException as error:  # noqa: BLE001 - raised where it is asked for
-        return {"error": error_form(error)}

@@ -1,0 +1,252 @@
+"""An environment that lives on environment servers: its tasks, its answers and its worlds are asked for there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, field_validator
+
+from kapelle.environment import World
+from kapelle.environments.bounded_worlds import BoundedWorld
+from kapelle.errors import ConfigError
+from kapelle.runtime.deadlines import Patience, patience_here
+from kapelle.runtime.event_loop import run_async
+from kapelle.settings.addresses import is_loopback
+from kapelle.settings.base import FREE, Settings
+from kapelle.types import Message, Split, Task
+
+if TYPE_CHECKING:
+    from kapelle.environments.remote.servers import Servers
+    from kapelle.wire import environment_v1_pb2 as pb
+
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?):([0-9]{1,5})")
+SPARE_SECONDS = 30.0
+"""That the server has to answer beyond the time of the call itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """How servers are called."""
+
+    token: str | None = field(repr=False)
+    tls: tuple[bool, ...]
+    """Whether the connection is encrypted, by server: always beyond loopback."""
+
+
+class Remote(Settings):
+    """The environment that servers hold; a run plays it as if it were here, with the same results.
+
+    Which one it is, is known when the servers have been asked (`connect`): `extract`, `script`, `recorded` and `members`
+    are there only where their environment has them.
+    """
+
+    name: Literal["remote"] = "remote"
+    address: Annotated[tuple[str, ...], FREE] = Field(min_length=1)
+    """`host:port` of a server, or a list of several that hold the same environment."""
+    serves: str = ""
+    """The environment's name there; may be left out where the servers hold only one."""
+    certificate: Annotated[str | None, FREE] = None
+    """PEM file of the servers' certificate, or of the authority that signed it; null trusts this machine's authorities."""
+    token_env: Annotated[str, FREE] = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
+    """Environment variable that holds the servers' token; a recipe and a run directory never do."""
+    retry_seconds: Annotated[float, FREE] = Field(60.0, ge=0, allow_inf_nan=False)
+    """For how long no server may answer before the run stops."""
+
+    _described: Any = PrivateAttr(default=None)
+
+    @field_validator("address", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("address")
+    @classmethod
+    def _places(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            found = _ADDRESS.fullmatch(each)
+            if found is None or not 0 < int(found[1]) <= 65_535:
+                raise ValueError(f"'{each}' is no host and port, such as localhost:50051")
+        if len(set(value)) < len(value):
+            raise ValueError("a server is listed twice")
+        return value
+
+    # Which environment it is.
+
+    @property
+    def calling(self) -> Calling:
+        """How the servers are called. ConfigError where an extra or the token is missing."""
+        if importlib.util.find_spec("grpc") is None:
+            raise ConfigError("`environment.name: remote` needs an extra: pip install 'kapelle[serve]'.")
+        hosts = [each.rpartition(":")[0].strip("[]") for each in self.address]
+        tls = tuple(self.certificate is not None or not is_loopback(host) for host in hosts)
+        token = os.environ.get(self.token_env)
+        if token is None and not all(map(is_loopback, hosts)):
+            raise ConfigError(
+                f"The environment servers at {', '.join(self.address)} are on other machines and ask for a token. Set the "
+                f"environment variable {self.token_env}, or name another one with `environment.token_env`."
+            )
+        return Calling(token, tls)
+
+    @property
+    def servers(self) -> Servers:
+        """This process's connections to the servers; see `calling`."""
+        calling = self.calling
+        from kapelle.environments.remote.servers import servers_at
+
+        return servers_at(
+            self.address, self.serves, self.certificate, calling.token, calling.tls, self.retry_seconds
+        )
+
+    def connect(self) -> None:
+        """Ask the servers which environment they hold, and offer what that one offers.
+
+        Raises ConfigError where they refuse or disagree, EngineError where none answers.
+        """
+        description = self.description
+        offers: dict[str, Any] = {}
+        if description.answerable:
+            offers["extract"] = self._extract
+        if description.scripted:
+            offers["script"] = self._script
+        if description.answers_per_task:
+            offers["answers_per_task"] = lambda: description.answers_per_task
+            offers["recorded"] = self._recorded
+        if description.members:
+            offers["members"] = {each.name: _Member(each, self._extract) for each in description.members}
+        self.__dict__.update(offers)  # found where `isinstance` looks for the methods of a protocol
+
+    @property
+    def description(self) -> pb.Description:
+        """What the servers say that it is."""
+        return self.servers.describe()
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """That of the servers' environment."""
+        return (self.description.least_reward, self.description.greatest_reward)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """Those of the servers' environment."""
+        return {_split(each.split): each.source for each in self.description.splits}
+
+    @property
+    def alive(self) -> Sequence[str]:
+        """What the servers' environment names."""
+        return tuple(self.description.alive)
+
+    @property
+    def constant_sum(self) -> bool:
+        """Whether what one agent wins the others lose."""
+        return bool(self.description.constant_sum)
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return the rows that the servers' environment leaves out."""
+        return {_split(each.split): each.skipped for each in self.description.splits if each.skipped}
+
+    def contents(self) -> Mapping[str, str]:
+        """Return the content of the servers' environment: a hash of its class, its settings and what it reads."""
+        return {f"environment '{self.description.name}' of the servers": self.description.content}
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Let the servers' environment check these agents."""
+        from kapelle.wire import environment_v1_pb2 as pb
+
+        self.connect()
+        self._ask("Check", pb.CheckRequest(environment=self.serves, agents=agents))
+
+    def size(self, split: Split) -> int | None:
+        """Return how many tasks a split has; None when they are generated without end."""
+        found = next((each for each in self.description.splits if each.split == split), None)
+        return found.size if found is not None and found.HasField("size") else None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the task at an index, as every server has it."""
+        from kapelle.wire import environment_v1_pb2 as pb
+        from kapelle.wire.values import from_task
+
+        return from_task(
+            self._ask("GetTask", pb.GetTaskRequest(environment=self.serves, split=split, index=index))
+        )
+
+    def _ask(self, method: str, question: Any) -> Any:
+        seconds = float(getattr(self, "timeout", Patience.environment)) + SPARE_SECONDS
+        return self.servers.call(method, question, seconds)
+
+    def _extract(self, text: str) -> str | None:
+        from kapelle.wire import environment_v1_pb2 as pb
+
+        said = self._ask("Extract", pb.ExtractRequest(environment=self.serves, text=text))
+        return said.answer if said.HasField("answer") else None
+
+    def _script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
+        from kapelle.wire import environment_v1_pb2 as pb
+        from kapelle.wire.values import to_message, to_task
+
+        asked = pb.ScriptRequest(
+            environment=self.serves,
+            agent=agent,
+            task=to_task(task),
+            messages=[to_message(each) for each in messages],
+            seed=seed,
+        )
+        return str(self._ask("Script", asked).text)
+
+    def _recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
+        from kapelle.wire import environment_v1_pb2 as pb
+        from kapelle.wire.values import to_task
+
+        asked = pb.RecordedRequest(
+            environment=self.serves, agent=agent, task=to_task(task), turn=turn, sample=sample
+        )
+        return str(self._ask("Recorded", asked).text)
+
+    # Worlds.
+
+    async def open_world(
+        self, task: Task, agents: Sequence[str], seed: int, patience: Patience
+    ) -> BoundedWorld:
+        """Open the world of one episode on the server with the fewest, or on another one where that is gone."""
+        from kapelle.environments.remote.world import RemoteWorld
+        from kapelle.wire import environment_v1_pb2 as pb
+        from kapelle.wire.values import to_task
+
+        asked = pb.ResetRequest(
+            environment=self.serves,
+            agents=agents,
+            task=to_task(task),
+            seed=seed,
+            call_seconds=patience.environment,
+            grader_seconds=patience.grader,
+        )
+        server, line, began = await self.servers.reset(asked)
+        return RemoteWorld(server, line, began, self.name, patience)
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
+        """Open the world of one episode and wait for it, for environments that have this one as a part."""
+        from kapelle.environments.remote.world import InnerWorld, RemoteWorld, ScorableInnerWorld
+
+        patience = patience_here.get()
+        world = run_async(lambda: self.open_world(task, agents, seed, patience))
+        assert isinstance(world, RemoteWorld), "`open_world` opens them"
+        return (ScorableInnerWorld if world.scorable else InnerWorld)(world, patience)
+
+
+class _Member:
+    """A part of a mixture that the servers hold: what runs ask about it."""
+
+    def __init__(self, description: pb.Description, extract: Any) -> None:
+        self.name = description.kind
+        self.reward_range = (description.least_reward, description.greatest_reward)
+        self.constant_sum = bool(description.constant_sum)
+        if description.answerable:
+            self.extract = extract
+
+
+def _split(name: str) -> Split:
+    return "train" if name == "train" else "test"

@@ -1,0 +1,1 @@
+"""The environment server: worlds over gRPC. `docs/environment_server.md` has the contract."""

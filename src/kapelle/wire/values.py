@@ -1,0 +1,110 @@
+"""Our nouns as messages of the environment contract and back, without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kapelle.types import Message, Task
+from kapelle.wire import environment_v1_pb2 as pb
+
+DEEPEST = 100
+"""Levels of lists and mappings that a message may have; protobuf itself reads no more."""
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+DIGITS = 4300
+"""Most digits of a whole number; Python reads no more."""
+
+
+def to_value(value: object, place: str) -> pb.Value:  # noqa: PLR0911 - one for each kind
+    """Return a value as a message; TypeError for one that has no form, naming its place."""
+    if value is None:
+        return pb.Value()
+    if isinstance(value, bool):
+        return pb.Value(boolean=value)
+    if isinstance(value, int):
+        if _LEAST <= value <= _MOST:
+            return pb.Value(integer=value)
+        return pb.Value(large_integer=str(value))
+    if isinstance(value, float):
+        return pb.Value(number=value)
+    if isinstance(value, str):
+        return pb.Value(text=_whole(value, place))
+    if isinstance(value, Mapping):
+        return pb.Value(map=to_map(value, place))
+    if isinstance(value, list | tuple):
+        items = [to_value(inner, f"{place}.{index}") for index, inner in enumerate(value)]
+        return (
+            pb.Value(tuple=pb.Values(items=items))
+            if isinstance(value, tuple)
+            else pb.Value(list=pb.Values(items=items))
+        )
+    raise TypeError(f"{place} is a {type(value).__name__}, which has no form in a message")
+
+
+def to_map(values: Mapping[Any, Any], place: str) -> pb.Map:
+    """Return a mapping as a message, in its order."""
+    return pb.Map(
+        entries=[
+            pb.Entry(key=to_value(key, f"a key of {place}"), value=to_value(value, f"{place}.{key}"))
+            for key, value in values.items()
+        ]
+    )
+
+
+def from_value(value: pb.Value) -> Any:
+    """Return the value of a message; ValueError for one that has none."""
+    kind = value.WhichOneof("kind")
+    if kind is None:
+        return None
+    if kind in ("list", "tuple"):
+        items = [from_value(item) for item in getattr(value, kind).items]
+        return tuple(items) if kind == "tuple" else items
+    if kind == "map":
+        return from_map(value.map)
+    if kind == "large_integer":
+        if len(value.large_integer) > DIGITS:
+            raise ValueError(f"a whole number of more than {DIGITS} digits")
+        return int(value.large_integer)
+    return getattr(value, kind)
+
+
+def from_map(values: pb.Map) -> dict[Any, Any]:
+    """Return the mapping of a message; ValueError for a key that no mapping can have."""
+    try:
+        return {from_value(entry.key): from_value(entry.value) for entry in values.entries}
+    except TypeError as error:
+        raise ValueError(f"a key that cannot be one: {error}") from None
+
+
+def to_task(task: Task) -> pb.Task:
+    """Return a task as a message."""
+    return pb.Task(
+        id=_whole(task.id, "a task's id"),
+        question=_whole(task.question, "a task's question"),
+        data=to_map(task.data, "a task's data"),
+        part=_whole(task.part, "a task's part"),
+    )
+
+
+def from_task(task: pb.Task) -> Task:
+    """Return the task of a message."""
+    return Task(task.id, task.question, from_map(task.data), task.part)
+
+
+def to_message(message: Message) -> pb.Message:
+    """Return a message of a conversation as one of the wire."""
+    return pb.Message(role=message.role, content=message.content, speaker=message.speaker)
+
+
+def from_message(message: pb.Message) -> Message:
+    """Return the message of a conversation."""
+    speaker = message.speaker if message.HasField("speaker") else None
+    return Message(message.role, message.content, speaker)
+
+
+def _whole(text: str, place: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise TypeError(f"{place} is a text with half a character (a lone surrogate)") from None
+    return text

@@ -1,0 +1,44 @@
+"""Episodes that are played on an environment server are, in every field, those played here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.environments.test_conformance import READY
+from tests.rollout.workers.test_same_episodes import episodes
+
+from kapelle.environment import Answerable, Environment, Mixed, Recorded, Scripted, environment_class
+from kapelle.environments.remote import Remote
+from kapelle.services.binding import Binding
+from kapelle.services.environments.serving import serve_environments
+from kapelle.setup.preparation import connect
+
+
+def assert_same(environment: Environment, **settings: Any) -> None:
+    here = episodes(environment, 0)
+    with serve_environments({"it": environment}, Binding(), **settings) as server:
+        remote = Remote(address=(server.address,), serves="it")
+        connect(remote)
+        for kind in (Answerable, Scripted, Recorded, Mixed):
+            assert isinstance(remote, kind) is isinstance(environment, kind)
+        there = episodes(remote, 0)
+        assert len(server.sessions) == 0, "every session was closed"
+    assert here, "some workflow plays it"
+    assert there == here
+
+
+def test_a_game_is_the_same() -> None:
+    assert_same(environment_class("matrix")())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["arithmetic", "debate_topics", "mixture", "tools"])
+def test_a_built_in_environment_is_the_same(name: str) -> None:
+    assert_same(environment_class(name)(**READY[name]))
+
+
+@pytest.mark.slow
+def test_openspiel_is_the_same() -> None:
+    pytest.importorskip("pyspiel")
+    assert_same(environment_class("openspiel")())
