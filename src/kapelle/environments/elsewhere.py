@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from kapelle import errors
@@ -97,6 +98,25 @@ class ElsewhereWorld(BoundedWorld):
     def movers(self) -> tuple[str, ...]:
         """See `environment.World`."""
         return self._view.movers()
+
+
+_listeners: list[Callable[[str], None]] = []
+
+
+@contextmanager
+def told_of_changes(listen: Callable[[str], None]) -> Iterator[None]:
+    """Be told, while the block runs, when a server plays another environment than before."""
+    _listeners.append(listen)
+    try:
+        yield
+    finally:
+        _listeners.remove(listen)
+
+
+def changed(said: str) -> None:
+    """Tell whoever listens that a server plays another environment than before."""
+    for listen in tuple(_listeners):
+        listen(said)
 
 
 def lost_with(world: BoundedWorld | None) -> WorkerLost | None:

@@ -17,6 +17,7 @@ from kapelle.cluster.crew import Crew
 from kapelle.cluster.placed import placed_here
 from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, notes_of
 from kapelle.engines.train.protocol import TrainEngine
+from kapelle.environments.elsewhere import told_of_changes
 from kapelle.environments.external import External
 from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
@@ -112,6 +113,7 @@ def load_pieces(
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))
         sampler = None
+        failing.enter_context(told_of_changes(lambda line: say("environment", line)))
         if isinstance(config.environment, External):
             failing.enter_context(serve_outside(config.environment, play, lambda line: say("serving", line)))
         if config.training.overlap and algorithm.plays:

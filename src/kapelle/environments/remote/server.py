@@ -87,9 +87,10 @@ class Server:
 
     def rest(self, why: str) -> None:
         """Note that it did not answer, and leave it alone for a while, longer each time."""
-        pause = min(max(FIRST_PAUSE, 2 * self._resting[1]), LONGEST_PAUSE)
-        self._resting = (time.monotonic() + pause, pause)
         self.asked_last = why
+        if self.ready:  # many may hear of one failure
+            pause = min(max(FIRST_PAUSE, 2 * self._resting[1]), LONGEST_PAUSE)
+            self._resting = (time.monotonic() + pause, pause)
 
     def answered(self) -> None:
         """Note that it answers."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from kapelle.environments.elsewhere import WorkerLost
+from kapelle.environments.elsewhere import WorkerLost, changed
 from kapelle.environments.remote.line import Busy, Line
 from kapelle.environments.remote.server import Server
 from kapelle.errors import ConfigError, EngineError
 from kapelle.wire import environment_v1_pb2 as pb
 
-LOG = logging.getLogger("kapelle.environments")
 SHORTEST_PAUSE = 0.05
 """Seconds between two looks for a server that may be asked."""
 
@@ -140,17 +138,6 @@ def _close_late(line: Line, late: Any) -> None:
             line.ask(close=pb.CloseRequest(session=late.result().session))
         except WorkerLost:
             return
-
-
-listeners: list[Callable[[str], None]] = []
-"""Who is told when a server plays another environment than before."""
-
-
-def changed(said: str) -> None:
-    """Tell whoever listens, and the log."""
-    LOG.warning("%s", said)
-    for listener in tuple(listeners):
-        listener(said)
 
 
 @lru_cache(maxsize=64)

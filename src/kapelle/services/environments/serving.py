@@ -27,6 +27,9 @@ from kapelle.services.policy.engine_thread import EngineThread
 
 __all__ = ["EnvironmentServer", "SessionLimits", "serve_environments"]
 
+CLOSING_SECONDS = 5.0
+"""That worlds have to close when the server has ended."""
+
 
 class _Worlds:
     """Where the worlds of each environment live: on this process's thread, or in processes of their own."""
@@ -91,6 +94,7 @@ def serve_environments(
         sessions = Sessions(closing.enter_context(EngineThread()), limits)
         worlds = _Worlds(processes, limits)
         closing.callback(worlds.close)
+        closing.callback(sessions.close_all, CLOSING_SECONDS)
 
         async def put(name: str, environment: Environment) -> Held:
             async def placed() -> Held:

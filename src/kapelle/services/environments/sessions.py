@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -50,7 +51,7 @@ class Sessions:
         self.limits = limits
         self._worlds = worlds
         self._open: dict[str, Open] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[Future[None]] = set()
         self._beginning = 0
         self.leaving = False
         """Whether no more may begin."""
@@ -138,22 +139,14 @@ class Sessions:
         while len(self):  # noqa: ASYNC110 - several places end sessions
             await asyncio.sleep(0.05)
 
-    async def close_all(self) -> None:
-        """Close every session."""
+    def close_all(self, seconds: float) -> None:
+        """Close every session, and wait so long for their worlds; when the server has ended, from any thread."""
         for name in list(self._open):
             self.free(name)
-        while self._closing:
-            await asyncio.wait(self._closing)
+        wait(self._closing, seconds)
 
     def _let_go(self, opened: Open) -> None:
-        async def closed() -> None:
-            await self.beside(opened.session.close)
-
-        task = asyncio.create_task(closed())
-        self._closing.add(task)
-        task.add_done_callback(self._closed)
-
-    def _closed(self, task: asyncio.Task[None]) -> None:
-        self._closing.discard(task)
-        if not task.cancelled():
-            task.exception()  # nobody waits for a world that fails to close
+        """Close a world without waiting; what it raises is nobody's any more."""
+        closing = self._worlds.begin(opened.session.close)
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)

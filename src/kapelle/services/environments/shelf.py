@@ -60,7 +60,7 @@ class Shelf:
         if name not in held:
             raise Refused(
                 "NOT_FOUND",
-                f"This server has no environment '{name}', but {', '.join(held)}.{did_you_mean(name, list(held))}",
+                f"This server has no environment '{name}'.{did_you_mean(name, list(held))}",
             )
         return held[name]
 

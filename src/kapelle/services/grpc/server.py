@@ -7,6 +7,7 @@ with GrpcServer(Binding(), [service]) as server:
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -56,6 +57,8 @@ class GrpcServer:
     def __init__(self, binding: Binding, services: Sequence[GrpcService], caps: Caps | None = None) -> None:
         """Take where to listen, the services, and what is held at once."""
         check_installed()
+        # What calls raise is logged by the guard; grpcio would log every call that is broken off, with a traceback.
+        logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
         self._binding, self._services, self._caps = binding, tuple(services), caps or Caps()
         self.port = 0
         """The one that it listens on, once it has started."""

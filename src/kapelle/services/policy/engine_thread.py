@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
 from kapelle.runtime.event_loop import run_async
@@ -30,8 +31,12 @@ class EngineThread:
 
     async def ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine beside the engine and return its result; cancelled, it is cancelled there."""
+        return await asyncio.wrap_future(self.begin(work))
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Begin a coroutine beside the engine; any thread may wait for its result."""
         assert self._loop is not None, "the thread has begun"
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+        return asyncio.run_coroutine_threadsafe(work(), self._loop)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -1,0 +1,189 @@
+"""Servers that die, come back, disagree or refuse, and what a run notices of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rollout.workers.test_same_episodes import play_of
+from tests.support.tls import certificate_here
+
+from kapelle.environment import Environment, environment_class
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.bounded_worlds import task_of
+from kapelle.environments.elsewhere import told_of_changes
+from kapelle.environments.remote import Remote
+from kapelle.errors import ConfigError, EngineError
+from kapelle.rollout.play import rollout
+from kapelle.runtime.event_loop import run_async
+from kapelle.services.binding import Binding
+from kapelle.services.environments.serving import EnvironmentServer, SessionLimits, serve_environments
+from kapelle.setup.preparation import connect
+from kapelle.types import Group
+from kapelle.workflow import workflow_class
+
+TOKEN = "the-right-token-0123456789"  # noqa: S105
+FAR = 120.0
+
+
+def serve(environment: Environment, port: int = 0, **given: Any) -> Any:
+    return serve_environments({"it": environment}, Binding(port=port), **given)
+
+
+def debate() -> Any:
+    return environment_class("debate_topics")(sides=("A", "B"))
+
+
+def play(environment: Environment, samples: int = 4) -> list[Group]:
+    workflow: Any = workflow_class("debate")(name="debate")
+    tasks = [task_of(environment, "train", k) for k in range(4)]
+    played = play_of(environment, workflow, ("ann", "ben"))
+    return run_async(lambda: asyncio.wait_for(rollout(played, tasks, samples, 3), FAR))
+
+
+@contextmanager
+def dying_after(server: EnvironmentServer, sessions: int) -> Iterator[None]:
+    """Let a server end, without a word, when so many sessions have begun."""
+    begun = server.sessions.begin
+    left = iter(range(sessions))
+
+    async def begin(*given: Any, **more: Any) -> Any:
+        result = await begun(*given, **more)
+        if next(left, None) is None and not dying.is_alive():
+            dying.start()
+        return result
+
+    dying = threading.Thread(target=server.grpc.close)
+    server.sessions.begin = begin  # type: ignore[method-assign]
+    yield
+    assert dying.ident is not None, "it lived on"
+    dying.join()
+
+
+def test_episodes_of_a_server_that_dies_are_played_again_on_another() -> None:
+    here = play(debate())
+    with serve(debate()) as one, serve(debate()) as other:
+        remote = Remote(address=(one.address, other.address))
+        connect(remote)
+        with dying_after(one, 3):
+            assert play(remote) == here
+        assert len(other.sessions) == 0
+
+
+def test_a_server_that_comes_back_is_played_on_again() -> None:
+    here = play(debate())
+    with ExitStack() as closing, serve(debate()) as first:
+        remote = Remote(address=(first.address,))
+        connect(remote)
+        port = first.grpc.port
+
+        def come_back() -> None:
+            closing.enter_context(serve(debate(), port=port))
+
+        later = threading.Timer(0.3, come_back)
+        with dying_after(first, 3):
+            later.start()
+            assert play(remote) == here
+        later.join()
+
+
+def test_a_full_server_leaves_the_rest_to_another() -> None:
+    here = play(debate())
+    with serve(debate(), limits=SessionLimits(sessions=1)) as small, serve(debate()) as large:
+        remote = Remote(address=(small.address, large.address))
+        connect(remote)
+        assert play(remote) == here
+
+
+def test_where_nobody_answers_the_run_stops_and_says_so() -> None:
+    with pytest.raises(EngineError, match=r"No environment server has answered for 0.1 s \(127.0.0.1:1: "):
+        connect(Remote(address=("127.0.0.1:1",), retry_seconds=0.1))
+    with serve(debate()) as server:
+        remote = Remote(address=(server.address,), retry_seconds=0.3)
+        connect(remote)
+        task = task_of(remote, "train", 0)
+        server.grpc.close()
+        played = play_of(remote, workflow_class("debate")(name="debate"), ("ann", "ben"))
+        with pytest.raises(EngineError, match="No environment server"):
+            run_async(lambda: rollout(played, [task], 1, 0))
+
+
+def test_servers_that_hold_different_environments_are_refused() -> None:
+    with serve(Arithmetic(digits=2)) as one, serve(Arithmetic(digits=3)) as other:
+        with pytest.raises(ConfigError, match="do not hold the same 'it'"):
+            connect(Remote(address=(one.address, other.address)))
+        with pytest.raises(ConfigError, match="no environment 'sums'"):
+            connect(Remote(address=(one.address,), serves="sums"))
+
+
+def test_another_version_is_noted_once() -> None:
+    said: list[str] = []
+    with told_of_changes(said.append), serve(Arithmetic(seed=1)) as server:
+        remote = Remote(address=(server.address,))
+        connect(remote)
+        before = remote.contents()
+        task = remote.task("train", 0)
+        workflow: Any = workflow_class("solo")(name="solo")
+        run_async(lambda: rollout(play_of(remote, workflow, ("ann",)), [task], 2, 0))
+        assert said == []
+        server.shelf.put("it", Arithmetic(seed=2))
+        run_async(lambda: rollout(play_of(remote, workflow, ("ann",)), [task], 2, 0))
+        assert [each.split(": ")[0] for each in said] == [
+            f"environment 'it' at {server.address} is version 2 now, after 1"
+        ]
+        assert remote.contents() != before
+
+
+def test_a_part_of_a_mixture_may_be_remote() -> None:
+    def mixed(part: Any) -> Any:
+        parts = {"far": {"environment": part}, "near": {"environment": {"name": "multi_step"}}}
+        made = environment_class("mixture")(parts=parts)
+        connect(made)
+        return made
+
+    workflow: Any = workflow_class("solo")(name="solo")
+    with serve(Arithmetic()) as server:
+        found = []
+        for part in ({"name": "arithmetic"}, {"name": "remote", "address": server.address}):
+            environment = mixed(part)
+            environment.check(("ann",))
+            tasks = [task_of(environment, "train", k) for k in range(6)]
+            played = play_of(environment, workflow, ("ann",))
+            found.append(run_async(partial(rollout, played, tasks, 2, 1)))
+    assert found[0] == found[1]
+    assert {group.task.part for group in found[0]} == {"far", "near"}
+
+
+@pytest.mark.parametrize(
+    "address", ["", "localhost", "localhost:0", "localhost:99999", "http://localhost:1", "a b:1"]
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="no host and port"):
+        Remote(address=(address,))
+
+
+def test_other_machines_ask_for_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KAPELLE_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="environment variable KAPELLE_TOKEN"):
+        connect(Remote(address=("trainer.example:50051",)))
+
+
+def test_a_token_and_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = certificate_here(tmp_path)
+    binding = Binding("localhost", token=TOKEN, certificate=certificate, key=key)
+    with serve_environments({"it": Arithmetic()}, binding) as server:
+        remote = Remote(address=(server.address,), certificate=str(certificate), token_env="SECRET")  # noqa: S106
+        for wrong in ("", "another-token-0123456789"):
+            monkeypatch.setenv("SECRET", wrong)
+            with pytest.raises(ConfigError, match="token is missing or wrong"):
+                connect(remote)
+        monkeypatch.setenv("SECRET", TOKEN)
+        connect(remote)
+        assert remote.task("train", 0) == Arithmetic().task("train", 0)
+        assert TOKEN not in str(remote.model_dump()) + repr(remote)

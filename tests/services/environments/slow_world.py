@@ -1,0 +1,82 @@
+"""An environment of the tests' own: worlds that wait until they are told to go on, and fail when asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from kapelle.environment import Outcome
+from kapelle.settings.base import Settings
+from kapelle.types import Split, Task
+
+go_on = threading.Event()
+"""Set while worlds need not wait."""
+began = threading.Event()
+"""Set when a world waits."""
+closed: list[int] = []
+"""Seeds of the worlds that were closed."""
+
+
+class Waiting(Settings):
+    """Each agent says something; `wait` waits and `fail` fails, any other text is repeated."""
+
+    name: Literal["tests.services.environments.slow_world:Waiting"] = (
+        "tests.services.environments.slow_world:Waiting"
+    )
+    greeting: str = "hello"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return (0.0, 1.0)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        return {"train": "nowhere", "test": "nowhere"}
+
+    def check(self, agents: Sequence[str]) -> None:
+        return
+
+    def size(self, split: Split) -> int | None:
+        return 4 if split == "test" else None
+
+    def task(self, split: Split, index: int) -> Task:
+        return Task(f"{split}-{index}", "", {"big": 10**30, "pair": (1, 2.5), "keys": {3: None}})
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WaitingWorld:
+        return WaitingWorld(self.greeting, task, tuple(agents), seed)
+
+
+class WaitingWorld:
+    def __init__(self, greeting: str, task: Task, agents: tuple[str, ...], seed: int) -> None:
+        assert task.data == {"big": 10**30, "pair": (1, 2.5), "keys": {3: None}}, (
+            "data come back as they were"
+        )
+        self._agents, self._seed, self._said = agents, seed, greeting
+
+    def observe(self, agent: str) -> str:
+        if self._said == "hide":
+            raise RuntimeError("nothing to see")
+        return f"{agent} sees {self._said}"
+
+    def movers(self) -> tuple[str, ...]:
+        return () if self._said == "over" else self._agents
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        for agent, text in actions.items():
+            if text == "fail":
+                raise RuntimeError("it failed")
+            if text == "wait":
+                began.set()
+                while not go_on.is_set():  # noqa: ASYNC110 - another thread says so
+                    await asyncio.sleep(0.005)
+            self._said = text
+            return {agent: 0.5}
+        return {}
+
+    def outcome(self) -> Outcome:
+        return Outcome({self._agents[0]: 1.0}, 1.0, {"seed": self._seed, "tuple": (1, "a")})
+
+    async def close(self) -> None:
+        closed.append(self._seed)
