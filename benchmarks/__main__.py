@@ -37,6 +37,7 @@ BENCHMARKS: Mapping[str, str] = {
     "environment_workers": "10,000 episodes in flight over 8 worker processes, against worlds in this one (ten minutes)",
     "overlap": "sampling in a second process while this one learns, against one after the other (two idle cores)",
     "serving": "tokens a second through the policy server, against its engine alone; clients that vanish; a drain",
+    "reward_server": "requests a second and their delay through the reward server, against its scorer alone",
     "gpu": "recorded steps, grouped adapters and memory given back, with and without; needs a CUDA device",
     "load": "2,048 episodes in flight of which some fail, against the same without faults (half an hour)",
     "growth": "memory, descriptors, threads and objects of runs over thousands of tiny steps (an hour)",
