@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import httpx
@@ -44,12 +44,11 @@ def run() -> dict[str, Any]:
     single_thread()
     scorer = _scorer()
     with serve_reward(scorer, Binding(), RewardLimits(batch=64), grpc_port=0) as server:
-        direct = statistics.median(_direct(scorer) for _ in range(ROUNDS))
-        found: dict[str, Any] = {"scorer_alone_answers_per_second": direct}
-        for size in SIZES:
-            for protocol, ask in (("http", _http), ("grpc", _grpc)):
-                found[f"{protocol}, {size} in a request"] = _measured(server, size, ask, direct)
-        return found
+        return {
+            f"{protocol}, {size} in a request": _measured(scorer, ask(server, CLIENTS), size)
+            for size in SIZES
+            for protocol, ask in (("http", _http), ("grpc", _grpc))
+        }
 
 
 def _scorer() -> VerifierScorer:
@@ -69,18 +68,16 @@ def _asked(seed: int) -> tuple[str, str]:
     return text[: len(text) // 2], text[len(text) // 2 :]
 
 
-def _direct(scorer: VerifierScorer) -> float:
+def _direct(scorer: VerifierScorer) -> None:
     answers = [Answered((Message("user", asked),), text) for asked, text in map(_asked, range(ANSWERS))]
-    start = time.perf_counter()
     for k in range(0, ANSWERS, 64):
         scorer.score(answers[k : k + 64])
-    return ANSWERS / (time.perf_counter() - start)
 
 
-Ask = Callable[[RewardServer, int], Callable[[Sequence[tuple[str, str]]], None]]
+Ask = Callable[[Sequence[tuple[str, str]]], None]
 
 
-def _http(server: RewardServer, clients: int) -> Callable[[Sequence[tuple[str, str]]], None]:
+def _http(server: RewardServer, clients: int) -> Ask:
     client = httpx.Client(timeout=600.0, limits=httpx.Limits(max_connections=clients))
 
     def ask(asked: Sequence[tuple[str, str]]) -> None:
@@ -90,7 +87,7 @@ def _http(server: RewardServer, clients: int) -> Callable[[Sequence[tuple[str, s
     return ask
 
 
-def _grpc(server: RewardServer, clients: int) -> Callable[[Sequence[tuple[str, str]]], None]:
+def _grpc(server: RewardServer, clients: int) -> Ask:
     assert server.grpc is not None, "it is asked for"
     stub = methods.RewardStub(grpc.insecure_channel(server.grpc.address))
 
@@ -101,10 +98,22 @@ def _grpc(server: RewardServer, clients: int) -> Callable[[Sequence[tuple[str, s
     return ask
 
 
-def _measured(server: RewardServer, size: int, ask_by: Ask, direct: float) -> dict[str, float]:
-    """Return the median over rounds, after one that makes everything ready."""
-    ask = ask_by(server, CLIENTS)
-    rates: list[float] = []
+class _Pace(NamedTuple):
+    per_second: float
+    per_cpu_second: float
+
+
+def _paced(work: Callable[[], object]) -> _Pace:
+    """Return how many answers were scored in a second."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return _Pace(ANSWERS / (time.perf_counter() - wall), ANSWERS / (time.process_time() - cpu))
+
+
+def _measured(scorer: VerifierScorer, ask: Ask, size: int) -> dict[str, float]:
+    """Return medians over rounds, both sides in turn, after one that makes everything ready."""
+    direct: list[_Pace] = []
+    served: list[_Pace] = []
     delays: list[float] = []
 
     def timed(first: int) -> float:
@@ -112,19 +121,22 @@ def _measured(server: RewardServer, size: int, ask_by: Ask, direct: float) -> di
         ask([_asked(first + k) for k in range(size)])
         return time.perf_counter() - start
 
+    def all_of_them() -> None:
+        delays.extend(pool.map(timed, range(0, ANSWERS, size)))
+
     with ThreadPoolExecutor(CLIENTS) as pool:
-        for number in range(ROUNDS + 1):
-            start = time.perf_counter()
-            took = list(pool.map(timed, range(0, ANSWERS, size)))
-            if number:
-                rates.append(ANSWERS / (time.perf_counter() - start))
-                delays += took
-    quantiles = statistics.quantiles(delays, n=100)
-    rate = statistics.median(rates)
+        for _ in range(ROUNDS + 1):
+            direct.append(_paced(lambda: _direct(scorer)))
+            served.append(_paced(all_of_them))
+    quantiles = statistics.quantiles(delays[ANSWERS // size :], n=100)
+    both = list(zip(direct, served, strict=True))[1:]
     return {
-        "requests_per_second": rate / size,
-        "answers_per_second": rate,
-        "share_of_the_scorer_alone": rate / direct,
+        "requests_per_second": statistics.median(b.per_second for _, b in both) / size,
+        "answers_per_second": statistics.median(b.per_second for _, b in both),
+        "of_the_scorers_own": statistics.median(b.per_second / a.per_second for a, b in both),
+        "of_the_scorers_own_by_cpu_seconds": statistics.median(
+            b.per_cpu_second / a.per_cpu_second for a, b in both
+        ),
         "p50_ms": 1000 * quantiles[49],
         "p99_ms": 1000 * quantiles[98],
     }

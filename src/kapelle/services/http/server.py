@@ -36,13 +36,15 @@ class HttpServer:
         check_installed()
         import uvicorn
 
+        from kapelle.services.http.connection import Connection
+
         binding.tls()  # files that cannot be used are refused here
         self._binding = binding
         self._socket = _bound(binding)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             application,
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="off",
             loop="asyncio",

@@ -1,0 +1,137 @@
+"""Peers that are slow on purpose: heads that never end, answers that nobody reads; and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.support.tls import certificate_here
+
+from kapelle.services.binding import Binding
+from kapelle.services.http import connection
+from kapelle.services.http.application import Answer, Application, Call, Route, Stream
+from kapelle.services.http.server import HttpServer
+from kapelle.types import Json
+
+TOKEN = "the-right-token-0123456789"  # noqa: S105
+
+
+class Torrent:
+    """A stream without end, and a good answer."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def routes(self) -> list[Route]:
+        return [Route("GET", "/stream", self.stream), Route("GET", "/good", self.good)]
+
+    async def good(self, call: Call) -> Answer:
+        return Answer({"good": True})
+
+    async def stream(self, call: Call) -> Stream:
+        return Stream(self._events())
+
+    async def _events(self) -> AsyncIterator[Json | str]:
+        self.begun.set()
+        try:
+            while True:
+                yield "x" * 65_536
+                await asyncio.sleep(0)
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+def torrent() -> Torrent:
+    return Torrent()
+
+
+@pytest.fixture
+def server(torrent: Torrent, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "STALL_SECONDS", 0.3)
+    with HttpServer(Binding(), Application(Binding(), torrent.routes())) as served:
+        yield served
+
+
+def said(peer: socket.socket) -> bytes:
+    """Return all that comes until the other side closes."""
+    read = b""
+    try:
+        while more := peer.recv(65_536):
+            read += more
+    except ConnectionError:
+        pass
+    return read
+
+
+@pytest.mark.parametrize("head", [b"", b"G", b"GET /good HTTP/1.1\r\nhost: localhost\r\nx: "])
+def test_a_head_that_does_not_end_is_given_up(server: HttpServer, head: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
+        peer.sendall(head)
+        assert said(peer) == b""
+
+
+def test_also_one_after_a_good_call_and_one_that_trickles(server: HttpServer) -> None:
+    good = b"GET /good HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
+        peer.sendall(good)
+        answer = b""
+        while not answer.endswith(b'{"good":true}'):
+            answer += peer.recv(65_536)
+        given_up = threading.Event()
+
+        def trickle() -> None:
+            peer.sendall(b"GET /good HTTP/1.1\r\n")
+            try:
+                while not given_up.wait(0.05):
+                    peer.sendall(b"x: y\r\n")
+            except OSError:
+                pass
+
+        drops = threading.Thread(target=trickle)
+        drops.start()
+        assert said(peer) == b""
+        given_up.set()
+        drops.join()
+
+
+def test_who_stops_reading_is_given_up_and_its_stream_ends(server: HttpServer, torrent: Torrent) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
+        peer.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert torrent.begun.wait(60)
+        assert torrent.ended.wait(60)
+        assert httpx.get(f"{server.url}/good").json() == {"good": True}
+
+
+def test_who_reads_slowly_but_reads_is_served(server: HttpServer, torrent: Torrent) -> None:
+    """Far longer than the deadline of one who reads nothing."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
+        peer.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        read = 0
+        while read < 200 << 20 and not torrent.ended.is_set():
+            read += len(peer.recv(1 << 20))
+        assert not torrent.ended.is_set()
+    assert torrent.ended.wait(60)
+
+
+def test_tls(torrent: Torrent, tmp_path: Path) -> None:
+    certificate, key = certificate_here(tmp_path)
+    binding = Binding("localhost", token=TOKEN, certificate=certificate, key=key)
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with HttpServer(binding, Application(binding, torrent.routes())) as served:
+        assert served.url.startswith("https://localhost:")
+        with httpx.Client(verify=trusted, timeout=60.0) as client:
+            assert client.get(f"{served.url}/good", headers=headers).json() == {"good": True}
+            assert client.get(f"{served.url}/good").status_code == 401
+        with pytest.raises(httpx.ConnectError, match="certificate"):
+            httpx.get(f"{served.url}/good", headers=headers)
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.get(f"{served.url.replace('https', 'http')}/good", headers=headers)
