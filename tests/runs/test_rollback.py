@@ -45,7 +45,7 @@ def test_what_came_later_is_kept_to_the_byte(run: Path) -> None:
     plan = roll_back(run, 2)
     after, aside = files(run), files(plan.aside)
     gone = before.keys() - after.keys()
-    assert {name for name in gone if not name.startswith(("checkpoints/", "episodes/"))} == set()
+    assert {name for name in gone if not name.startswith(("checkpoints/", "episodes/", "traces/"))} == set()
     assert gone <= aside.keys()
     assert all(aside[name] == before[name] for name in gone)
     for table in ("metrics.jsonl", "evaluations.jsonl"):

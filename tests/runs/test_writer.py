@@ -47,7 +47,9 @@ def test_a_new_run_has_every_file_of_the_documentation(tmp_path: Path) -> None:
             "status.json",
             "metrics.jsonl",
             "evaluations.jsonl",
+            "system.jsonl",
             "episodes",
+            "traces",
             "checkpoints",
             "lock",
         }

@@ -36,6 +36,7 @@ OTHERWISE: dict[str, Any] = {
     "episode.environment_workers": 2,
     "engine.timeout": 77.0,
     "grader.timeout": 77.0,
+    "record": {"credit_episodes": 0},
     "evaluation": {"every": 1, "problems": 5, "problems_while_training": 3, "greedy": False},
     "checkpoint": {"every": 1, "keep": 1},
     "trackers": [{"name": "tensorboard"}],

@@ -35,6 +35,7 @@ def remains(run: Path) -> dict[str, Any]:
         "metrics": rows(run),
         "evaluations": read_evaluations(run),
         "episodes": {path.name: path.read_bytes() for path in sorted((run / "episodes/train").iterdir())},
+        "traces": {path.name: path.read_bytes() for path in sorted((run / "traces").iterdir())},
         "policies": {
             path.relative_to(latest).as_posix(): path.read_bytes()
             for path in sorted((latest / "policies").rglob("*"))
@@ -45,8 +46,9 @@ def remains(run: Path) -> dict[str, Any]:
 
 
 def recorded(run: Path) -> dict[str, bytes]:
-    """All rows and episodes, metrics without their clocks."""
-    found = {path.relative_to(run).as_posix(): path.read_bytes() for path in run.rglob("*.jsonl")}
+    """All rows, episodes and traces, metrics without their clocks; not what the machine was doing."""
+    files = (path for path in run.rglob("*.jsonl") if path.name != "system.jsonl")
+    found = {path.relative_to(run).as_posix(): path.read_bytes() for path in files}
     return found | {"metrics.jsonl": repr(rows(run)).encode()}
 
 

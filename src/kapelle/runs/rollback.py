@@ -2,7 +2,7 @@
 
     <run>/rolled-back/20261122-015208-to-12/
       checkpoints/00000015/      the checkpoints that came after
-      episodes/train/…           the episodes, likewise
+      episodes/train/…           the episodes, likewise; so `traces/…`
       metrics.jsonl              the rows that were cut off, as those of evaluations
       stages/02-ppo/             stages that had continued from this one
       rollback.json              written last: when, to which step, what was moved
@@ -30,6 +30,8 @@ from kapelle.runs import checkpoint
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
 from kapelle.runs.reader import episode_file
+from kapelle.runs.tables import TABLES
+from kapelle.runs.traces import trace_file, traced_steps
 from kapelle.runs.writer import RunDirectory, episode_steps, is_run
 from kapelle.runtime.atomic_files import flush, replace_file, writing
 from kapelle.runtime.manifest import step_of
@@ -38,8 +40,8 @@ from kapelle.types import Split
 ASIDE = "rolled-back"
 """Folder in a run that holds what rollbacks have moved aside."""
 DONE = "rollback.json"
-_TABLES = ("metrics.jsonl", "evaluations.jsonl")
 _SPLITS: tuple[Split, ...] = ("train", "test")
+_FOLDERS = (*(f"episodes/{split}" for split in _SPLITS), "traces")
 _STAGE = re.compile(r"(\d\d+)-\w+")
 
 
@@ -58,6 +60,7 @@ class Plan:
     rows: Mapping[str, int]
     """Table → rows after the checkpoint's."""
     episodes: tuple[Path, ...]
+    """Files of episodes and of their traces."""
     stages: tuple[Path, ...]
     """Later stages of the same recipe."""
     unfinished: bool
@@ -93,7 +96,7 @@ def plan_rollback(run: Path, step: int) -> Plan:
     folders = list_checkpoints(run / "checkpoints")
     to = _sound(run, folders, step)
     positions: Mapping[str, int] = checkpoint.read(to)["loop"]["positions"]
-    rows = {table: _after(run / table, positions.get(table, 0)) for table in _TABLES}
+    rows = {table: _after(run / table, positions.get(table, 0)) for table in TABLES}
     checkpoints, stages = tuple(folders[folders.index(to) + 1 :]), _later_stages(run)
     episodes = tuple(
         episode_file(run, number, split)
@@ -101,6 +104,8 @@ def plan_rollback(run: Path, step: int) -> Plan:
         for number in episode_steps(run, split)
         if number > positions.get(f"episodes/{split}", -1)
     )
+    last = positions.get("episodes/train", -1)
+    episodes += tuple(trace_file(run, number) for number in traced_steps(run) if number > last)
     killed = [place for place in (run / ASIDE).glob(f"*-to-{step}*") if not (place / DONE).is_file()]
     left = [place for place in killed if _can_continue(place, run, rows, [*checkpoints, *stages], episodes)]
     return Plan(
@@ -229,9 +234,9 @@ def _later_stages(run: Path) -> tuple[Path, ...]:
 
 def _copy_aside(plan: Plan) -> None:
     """Copy all rows and episodes that will be removed into the folder aside, unless a killed attempt already did."""
-    for place in ("checkpoints", "stages", *(f"episodes/{split}" for split in _SPLITS)):
+    for place in ("checkpoints", "stages", *_FOLDERS):
         (plan.aside / place).mkdir(parents=True, exist_ok=True)
-    for table in _TABLES:
+    for table in TABLES:
         rows = _after(plan.run / table, plan.positions.get(table, 0))
         if rows:
             replace_file(plan.aside / table, rows)
@@ -239,8 +244,8 @@ def _copy_aside(plan: Plan) -> None:
         kept = plan.aside / file.relative_to(plan.run)
         if not kept.exists():
             _link(file, kept)
-    for split in _SPLITS:
-        flush(plan.aside / "episodes" / split)
+    for folder in _FOLDERS:
+        flush(plan.aside / folder)
 
 
 def _link(file: Path, kept: Path) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.types import Json
 
+TABLES = ("metrics.jsonl", "evaluations.jsonl")
+"""Those whose rows a checkpoint counts."""
+
 
 def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
     """Return a row as it is appended; NumericsError where a number in it is not finite."""

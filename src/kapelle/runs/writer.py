@@ -8,6 +8,8 @@
       evaluations.jsonl    one row per evaluation: `step` and what it measured
       episodes/train/00000012.jsonl    the episodes of step 12, one per line; see `episode_json`
       episodes/test/00000012.jsonl     those of the evaluation after step 12
+      traces/00000012.jsonl            what tokens of some of step 12's episodes were credited with, see `traces`
+      system.jsonl         one row per step: what the machine was doing, see `system`
       checkpoints/00000012/            see `checkpoint`
       latest               text: relative path of the newest checkpoint, for people; `read_latest` searches itself
       lock                 names the process that has the run; it and the directory are locked, see `lock`
@@ -38,6 +40,7 @@ from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import prune
 from kapelle.runs.episode_json import dump_groups
 from kapelle.runs.lock import RunLock, now
+from kapelle.runs.opening import changed_lines, refuse_other_run, refuse_run_without_config
 from kapelle.runs.reader import (
     STARTS,
     State,
@@ -57,7 +60,8 @@ from kapelle.runs.reader import (
     read_status,
     saved_steps,
 )
-from kapelle.runs.tables import cut_table, end_of_step, plain_lines, pretty, row_line
+from kapelle.runs.tables import TABLES, cut_table, end_of_step, plain_lines, pretty, row_line
+from kapelle.runs.traces import Trace, dump_traces, trace_file, traced_steps
 from kapelle.runtime.atomic_files import PARTIAL, flush, own_file, replace_file, write_all, writing
 from kapelle.types import Group, Json, Split
 
@@ -83,13 +87,16 @@ __all__ = [
 ]
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
-_TABLES = ("metrics.jsonl", "evaluations.jsonl")
+SYSTEM = "system.jsonl"
+"""Rows about the machine: no checkpoint counts them, so none is cut off."""
 _NAMES = {
     "config.yaml",
     "provenance.json",
     "status.json",
-    *_TABLES,
+    *TABLES,
+    SYSTEM,
     "episodes",
+    "traces",
     "checkpoints",
     "latest",
     "lock",
@@ -108,13 +115,6 @@ def default_path(recipe: str, started: datetime, root: Path = Path("runs")) -> P
     path = root / f"{name}-{started:%Y%m%d-%H%M%S}"
     candidates = (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 10_000)))
     return next(candidate for candidate in candidates if not candidate.exists())
-
-
-def changed_lines(old: str, new: str) -> list[str]:
-    """Return what differs between two config texts, line by line, in words."""
-    before, after = old.splitlines(), new.splitlines()
-    gone = [f"no longer '{line.strip()}'" for line in before if line not in after]
-    return gone + [f"now '{line.strip()}'" for line in after if line not in before]
 
 
 class RunDirectory:
@@ -164,12 +164,12 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path} is not empty and not a run of kapelle: it holds '{strangers[0]}'. Choose another --run-dir."
             )
-        _refuse_run_without_config(path)
+        refuse_run_without_config(path)
         lock = RunLock(path / "lock")
         try:
             run = cls(path, lock, resumed=is_run(path))
             if run.resumed:
-                _refuse_other_run(path, config, differences, resume=resume)
+                refuse_other_run(path, config, differences, resume=resume)
             run._lay_out(config, provenance)
         except BaseException:
             lock.release()
@@ -193,11 +193,15 @@ class RunDirectory:
 
     def _lay_out(self, config: str, provenance: Mapping[str, Json]) -> None:
         with self._write(self.path):
-            for folder in (self.checkpoints, *(episode_folder(self.path, split) for split in _SPLITS)):
+            for folder in (
+                self.checkpoints,
+                self.path / "traces",
+                *(episode_folder(self.path, split) for split in _SPLITS),
+            ):
                 folder.mkdir(parents=True, exist_ok=True)
             # Flushes the names of the two episode folders; those of the others are flushed with the config.
             flush(episode_folder(self.path, "train").parent)
-            for table in _TABLES:
+            for table in (*TABLES, SYSTEM):
                 own_file(self.path / table)
             starts = {STARTS: self.starts} if self.starts else {}
             replace_file(self.path / "provenance.json", pretty({**provenance, **starts}))
@@ -265,9 +269,21 @@ class RunDirectory:
         assert self._rewound, "a resumed run rewinds before it records"
         path = episode_file(self.path, step, split)
         assert not path.exists(), f"the episodes of step {step} are recorded once"
+        self._replace(path, dump_groups(step, groups))
+
+    def record_traces(self, step: int, traces: Sequence[Trace]) -> None:
+        """Write the traces of a step's episodes; none leave no file."""
+        if traces:
+            self._replace(trace_file(self.path, step), dump_traces(step, traces))
+
+    def _replace(self, path: Path, content: bytes) -> None:
         with self._write(path):
-            replace_file(path, dump_groups(step, groups), sync=False)
+            replace_file(path, content, sync=False)
         self._unflushed |= {path, path.parent}
+
+    def record_system(self, step: int, row: Mapping[str, Json]) -> None:
+        """Append what the machine was doing during a step."""
+        self._append(SYSTEM, step, row)
 
     def positions(self) -> dict[str, int]:
         """Flush all rows to the disk and return where they end; a checkpoint stores this."""
@@ -275,7 +291,7 @@ class RunDirectory:
             for path in sorted(self._unflushed):
                 flush(path)
             self._unflushed.clear()
-            ends = {table: (self.path / table).stat().st_size for table in _TABLES}
+            ends = {table: (self.path / table).stat().st_size for table in TABLES}
         return ends | {
             f"episodes/{split}": max(episode_steps(self.path, split), default=-1) for split in _SPLITS
         }
@@ -285,13 +301,13 @@ class RunDirectory:
 
         Raises RunDirectoryError when it holds rows or episodes: no checkpoint could bring them back.
         """
-        rows = any(b"\n" in (self.path / table).read_bytes() for table in _TABLES)
+        rows = any(b"\n" in (self.path / table).read_bytes() for table in TABLES)
         if rows or any(episode_steps(self.path, split) for split in _SPLITS):
             raise RunDirectoryError(
                 f"{self.path} holds rows or episodes but no checkpoint to continue from; resuming would delete them. Restore "
                 f"its checkpoints, or start anew elsewhere: kapelle train {self.path / 'config.yaml'} --run-dir OTHER."
             )
-        self.rewind(dict.fromkeys(_TABLES, 0))
+        self.rewind(dict.fromkeys(TABLES, 0))
 
     def rewind(self, positions: Mapping[str, int], measured: int | None = None) -> None:
         """Cut off all rows and episodes after these positions, which are those in a checkpoint.
@@ -301,7 +317,7 @@ class RunDirectory:
         there.
         """
         with self._write(self.path):
-            ends = {table: positions.get(table, 0) for table in _TABLES}
+            ends = {table: positions.get(table, 0) for table in TABLES}
             last = {split: positions.get(f"episodes/{split}", -1) for split in _SPLITS}
             if measured is not None:
                 rows = self.path / "evaluations.jsonl"
@@ -315,6 +331,9 @@ class RunDirectory:
                 for step in episode_steps(self.path, split):
                     if step > last[split]:
                         episode_file(self.path, step, split).unlink()
+            for step in traced_steps(self.path):
+                if step > last["train"]:
+                    trace_file(self.path, step).unlink()
             self._unflushed = {path for path in self._unflushed if path.exists()}
         self._rewound = True
 
@@ -354,33 +373,3 @@ class RunDirectory:
 
 def _partials() -> set[str]:
     return {f".{name}{PARTIAL}" for name in _NAMES}
-
-
-def _refuse_run_without_config(path: Path) -> None:
-    """Raise RunDirectoryError for a run that has lost its config: a new one would be mixed with what is left of it."""
-    if is_run(path):
-        return
-    tables = [path / table for table in _TABLES if (path / table).is_file() and (path / table).stat().st_size]
-    left = [*tables, *path.glob("checkpoints/[0-9]*"), *path.glob("episodes/*/[0-9]*")]
-    if left:
-        missing = "neither lock nor metrics.jsonl" if (path / "config.yaml").is_file() else "no config.yaml"
-        raise RunDirectoryError(
-            f"{path} holds what a run has left ('{left[0].relative_to(path)}') and {missing}. Put that back from a copy, or "
-            "name another --run-dir."
-        )
-
-
-def _refuse_other_run(
-    path: Path, config: str, differences: Callable[[str, str], Sequence[str]], *, resume: bool
-) -> None:
-    if not resume:
-        raise RunDirectoryError(
-            f"{path} already holds a run. Continue it with --resume, or choose another --run-dir."
-        )
-    changed = differences(read_config(path), config)
-    if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise RunDirectoryError(
-            f"The run at {path} has another config: {changed[0]}{more}. "
-            f"Resume it with {path / 'config.yaml'}, or choose another --run-dir."
-        )

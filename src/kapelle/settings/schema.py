@@ -288,6 +288,14 @@ class CheckpointConfig(Settings):
     time; it counts when it is sealed."""
 
 
+class RecordConfig(Settings):
+    """What a run records for people who look at it, beside what it needs itself."""
+
+    credit_episodes: int = Field(2, ge=0)
+    """Episodes per step of which each token's advantage, credit, ratio and entropy are kept: the best and the worst of the
+    groups whose returns differ most. 0 keeps none."""
+
+
 class Timed(Settings):
     """What every environment and every engine has in addition to its own settings."""
 
@@ -366,6 +374,7 @@ class RunConfig(Settings):
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()
+    record: Annotated[RecordConfig, FREE] = RecordConfig()
     ray: Annotated[RayConfig, FROM_HERE_ON] = RayConfig()
     """What `--launch ray` places, and where; nothing else reads it."""
 

@@ -26,6 +26,7 @@ from kapelle.rollout.play import Play
 from kapelle.rollout.shared import shared_rollout
 from kapelle.rollout.under_way import GroupUnderWay, unfinished_turns
 from kapelle.rows import Loads, Sample, Sampled, Signals, gathered, turns_of
+from kapelle.runs.traces import Trace
 from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig
@@ -35,6 +36,7 @@ from kapelle.training.queue import RolloutQueue, UnderWay
 from kapelle.training.step_metrics import credit_metrics, critic_metrics, time_metrics
 from kapelle.training.step_play import PlayedStep, play_step, steps_ahead
 from kapelle.training.step_start import StepStart
+from kapelle.training.tracing import traces
 from kapelle.training.updates import update_in_order
 from kapelle.types import Group
 
@@ -73,6 +75,8 @@ class Step:
     """From 1; equal to the number of steps behind the weights."""
     groups: tuple[Group, ...]
     metrics: Mapping[str, float]
+    traces: tuple[Trace, ...] = ()
+    """What the tokens of a few of its episodes were credited with (`record.credit_episodes`)."""
 
 
 class Loop:
@@ -103,6 +107,7 @@ class Loop:
         self._queue = RolloutQueue(steps_ahead(config.training), config.training.max_staleness)
         self.may_go_back = False
         """Whether there is a checkpoint to return to if a step is interrupted."""
+        self._traces: tuple[Trace, ...] = ()
         self._parity: dict[str, float] = {}
         """Gaps of the turns played in this step, if the step itself learns from turns of older weights."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
@@ -123,7 +128,7 @@ class Loop:
     def step(self, number: int) -> Step:
         """Take step `number` (from 1) and return what happened; its result depends on the weights alone."""
         clock = Timeline()
-        self._parity = {}
+        self._parity, self._traces = {}, ()
         self._start = StepStart(self._queue.mark(), self._engine.versions)
         play = replace(self._play, timeline=clock)
         groups = self._groups(replace(play, tree=self._algorithm.data.tree), number)
@@ -152,7 +157,7 @@ class Loop:
         clock.leave()
         tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
-        return Step(number, tuple(groups), metrics | time_metrics(clock, tokens))
+        return Step(number, tuple(groups), metrics | time_metrics(clock, tokens), self._traces)
 
     def _paid(self, groups: Sequence[Group], signals: Signals) -> Sequence[Group]:
         """Return the groups with the reward model's term added."""
@@ -245,13 +250,19 @@ class Loop:
             critics = critic_samples(groups, team, credit, signals, algorithm.critic, reader)
             if algorithm.critic.view != "answer":
                 metrics |= critic_metrics(critics)
-        return metrics | update_in_order(
+        learned = policy_samples(groups, team, credit, signals)
+        metrics |= update_in_order(
             self._engine,
             self._objective,
             algorithm.update.order,
             algorithm.update.order.choose(team.trained, number, self._config.seed),
-            UpdateSamples(policy_samples(groups, team, credit, signals), critics, groups),
+            UpdateSamples(learned, critics, groups),
         )
+        if most := self._config.record.credit_episodes:
+            with unbroken():  # weights have changed: a stop waits for the step's end
+                returns = algorithm.returns or own_returns
+                self._traces = traces(groups, credit, learned, self._engine, returns, most)
+        return metrics
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:
         """Play each task once more, all agents greedy."""

@@ -16,6 +16,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.training.loop import Step
 from kapelle.training.observer import Observer
 from kapelle.training.resuming import open_run
+from kapelle.training.system import Machine
 
 
 class Records:
@@ -26,6 +27,7 @@ class Records:
         self.run = run
         self._observer = observer
         self._trackers: list[Tracker] = []
+        self._machine = Machine()
 
     def track(self, config: RunConfig) -> None:
         """Open the trackers that the settings name; they need a run directory."""
@@ -43,6 +45,8 @@ class Records:
         if self.run is not None:
             self.run.record_metrics(step.number, step.metrics)
             self.run.record_episodes(step.number, step.groups)
+            self.run.record_traces(step.number, step.traces)
+            self.run.record_system(step.number, self._machine.sample())
             self.run.report("training", step.number)
         for tracker in self._trackers:
             tracker.log(step.number, step.metrics)

@@ -74,10 +74,14 @@ class Renderer(Protocol):
 
 
 class WritingRenderer(Renderer, Protocol):
-    """A renderer that also turns completions written by hand into tokens."""
+    """A renderer that also turns completions written by hand into tokens, and tokens into text."""
 
     def completion(self, text: str) -> tuple[int, ...]:
         """Return the ids of a completion, end of turn included."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return tokens as text, special ones as they are written."""
         ...
 
 

@@ -31,6 +31,10 @@ class ByteRenderer:
         """Return the bytes of a completion."""
         return tuple(text.encode("utf-8", "replace"))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return bytes as text."""
+        return bytes(ids).decode("utf-8", "replace")
+
 
 class ScriptedEngine:
     """Answers each request with what its policy's script returns, at log-prob 0."""

@@ -216,6 +216,15 @@ class KeepsParts(Protocol):
         ...
 
 
+@runtime_checkable
+class Examines(Protocol):
+    """A train engine that also says how certain a policy was; traces then hold the entropy of each token."""
+
+    def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return log-prob and entropy `_T2` (float32 on the CPU, nats) of each policy sample's targets, without dropout."""
+        ...
+
+
 class TrainEngineSettings(Protocol):
     """Frozen settings that build a train engine."""
 

@@ -116,6 +116,11 @@ class FsdpTrainEngine:
         with self._shared_out():
             return self._own.score(samples)
 
+    def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return log-prob and entropy `_T2` (float32, nats) of each policy sample's targets, without dropout."""
+        with self._shared_out():
+            return self._own.examine(samples)
+
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
         with self._shared_out():

@@ -73,6 +73,10 @@ class TorchTrainEngine:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
         return self._sharing.rows(samples, self._forward.score)
 
+    def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return log-prob and entropy `_T2` (float32, nats) of each policy sample's targets, without dropout."""
+        return self._sharing.rows(samples, self._forward.examine)
+
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Take the optimiser steps of one update; see the protocol."""
         return self._updater.update(samples, objective)

@@ -54,13 +54,24 @@ class Forward:
                     answers[chosen[k]] = rows_TD.mean(0)
         return [answers[k] for k in range(len(samples))]
 
-    @torch.no_grad()
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
+        return self._rows(samples, Entropy.LEFT_OUT, lambda found: found.logp_K)
+
+    def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return log-prob and entropy `_T2` (float32, nats) of each policy sample's targets, without dropout."""
+        return self._rows(
+            samples, Entropy.MEASURED, lambda found: torch.stack([found.logp_K, found.entropy_K], 1)
+        )
+
+    @torch.no_grad()
+    def _rows(
+        self, samples: Sequence[Sample], entropy: Entropy, rows: Callable[[TokenStatistics], Tensor]
+    ) -> list[Tensor]:
         answers: dict[int, Tensor] = {}
         for chosen, batch in self.batches(samples):
-            for _learner, part, output in self.outputs(batch, Entropy.LEFT_OUT):
-                values_K = output.logp_K if isinstance(output, TokenStatistics) else output
+            for _learner, part, output in self.outputs(batch, entropy):
+                values_K = rows(output) if isinstance(output, TokenStatistics) else output
                 for k, column in zip(part.samples, values_K.split(_counts(part)), strict=True):
                     answers[chosen[k]] = column.float().cpu()
         return [answers[k] for k in range(len(samples))]

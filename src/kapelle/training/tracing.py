@@ -1,0 +1,99 @@
+"""What each token of a few episodes was credited with, for people who look at a run; nothing is trained on it.
+
+Shapes: T completion tokens of one turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from kapelle.algorithm import Credit
+from kapelle.engines.train.protocol import Examines, TrainEngine
+from kapelle.rows import Column, Sample, TurnKey, turns_of
+from kapelle.runs.traces import Trace, TracedTurn
+from kapelle.types import Episode, Group, Turn
+
+Returns = Callable[[Episode], Mapping[str, float]]
+
+
+def traces(
+    groups: Sequence[Group],
+    credit: Mapping[TurnKey, Credit],
+    samples: Mapping[TurnKey, Sample],
+    engine: TrainEngine,
+    returns: Returns,
+    most: int,
+) -> tuple[Trace, ...]:
+    """Return the traces of up to `most` episodes of a step that has just been learned from.
+
+    The engine evaluates their tokens with the new weights: that is all it costs.
+    """
+    kept = chosen(groups, returns, most)
+    turns = [(key, turn) for key, turn in turns_of(groups) if key in samples and key[:2] in kept]
+    if not turns:
+        return ()
+    shares = _totals(groups, credit)
+    evaluated = _evaluated(engine, [samples[key] for key, _ in turns])
+    lines = {place: line for line, place in enumerate(_places(groups))}
+    found: dict[tuple[int, int], tuple[list[TracedTurn], dict[int, str]]] = {}
+    for (key, turn), row_T2 in zip(turns, evaluated, strict=True):
+        drawn, vocabulary = found.setdefault((key.group, key.episode), ([], {}))
+        pieces = engine.renderer(turn.policy)
+        for token in (*turn.prompt_ids, *turn.completion_ids):
+            if token not in vocabulary:
+                vocabulary[token] = pieces.decode((token,))
+        drawn.append(_traced(turn, credit[key], samples[key], row_T2, shares[turn.policy], vocabulary))
+    return tuple(Trace(lines[place], *found[place]) for place in sorted(found, key=lines.__getitem__))
+
+
+def chosen(groups: Sequence[Group], returns: Returns, most: int) -> set[tuple[int, int]]:
+    """Return (group, episode) of those to keep: best and worst of each group, the group with the largest spread first."""
+    ranked: list[tuple[float, int, list[int]]] = []  # minus the spread: the largest first
+    for g, group in enumerate(groups):
+        earned = {
+            e: sum(returns(each).values()) for e, each in enumerate(group.episodes) if each.error is None
+        }
+        if earned:
+            order = sorted(earned, key=lambda e: (-earned[e], e))
+            ranked.append(
+                (earned[order[-1]] - earned[order[0]], g, list(dict.fromkeys((order[0], order[-1]))))
+            )
+    places = [(g, e) for _, g, ends in sorted(ranked) for e in ends]
+    return set(places[:most])
+
+
+def _places(groups: Sequence[Group]) -> list[tuple[int, int]]:
+    return [(g, e) for g, group in enumerate(groups) for e in range(len(group.episodes))]
+
+
+def _totals(groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -> dict[str, float]:
+    """Return, for each policy, the sum of |weight × advantage| over the tokens of the step."""
+    pieces: dict[str, list[Tensor]] = {}
+    for key, turn in turns_of(groups):
+        if key in credit:
+            pieces.setdefault(turn.policy, []).append(credit[key].weight * credit[key].advantage_T)
+    return {policy: float(torch.cat(own).abs().sum()) for policy, own in pieces.items()}
+
+
+def _evaluated(engine: TrainEngine, samples: Sequence[Sample]) -> list[Tensor]:
+    if isinstance(engine, Examines):
+        return engine.examine(samples)
+    return [logp_T[:, None] for logp_T in engine.score(samples)]
+
+
+def _traced(
+    turn: Turn, given: Credit, sample: Sample, row_T2: Tensor, total: float, vocabulary: Mapping[int, str]
+) -> TracedTurn:
+    advantage_T = torch.as_tensor(given.advantage_T).float().expand(len(turn.completion_ids))
+    ratio_T = (row_T2[:, 0] - sample.columns[Column.BEHAVIOUR]).exp()
+    return TracedTurn(
+        turn.index,
+        [vocabulary[token] for token in turn.completion_ids],
+        advantage_T.tolist(),
+        (given.weight * advantage_T / total if total else torch.zeros_like(advantage_T)).tolist(),
+        ratio_T.tolist(),
+        row_T2[:, 1].tolist() if row_T2.shape[1] > 1 else (),
+    )

@@ -1,0 +1,99 @@
+"""What is kept of each token's credit."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.episodes import episode, turn
+from tests.support.tiny import sections
+
+from kapelle.runs.reader import read_groups, read_metrics
+from kapelle.training.tracing import chosen
+from kapelle.training.trainer import Trainer
+from kapelle.types import Episode, Group
+
+
+def returned(each: Episode) -> dict[str, float]:
+    return dict(each.rewards)
+
+
+def group(*rewards: float | None) -> Group:
+    members = [
+        episode(turn("a", 0), rewards={"a": r or 0.0}, error=None if r is not None else "x") for r in rewards
+    ]
+    return Group(members[0].task, tuple(members))
+
+
+def test_best_and_worst_are_kept_of_the_groups_that_differ_most() -> None:
+    groups = [group(1.0, 1.0), group(0.0, 0.5, 1.0), group(None, 0.2, 0.0), group(None)]
+    assert chosen(groups, returned, 2) == {(1, 2), (1, 0)}
+    assert chosen(groups, returned, 3) == {(1, 2), (1, 0), (2, 1)}
+    assert chosen(groups, returned, 99) == {(1, 2), (1, 0), (2, 1), (2, 2), (0, 0), (0, 1)}
+    assert chosen(groups, returned, 0) == set()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("traced") / "run"
+    with Trainer(**sections(), run_dir=path) as trainer:
+        list(trainer.steps(2))
+    return path
+
+
+def rows(run: Path, step: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "traces" / f"{step:08d}.jsonl").read_text().splitlines()]
+
+
+def test_a_trace_belongs_to_its_episode_and_has_a_number_for_each_token(run: Path) -> None:
+    episodes = [each for group in read_groups(run, 1) for each in group.episodes]
+    kept = rows(run, 1)
+    assert len(kept) == 2
+    for row in kept:
+        played = {turn.index: turn for turn in episodes[row["line"]].turns}
+        assert {each["index"] for each in row["turns"]} == {k for k, each in played.items() if each.trained}
+        for each in row["turns"]:
+            own = played[each["index"]]
+            assert (
+                len(own.completion_ids) == len(each["advantage"]) == len(each["credit"]) == len(each["ratio"])
+            )
+            assert len(each["entropy"]) == len(each["pieces"])
+            assert own.text in "".join(each["pieces"])
+            assert {str(token) for token in own.prompt_ids} <= row["vocabulary"].keys()
+            assert all(0 <= value <= math.log(len(row["vocabulary"]) + 10_000) for value in each["entropy"])
+
+
+def test_best_and_worst_are_credited_with_opposite_signs(run: Path) -> None:
+    for row in rows(run, 1) + rows(run, 2):
+        for each in row["turns"]:
+            assert all(a * c >= 0 for a, c in zip(each["advantage"], each["credit"], strict=True))
+            assert sum(map(abs, each["credit"])) <= 1.0
+
+
+def test_without_a_rate_the_ratio_is_one(tmp_path: Path) -> None:
+    with Trainer(**sections(optimizer={"lr": 1e-12}), run_dir=tmp_path / "run") as trainer:
+        list(trainer.steps(1))
+    for row in rows(tmp_path / "run", 1):
+        assert [r for each in row["turns"] for r in each["ratio"]] == pytest.approx(
+            [1.0 for each in row["turns"] for _ in each["ratio"]], abs=1e-4
+        )
+
+
+def test_none_are_kept_where_none_are_asked_for_and_nothing_else_changes(run: Path, tmp_path: Path) -> None:
+    with Trainer(**sections(record={"credit_episodes": 0}), run_dir=tmp_path / "run") as trainer:
+        list(trainer.steps(2))
+    assert list((tmp_path / "run" / "traces").iterdir()) == []
+    own, other = (
+        [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(each)]
+        for each in (run, tmp_path / "run")
+    )
+    assert own == other
+
+
+def test_every_step_says_what_the_machine_was_doing(run: Path) -> None:
+    found = [json.loads(line) for line in (run / "system.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in found] == [1, 2]
+    assert all(row["memory"] > 1_000_000 and row["cpu"] >= 0 and row["cores"] >= 1 for row in found)
