@@ -21,6 +21,9 @@ PACKAGE = ROOT / "src" / "kapelle"
 TESTS = ROOT / "tests"
 
 REACHED = {
+    "kapelle.runs.opening": "tests/runs/test_writer.py::test_a_new_run_has_every_file_of_the_documentation",
+    "kapelle.runs.traces": "tests/runs/test_writer.py::test_a_new_run_has_every_file_of_the_documentation",
+    "kapelle.training.system": "tests/training/test_tracing.py::test_every_step_says_what_the_machine_was_doing",
     "kapelle.cli.environments": "tests/cli/test_serve_environments.py::test_environments_are_named_with_their_settings",
     "kapelle.environments.elsewhere": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
     "kapelle.environments.remote.environment": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
