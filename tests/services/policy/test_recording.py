@@ -93,6 +93,51 @@ def test_agents_that_name_their_session_share_it(client: OpenAI, recorded: Path)
     assert told["restarts"] == 1, "`first` began anew"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_the_whole_team_is_an_episode_of_all_its_turns(
+    client: OpenAI, recorded: Path, play: Play, *, stream: bool
+) -> None:
+    asked: Any = {
+        "model": "duo",
+        "messages": [{"role": "user", "content": "2+2?"}],
+        "seed": 4,
+        "max_tokens": 8,
+    }
+    raw = client.chat.completions.with_raw_response.create(**asked, stream=stream)
+    name = raw.headers["x-kapelle-session"]
+    said: Any = raw.parse()
+    first = next(iter(said)) if stream else said
+    assert session_of(first) == name
+    if stream:
+        list(said)
+    known = episode(recorded, reward(client, name, reward=0.5))
+    assert known.rewards == {"first": 0.5, "second": 0.5}
+    assert [turn.index for turn in known.turns] == list(range(len(known.turns)))
+    assert {turn.agent for turn in known.turns} == {"first", "second"}
+    assert all(len(turn.logprobs) == len(turn.completion_ids) > 0 for turn in known.turns)
+    assert {(turn.version, turn.policy) for turn in known.turns} == {
+        (7, play.team.policy(agent).name) for agent in ("first", "second")
+    }
+    if not stream:
+        told = said.choices[0].model_extra["kapelle"]["turns"]
+        assert [each["text"] for each in told] == [turn.text for turn in known.turns]
+
+
+def test_calls_of_the_team_and_of_an_agent_share_a_session_that_is_named(
+    client: OpenAI, recorded: Path
+) -> None:
+    named = {"x-kapelle-session": "both-of-them"}
+    messages: Messages = [{"role": "user", "content": "2+2?"}]
+    say(client, messages, extra_headers=named)
+    client.chat.completions.create(model="duo", messages=messages[:1], max_tokens=8, extra_headers=named)
+    known = episode(recorded, reward(client, "both-of-them", reward=1.0))
+    assert [turn.index for turn in known.turns] == list(range(len(known.turns)))
+    assert len(known.turns) > 2
+    assert known.turns[1].seen == 1, "the team began when one turn was over"
+    with pytest.raises(APIStatusError, match="one at a time"):
+        client.chat.completions.create(model="duo", messages=messages[:1], n=2)
+
+
 def test_edits_and_compaction_begin_anew_and_are_counted(client: OpenAI, recorded: Path) -> None:
     named = client.with_options(default_headers={"x-kapelle-session": "edited"})
     messages: Messages = [{"role": "user", "content": "one"}]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.services.policy.test_safety import TOKEN
 from tests.support.tiny import sections
+from tests.support.tls import certificate_here
 from tests.workflows.stage import lines, play
 
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.reward_server import RewardServer
 from kapelle.errors import ConfigError
+from kapelle.runtime.http import _trusted
+from kapelle.services.binding import Binding
 from kapelle.services.reward.scores import Answered
+from kapelle.services.reward.serving import RewardLimits, serve_reward
 from kapelle.services.reward.serving import RewardServer as Serving
 from kapelle.training.served_verifier import VerifierScorer
 from kapelle.training.trainer import Trainer
@@ -72,6 +78,25 @@ async def test_a_server_that_is_away_fails_the_episode_and_pays_nobody(unused_tc
     episode = await one(paid_by(f"http://127.0.0.1:{unused_tcp_port}", retries=0), "132")
     assert "gave no score: ConnectError" in (episode.error or "")
     assert episode.rewards == {}
+
+
+async def test_another_machine_is_asked_over_tls_with_the_token(
+    scorer: VerifierScorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = certificate_here(tmp_path)
+    binding = Binding("localhost", token=TOKEN, certificate=certificate, key=key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("KAPELLE_TOKEN", TOKEN)
+    _trusted.cache_clear()
+    try:
+        with serve_reward(scorer, binding, RewardLimits()) as served:
+            assert (await one(paid_by(served.url), "132")).error is None
+            monkeypatch.setenv("KAPELLE_TOKEN", f"{TOKEN}x")
+            refused = await one(paid_by(served.url), "132")
+            assert "HTTP 401: The token is missing or wrong" in (refused.error or "")
+            assert TOKEN not in (refused.error or "")
+    finally:
+        _trusted.cache_clear()
 
 
 @pytest.mark.slow

@@ -20,13 +20,15 @@ from typing import Protocol
 from kapelle.errors import DataError, OutputError
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http.application import Answer, Call, Route
-from kapelle.services.http.refusals import Refusal
+from kapelle.services.http.refusals import Refusal, wrong
 from kapelle.services.policy.admission import Ticket
 from kapelle.services.policy.agents import Agents, Done, News, Prompt
+from kapelle.services.policy.chat_form import ChatRequest
 from kapelle.services.policy.chats import Chat, prompted
 from kapelle.services.policy.conversation import read_message
 from kapelle.services.policy.rewards import Reward, read_reward
-from kapelle.services.policy.sessions import Place, Session, Sessions
+from kapelle.services.policy.sessions import Place, Session, Sessions, record
+from kapelle.services.policy.teams import Played, Spoken
 from kapelle.types import Episode, Message, Task, Turn
 
 TASK = "x-kapelle-task"
@@ -106,17 +108,47 @@ class Recorder:
     ) -> tuple[Chat, AsyncIterator[News | Done]]:
         """Return a chat with its prompt and session, and its answers, each recorded before its caller has it."""
         place = await self._place(chat, call)
-        session = place.session
-        session.task = call.headers.get(TASK, session.task)
-        session.under_way += chat.request.n
-
-        def over() -> None:
-            session.under_way -= chat.request.n
-
-        ticket.then(over)
-        chat = replace(chat, session=session.name)
+        self._takes_part(place.session, call, ticket, chat.request.n)
+        chat = replace(chat, session=place.session.name)
         chat = await self._prompted(chat, messages, place)
         return chat, self._kept(chat, place, self._answered(chat, place))
+
+    def team_answers(
+        self, request: ChatRequest, call: Call, ticket: Ticket, answers: AsyncIterator[Spoken | Played]
+    ) -> tuple[str, AsyncIterator[Spoken | Played]]:
+        """Return the session of a call of the whole team, and its answers; all turns are recorded before the answer is told.
+
+        Refusal (400) for several answers at once: they would be one session, and one of them would be rewarded for the others.
+        """
+        if request.n > 1:
+            raise wrong(
+                "The team's answers are recorded one at a time. Ask again, each time in a session of its own.",
+                "n",
+            )
+        session = self.sessions.begin(call.session)
+        self._takes_part(session, call, ticket, 1)
+        return session.name, self._team_kept(session, answers)
+
+    async def _team_kept(
+        self, session: Session, answers: AsyncIterator[Spoken | Played]
+    ) -> AsyncIterator[Spoken | Played]:
+        before = len(session.turns)
+        async with aclosing(answers) as told:  # type: ignore[type-var]
+            async for each in told:
+                if isinstance(each, Played):
+                    for turn in each.episode.turns:
+                        record(session, replace(turn, index=-1), before + turn.seen)
+                yield each
+
+    def _takes_part(self, session: Session, call: Call, ticket: Ticket, answers: int) -> None:
+        """Note that a call is under way in a session, until its room is given back."""
+        session.task = call.headers.get(TASK, session.task)
+        session.under_way += answers
+
+        def over() -> None:
+            session.under_way -= answers
+
+        ticket.then(over)
 
     async def _place(self, chat: Chat, call: Call) -> Place:
         return self.sessions.place(chat.agent, chat.request, call.session)

@@ -100,12 +100,16 @@ class PolicyService:
         self, model: str, request: ChatRequest, call: Call, ticket: Ticket
     ) -> Answer | Stream:
         self._teams.check(request)
-        chat = TeamChat(model, request)
         seed = secrets.randbits(62) if request.seed is None else request.seed
         answers = self._teams.answers(request, seed, listening=request.stream)
+        session = None
+        if self._recorder is not None:
+            session, answers = self._recorder.team_answers(request, call, ticket, answers)
+        chat = TeamChat(model, request, session)
+        headers = {} if session is None else {SESSION: session}
         if request.stream:
-            return await _begun(ticket.bounded(chat.chunks(answers)), {})
-        return Answer(await chat.whole(answers))
+            return await _begun(ticket.bounded(chat.chunks(answers)), headers)
+        return Answer(await chat.whole(answers), headers=headers)
 
     @property
     def under_way(self) -> int:

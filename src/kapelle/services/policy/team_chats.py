@@ -18,10 +18,17 @@ class TeamChat:
 
     model: str
     request: ChatRequest
+    session: str | None = None
+    """The session that it is part of; None where none are kept."""
     head: Head = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "head", Head(self.model))
+
+    @property
+    def _extra(self) -> dict[str, Json]:
+        """What the answer says of itself beyond OpenAI's form."""
+        return {} if self.session is None else {"session": self.session}
 
     async def whole(self, answers: AsyncIterator[Spoken | Played]) -> Json:
         """Return the answer, with the turns behind it."""
@@ -37,14 +44,20 @@ class TeamChat:
             }
             for each in played
         ]
-        return {**self.head.row("chat.completion"), "choices": choices, "usage": _usage(played)}
+        row = {**self.head.row("chat.completion"), "choices": choices, "usage": _usage(played)}
+        return row if self.session is None else {**row, "kapelle": self._extra}
 
     async def chunks(self, answers: AsyncIterator[Spoken | Played]) -> AsyncIterator[Json | str]:
         """Yield the answer in pieces: what agents say beside the content, then the team's answer as the content."""
         played: list[Played] = []
         for choice in range(self.request.n):
             yield chunk_row(
-                self.head, choice, {"role": "assistant", "content": "", "refusal": None}, None, None
+                self.head,
+                choice,
+                {"role": "assistant", "content": "", "refusal": None},
+                None,
+                None,
+                self._extra,
             )
         async with aclosing(answers) as told:  # type: ignore[type-var]
             async for each in told:
