@@ -34,6 +34,7 @@ BENCHMARKS: Mapping[str, str] = {
     "sandbox": "starting, running and ending model-written code",
     "graders": "grading answers",
     "learning": "what algorithms learn on games with known optima, over five seeds (an hour; `python -m benchmarks.learning`)",
+    "environment_server": "worlds on an environment server, its callers that vanish, a signal, hostile bodies (five minutes)",
     "environment_workers": "10,000 episodes in flight over 8 worker processes, against worlds in this one (ten minutes)",
     "overlap": "sampling in a second process while this one learns, against one after the other (two idle cores)",
     "serving": "tokens a second through the policy server, against its engine alone; clients that vanish; a drain",

@@ -96,6 +96,7 @@ class Remote(Settings):
     def servers(self) -> Servers:
         """This process's connections to the servers; see `calling`."""
         calling = self.calling
+        import kapelle.wire  # noqa: F401 - sets how much grpcio says, before it is imported
         from kapelle.environments.remote.servers import servers_at
 
         return servers_at(

@@ -107,5 +107,6 @@ def serve_environments(
 
         service = EnvironmentService(shelf, sessions, worlds.opens)
         control = ControlService(put, guarded=binding.token is not None)
+        caps = caps or Caps(streams=limits.sessions)
         with GrpcServer(binding, [service, control], caps) as server:
             yield EnvironmentServer(server.address, shelf, server, sessions)

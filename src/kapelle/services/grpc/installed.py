@@ -7,6 +7,8 @@ from kapelle.errors import ConfigError
 
 def check_installed() -> None:
     """Raise ConfigError when a package that speaks gRPC is missing."""
+    import kapelle.wire  # noqa: F401 - sets how much grpcio says, before it is imported
+
     try:
         import grpc  # noqa: F401
         import grpc_health.v1  # noqa: F401

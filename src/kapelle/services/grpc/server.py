@@ -30,6 +30,8 @@ PING_SECONDS = 20
 """After which a silent connection is asked whether its other side is there, and for which it may take to answer."""
 CLOSING_SECONDS = 5.0
 """That broken off calls have to end; their thread is left behind if they do not."""
+LAST_SECONDS = 0.5
+"""In which calls that come at the very end are told that they come too late."""
 METADATA_BYTES = 16 << 10
 """Of the headers of one call."""
 
@@ -60,6 +62,7 @@ class GrpcServer:
         # What calls raise is logged by the guard; grpcio would log every call that is broken off, with a traceback.
         logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
         self._binding, self._services, self._caps = binding, tuple(services), caps or Caps()
+        self._drained = False
         self.port = 0
         """The one that it listens on, once it has started."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -78,7 +81,10 @@ class GrpcServer:
         self.port = self._begun.result()
 
     def drain(self, seconds: float) -> bool:
-        """Answer what was accepted and nothing else, then stop; return whether all was answered within `seconds`."""
+        """Accept no more calls, answer those that were accepted, and return whether all were within `seconds`.
+
+        Services have half of that time to end what they have begun.
+        """
         return asyncio.run_coroutine_threadsafe(self._drain(seconds), self._running).result()
 
     def close(self) -> None:
@@ -121,24 +127,21 @@ class GrpcServer:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         self._begun.set_result(port)
         await self._over.wait()
-        await server.stop(None)
+        await server.stop(LAST_SECONDS if self._drained else None)
 
     async def _drain(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
         await self._health.enter_graceful_shutdown()
-        try:
-            async with asyncio.timeout(seconds):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds / 2):
                 await asyncio.gather(*(service.settle() for service in self._services))
-        except TimeoutError:
-            return False
-        finally:
-            self._guard.closed = True
-        try:
-            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+        self._guard.closed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until - time.monotonic()):
                 await self._guard.idle()
-        except TimeoutError:
-            return False
-        return True
+                self._drained = True
+        await asyncio.sleep(LAST_SECONDS)
+        return self._drained
 
 
 def _options(caps: Caps) -> list[tuple[str, Any]]:
