@@ -80,7 +80,8 @@ def _remains(run: Path, whole: Path) -> dict[str, str]:
             found[f"state/{name}"] = value
     for file in sorted(path for path in newest.rglob("*") if path.is_file()):
         name = file.relative_to(newest).as_posix()
-        if "/" in name:
+        # What ranks have shared out is in the state; who has which file depends on who learned what last.
+        if "/" in name and not name.startswith("train/"):
             found[f"kept/{name}"] = hashed(_plain(file, whole))
     found["checkpoint"] = newest.name.partition("-")[0]  # a step that is saved again has another ending
     return found

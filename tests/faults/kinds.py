@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.faults import calls, corruptions, crashes, kills, limits, oddities, planted, shim
+from tests.faults import calls, corruptions, crashes, kills, limits, oddities, planted, rank_kills, shim
 from tests.faults.world import Trial, World
 
 
@@ -53,6 +53,13 @@ KINDS: Mapping[str, Fault] = {
         calls.failing,
         shim.missing,
         weight=7,
+    ),
+    "ranks": Fault(
+        "SIGKILL of one rank, or of all, anywhere in a run of two processes, then a resume by one, two or three",
+        "ddp and fsdp, saves that wait and saves in the background",
+        rank_kills.trials,
+        runs=(),
+        weight=4,
     ),
     "crashes": Fault(
         "the power fails after each change that a run or a resume makes; unflushed changes are lost, or half there",

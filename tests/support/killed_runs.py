@@ -9,8 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import chdir
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir, suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
@@ -117,7 +117,7 @@ def _train(method: str, run: str, resume: bool, death: Death | None) -> None:
     import torch
 
     if death is not None:
-        _arm(death)
+        arm(death)
     # The environment draws from the global generators: another seed shows that a checkpoint brings them back.
     seed = 1 if (Path(run) / "latest").exists() else 0
     random.seed(seed)
@@ -128,15 +128,19 @@ def _train(method: str, run: str, resume: bool, death: Death | None) -> None:
     os._exit(summary.stopped_by)
 
 
-def _arm(death: Death) -> None:
+def arm(death: Death, others: Callable[[], Sequence[int]] | None = None) -> None:
+    """Let this process die as told, and before it those whose numbers `others` returns."""
     import shutil
 
     from kapelle.engines.rollout.local.engine import LocalEngine
     from kapelle.engines.train.torch.forward import Forward
     from kapelle.engines.train.torch.learner import Learner
     from kapelle.evaluation import evaluate as evaluation
-    from kapelle.runs import checkpoint
+    from kapelle.runs import checkpoint, checkpoint_contents
+    from kapelle.runs.checkpoint_shares import Share
     from kapelle.runs.writer import RunDirectory
+    from kapelle.runtime.aside import Aside
+    from kapelle.runtime.rank_group import RankGroup
     from kapelle.training import step_start
     from kapelle.training.loop import Loop
     from kapelle.training.progress import Progress
@@ -159,21 +163,39 @@ def _arm(death: Death) -> None:
         "renamed, not pointed at": (RunDirectory, "point_latest", "before"),
         "before pruning": (RunDirectory, "prune", "before"),
         "in the middle of pruning": (shutil, "rmtree", "after"),
+        # Of several processes, or of a save that is written meanwhile.
+        "in a meeting": (RankGroup, "_exchanged", "before"),
+        "in a sum": (RankGroup, "_sum", "before"),
+        "in a meeting aside": (Aside, "_exchanged", "after"),
+        "save begun": (Progress, "begin_save", "after"),
+        "folder made": (checkpoint, "_begin", "after"),
+        "before a share": (Share, "write", "before"),
+        "share written": (Share, "write", "after"),
+        "policies saved": (checkpoint_contents, "save_adapter", "after"),
+        "files listed": (checkpoint, "_listed", "after"),
+        "reading a checkpoint": (checkpoint, "read", "before"),
+        "rewound": (RunDirectory, "rewind", "after"),
     }[death.place]
     if death.held is not None:
         step_start.MOST_HELD = death.held
     call = getattr(owner, name)
     counted = 0
 
+    def die() -> None:
+        for other in others() if others is not None else ():
+            with suppress(ProcessLookupError):
+                os.kill(other, death.number)
+        os.kill(os.getpid(), death.number)
+
     def watched(*arguments: Any, **keywords: Any) -> Any:
         nonlocal counted
         counted += 1
         last = counted == death.times
         if last and side == "before":
-            os.kill(os.getpid(), death.number)
+            die()
         result = call(*arguments, **keywords)
         if last and side == "after":
-            os.kill(os.getpid(), death.number)
+            die()
         return result
 
     setattr(owner, name, watched)

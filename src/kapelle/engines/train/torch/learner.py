@@ -7,7 +7,7 @@ joint update equals training every learner alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -15,10 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.engines.train.torch.optimizers import build_optimizer, check_kind
-from kapelle.engines.train.torch.placement import laid_like, whole
+from kapelle.engines.train.torch.placement import laid_like, own_part, whole
 from kapelle.errors import NumericsError
 from kapelle.models.finite import poisoned
 from kapelle.settings.schema import OptimizerConfig
+
+Agreed = Callable[[str | None], str | None]
+"""Takes what is wrong in this process, and returns what is wrong in some process."""
+
+
+def _alone(wrong: str | None) -> str | None:
+    return wrong
 
 
 class Learner:
@@ -55,15 +62,16 @@ class Learner:
         """Return the loss times this learner's loss scale (1 but for fp16)."""
         return self._scaler.scale(loss)
 
-    def step(self, weight: float, on_bad: str) -> dict[str, float]:
+    def step(self, weight: float, on_bad: str, agreed: Agreed = _alone) -> dict[str, float]:
         """Divide the accumulated gradient of sums by `weight`, clip it, step; return norm and rate.
 
         A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
         is "skip" (fp16 always skips: its scale adapts that way). So does a step that itself breaks the weights or the
         optimiser's moments; under "skip" it is undone (weights, moments and counters) and counts as `undone` too. For
-        this "skip" keeps a copy of them during the step.
+        this "skip" keeps a copy of them during the step. Where processes hold parts of the weights, `agreed` makes what
+        is wrong with the part of one known to all.
         """
-        before = _snapshot(self.state()) if on_bad == "skip" else None
+        before = _snapshot(self.state(parts=True)) if on_bad == "skip" else None
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -83,7 +91,7 @@ class Learner:
         undone = False
         if finite or self._scaler.is_enabled():
             self._scaler.step(self._optimizer)
-            wrong = self._poison()
+            wrong = agreed(self._poison())
             if wrong is not None and before is None:
                 raise NumericsError(
                     f"The update {self.steps} of '{self.name}' at a rate of {rate:g} broke its weights: {wrong}. No "
@@ -105,11 +113,13 @@ class Learner:
         return {**size, "lr": rate, "skipped": float(not finite), **undo}
 
     def _poison(self) -> str | None:
-        tensors = {f"weights.{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        tensors = {
+            f"weights.{name}": own_part(parameter.detach()) for name, parameter in self.parameters.items()
+        }
         for name, parameter in self.parameters.items():
             moments = self._optimizer.state.get(parameter, {})
             tensors |= {
-                f"optimizer.{name}.{k}": v
+                f"optimizer.{name}.{k}": own_part(v)
                 for k, v in moments.items()
                 if k != "step" and isinstance(v, Tensor)
             }

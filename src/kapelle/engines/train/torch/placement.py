@@ -13,6 +13,11 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+def own_part(value: Tensor) -> Tensor:
+    """Return a tensor itself, or the part of it that this process holds."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 def laid_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     """Return a whole tensor, which all processes hold, laid out as another of its shape is; one that already is, itself."""
     if not isinstance(pattern, DTensor) or isinstance(tensor, DTensor):

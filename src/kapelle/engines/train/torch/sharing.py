@@ -39,6 +39,10 @@ class Sharing(Protocol):
         """Accumulate this process's part of a step's samples; then sum the sums and gradients over all processes."""
         ...
 
+    def agreed(self, wrong: str | None) -> str | None:
+        """Return what is wrong with a learner after its step in the first process where something is, in all of them."""
+        ...
+
 
 class Alone:
     """A single process that does all the work."""
@@ -54,6 +58,10 @@ class Alone:
     ) -> UpdateSums:
         """Accumulate all samples."""
         return accumulate(samples)
+
+    def agreed(self, wrong: str | None) -> str | None:
+        """Return what is wrong here."""
+        return wrong
 
 
 class AmongRanks:
@@ -103,6 +111,13 @@ class AmongRanks:
             [_gradient(learners[name], number) for name in learners for number in sorted(with_gradient[name])]
         )
         return joined
+
+    def agreed(self, wrong: str | None) -> str | None:
+        """Return what is wrong in some rank, where ranks hold parts of the weights; else all see the same."""
+        if not self._in_lockstep:
+            return wrong
+        said = self._ranks.together("step", (wrong or "").encode)
+        return next((each.decode() for each in said if each), None)
 
 
 def _is_own(gradient: Tensor | None) -> bool:

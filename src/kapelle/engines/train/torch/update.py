@@ -136,7 +136,7 @@ class Updater:
             learner.forget_gradient()
             book(totals, f"skipped/{name}", 1.0, 1.0)
             return
-        for metric, value in learner.step(weight, self._limits.non_finite).items():
+        for metric, value in learner.step(weight, self._limits.non_finite, self._sharing.agreed).items():
             book(totals, f"{metric}/{name}", value, 1.0)
         for metric, (total, share) in sums.sums[name].items():
             book(totals, metric, total, share)
