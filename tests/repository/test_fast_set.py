@@ -42,6 +42,8 @@ REACHED = {
     "kapelle.wire.values": "tests/environments/remote/test_same_episodes.py::test_a_game_is_the_same",
     "kapelle.cli.listening": "tests/cli/test_view.py::test_what_cannot_be_shown_is_one_line",
     "kapelle.cli.view_arguments": "tests/cli/test_view.py::test_what_cannot_be_shown_is_one_line",
+    "kapelle.viewer.about_runs": "tests/viewer/test_server.py::test_every_page_comes_with_the_policy",
+    "kapelle.viewer.team_map": "tests/viewer/test_server.py::test_every_page_comes_with_the_policy",
     "kapelle.viewer.answering": "tests/viewer/test_server.py::test_what_is_not_there_is_said_in_words",
     "kapelle.viewer.browsing": "tests/viewer/test_server.py::test_every_page_comes_with_the_policy",
     "kapelle.viewer.following": "tests/viewer/test_server.py::test_a_step_is_told_when_it_is_written",

@@ -14,11 +14,7 @@ from tests.support.tiny import sections
 from kapelle.runs.reader import read_groups, read_metrics
 from kapelle.training.tracing import chosen
 from kapelle.training.trainer import Trainer
-from kapelle.types import Episode, Group
-
-
-def returned(each: Episode) -> dict[str, float]:
-    return dict(each.rewards)
+from kapelle.types import Group
 
 
 def group(*rewards: float | None) -> Group:
@@ -30,10 +26,10 @@ def group(*rewards: float | None) -> Group:
 
 def test_best_and_worst_are_kept_of_the_groups_that_differ_most() -> None:
     groups = [group(1.0, 1.0), group(0.0, 0.5, 1.0), group(None, 0.2, 0.0), group(None)]
-    assert chosen(groups, returned, 2) == {(1, 2), (1, 0)}
-    assert chosen(groups, returned, 3) == {(1, 2), (1, 0), (2, 1)}
-    assert chosen(groups, returned, 99) == {(1, 2), (1, 0), (2, 1), (2, 2), (0, 0), (0, 1)}
-    assert chosen(groups, returned, 0) == set()
+    assert chosen(groups, 2) == {(1, 2), (1, 0)}
+    assert chosen(groups, 3) == {(1, 2), (1, 0), (2, 1)}
+    assert chosen(groups, 99) == {(1, 2), (1, 0), (2, 1), (2, 2), (0, 0), (0, 1)}
+    assert chosen(groups, 0) == set()
 
 
 @pytest.fixture(scope="module")

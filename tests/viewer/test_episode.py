@@ -9,7 +9,7 @@ from tests.support.viewed_runs import AGENTS, group, turn, write_run
 from kapelle.runs.episode_json import dump_episode
 from kapelle.types import Episode, Message, Task
 from kapelle.viewer.drawing import conversation, folded
-from kapelle.viewer.episode import episode_of, read_episode, read_group, sees, tokens_of, witnesses
+from kapelle.viewer.episode import episode_of, read_episode, read_step, sees, tokens_of, witnesses
 from kapelle.viewer.lines import parsed
 
 
@@ -27,7 +27,9 @@ def test_a_recorded_episode_is_read_as_it_was(tmp_path: Path) -> None:
     assert (read.task, read.question, read.success, read.group) == ("t2-1", "2+1", 1.0, 1)
     assert [t.text for t in read.turns] == [t.text for t in written.turns]
     assert read.rewards == dict(written.rewards)
-    assert [each.line for each in read_group(run, "train", 2, 1)] == [2, 3]
+    again, siblings, count = read_step(run, "train", 2, 2)
+    assert (again, [each.line for each in siblings], count) == (read, [2, 3], 4)
+    assert read_step(run, "train", 2, 9) == (None, [], 4)
     assert read_episode(run, "train", 2, 9) is None
     assert read_episode(run, "test", 2, 0) is None
 

@@ -24,6 +24,15 @@ from kapelle.settings.overlays import parse_yaml
 SHOWN = ("success", "reward", "loss", "mixer_loss", "entropy", "parity/max")
 """The most informative metrics, by their name or the part before the slash."""
 
+TROUBLES = (
+    ("failed_episodes", "steps had failed episodes"),
+    ("skipped/", "steps had an update that was left out"),
+    ("undone/", "steps had an update that was undone"),
+    ("mixer_undone", "steps had a fit of the mixer that was undone"),
+    ("parity/rounded", "steps had tokens on which trainer and sampler differed by rounding"),
+)
+"""Metrics that are 0 in a sound step, by their name or what it begins with, and what they say when they are not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -138,14 +147,7 @@ def failures(run: Path) -> list[str]:
         if status.state != "finished"
         else []
     )
-    descriptions = (
-        ("failed_episodes", "steps had failed episodes"),
-        ("skipped/", "steps had an update that was left out"),
-        ("undone/", "steps had an update that was undone"),
-        ("mixer_undone", "steps had a fit of the mixer that was undone"),
-        ("parity/rounded", "steps had tokens on which trainer and sampler differed by rounding"),
-    )
-    for name, description in descriptions:
+    for name, description in TROUBLES:
         bad = [int(row["step"]) for row in rows if _any(row, name)]
         lines += [f"{len(bad)} of {len(rows)} {description}, the last at step {bad[-1]}"] if bad else []
     return lines

@@ -108,6 +108,8 @@ class Loop:
         self.may_go_back = False
         """Whether there is a checkpoint to return to if a step is interrupted."""
         self._traces: tuple[Trace, ...] = ()
+        self._pieces: dict[str, dict[int, str]] = {}
+        """Texts of tokens, by policy and id."""
         self._parity: dict[str, float] = {}
         """Gaps of the turns played in this step, if the step itself learns from turns of older weights."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
@@ -260,8 +262,7 @@ class Loop:
         )
         if most := self._config.record.credit_episodes:
             with unbroken():  # weights have changed: a stop waits for the step's end
-                returns = algorithm.returns or own_returns
-                self._traces = traces(groups, credit, learned, self._engine, returns, most)
+                self._traces = traces(groups, credit, learned, self._engine, most, self._pieces)
         return metrics
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:

@@ -5,18 +5,17 @@ Shapes: T completion tokens of one turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from kapelle.algorithm import Credit
 from kapelle.engines.train.protocol import Examines, TrainEngine
+from kapelle.metrics.definitions import own_returns
 from kapelle.rows import Column, Sample, TurnKey, turns_of
 from kapelle.runs.traces import Trace, TracedTurn
-from kapelle.types import Episode, Group, Turn
-
-Returns = Callable[[Episode], Mapping[str, float]]
+from kapelle.types import Group, Turn
 
 
 def traces(
@@ -24,14 +23,16 @@ def traces(
     credit: Mapping[TurnKey, Credit],
     samples: Mapping[TurnKey, Sample],
     engine: TrainEngine,
-    returns: Returns,
     most: int,
+    known: dict[str, dict[int, str]],
 ) -> tuple[Trace, ...]:
     """Return the traces of up to `most` episodes of a step that has just been learned from.
 
+    `known` holds the text of tokens by policy and id, from step to step; what is missing is added.
+
     The engine evaluates their tokens with the new weights: that is all it costs.
     """
-    kept = chosen(groups, returns, most)
+    kept = chosen(groups, most)
     turns = [(key, turn) for key, turn in turns_of(groups) if key in samples and key[:2] in kept]
     if not turns:
         return ()
@@ -41,20 +42,20 @@ def traces(
     found: dict[tuple[int, int], tuple[list[TracedTurn], dict[int, str]]] = {}
     for (key, turn), row_T2 in zip(turns, evaluated, strict=True):
         drawn, vocabulary = found.setdefault((key.group, key.episode), ([], {}))
-        pieces = engine.renderer(turn.policy)
-        for token in (*turn.prompt_ids, *turn.completion_ids):
-            if token not in vocabulary:
-                vocabulary[token] = pieces.decode((token,))
-        drawn.append(_traced(turn, credit[key], samples[key], row_T2, shares[turn.policy], vocabulary))
+        texts = known.setdefault(turn.policy, {})
+        for token in {*turn.prompt_ids, *turn.completion_ids} - texts.keys():
+            texts[token] = engine.renderer(turn.policy).decode((token,))
+        vocabulary |= {token: texts[token] for token in turn.prompt_ids}
+        drawn.append(_traced(turn, credit[key], samples[key], row_T2, shares[turn.policy], texts))
     return tuple(Trace(lines[place], *found[place]) for place in sorted(found, key=lines.__getitem__))
 
 
-def chosen(groups: Sequence[Group], returns: Returns, most: int) -> set[tuple[int, int]]:
+def chosen(groups: Sequence[Group], most: int) -> set[tuple[int, int]]:
     """Return (group, episode) of those to keep: best and worst of each group, the group with the largest spread first."""
     ranked: list[tuple[float, int, list[int]]] = []  # minus the spread: the largest first
     for g, group in enumerate(groups):
         earned = {
-            e: sum(returns(each).values()) for e, each in enumerate(group.episodes) if each.error is None
+            e: sum(own_returns(each).values()) for e, each in enumerate(group.episodes) if each.error is None
         }
         if earned:
             order = sorted(earned, key=lambda e: (-earned[e], e))

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from kapelle.viewer.answering import html, one
 from kapelle.viewer.drawing import COLUMNS, conversation, folded
-from kapelle.viewer.episode import Episode, read_episode, read_group
+from kapelle.viewer.episode import Episode, read_episode, read_step
 from kapelle.viewer.index import SORTS, Index, asked
 from kapelle.viewer.library import Library, Run
 from kapelle.viewer.plain_text import shown
@@ -21,6 +21,7 @@ from kapelle.viewer.traces import trace_of, traced, vocabulary_of
 
 ROWS = 50
 """Episodes of one page of the table."""
+MISSING = "There is no such episode in this run, or its line is damaged."
 BESIDE = 8
 """Episodes that are shown side by side at most."""
 
@@ -76,7 +77,9 @@ class Browsing:
     def episode(self, request: Request) -> Response:
         """Return the page of one episode."""
         run, split, step, line = self._place(request)
-        found = self._read(run, split, step, line)
+        found, group, count = read_step(run.path, split, step, line)
+        if found is None:
+            raise HTTPException(404, MISSING)
         index = self.index(run)
         index.refresh(0.0)
         same = index.find(
@@ -89,7 +92,6 @@ class Browsing:
         )
         reader = request.query_params.get("as", "")
         color = request.query_params.get("color", "logprob")
-        group = read_group(run.path, split, step, found.group)
         lines = [each.line for each in group]
         return html(
             "episode.html",
@@ -100,8 +102,8 @@ class Browsing:
             color_names=COLUMNS,
             color=color if color in COLUMNS else "logprob",
             reader=reader if reader in found.agents else "",
-            before=self._exists(run, split, step, line - 1),
-            after=self._exists(run, split, step, line + 1),
+            before=line - 1 if line else None,
+            after=line + 1 if line + 1 < count else None,
             **self._drawn(run, split, step, found, reader),
         )
 
@@ -157,8 +159,5 @@ class Browsing:
     def _read(self, run: Run, split: str, step: int, line: int) -> Episode:
         found = read_episode(run.path, split, step, line)
         if found is None:
-            raise HTTPException(404, "There is no such episode in this run, or its line is damaged.")
+            raise HTTPException(404, MISSING)
         return found
-
-    def _exists(self, run: Run, split: str, step: int, line: int) -> int | None:
-        return line if line >= 0 and read_episode(run.path, split, step, line) is not None else None

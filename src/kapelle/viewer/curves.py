@@ -62,6 +62,42 @@ def source_of(run: Run, label: str | None = None) -> Source:
         )
 
 
+SYSTEM = {
+    "Machine": ("cpu", "load", "memory", "machine_memory", "gpus used", "gpus held"),
+    "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness", "unfinished"),
+}
+GIGABYTES = ("memory", "machine_memory", "gpus used", "gpus held")
+
+
+def system_page(run: Run, label: str) -> dict[str, Any]:
+    """Return what the page of a run's machine draws, as JSON."""
+    with run.lock:
+        run.refresh()
+        run.system.refresh()
+        made = []
+        for table in (run.system, run.metrics):
+            steps = table.axes["step"]
+            axes = {axis: thinned(places, steps, POINTS)[0] for axis, places in table.axes.items()}
+            names = {name for own in SYSTEM.values() for name in own}
+            columns = {
+                name: thinned(steps, [_scaled(name, value) for value in column], POINTS)[1]
+                for name, column in table.columns.items()
+                if _family(name) in names
+            }
+            made.append(Source(run.key, label, axes, columns, rows=len(table)))
+    drawn = page([each for each in made if each.columns], agents=(), sections=SYSTEM)
+    for section in drawn["sections"]:
+        for panel in section["panels"]:
+            panel["unit"] = (
+                "GB" if panel["name"] in GIGABYTES else "cores" if panel["name"] == "cpu" else panel["unit"]
+            )
+    return {**drawn, "alone": True}
+
+
+def _scaled(name: str, value: float | None) -> float | None:
+    return None if value is None else value / 1e9 if _family(name) in GIGABYTES else value
+
+
 def _evaluation(row: Mapping[str, Any], axes: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
     """Return a measured success with its interval and its place on every axis; None where nothing was scored."""
     success, step = number(row.get("success")), number(row.get("step"))
@@ -120,24 +156,26 @@ def _quantile(values: Sequence[float], share: float) -> float | None:
     return values[k] if k + 1 == len(values) else values[k] + (place - k) * (values[k + 1] - values[k])
 
 
-def page(sources: Sequence[Source], agents: Sequence[str]) -> dict[str, Any]:
+def page(
+    sources: Sequence[Source], agents: Sequence[str], sections: Mapping[str, tuple[str, ...]] = SECTIONS
+) -> dict[str, Any]:
     """Return everything that a page of curves draws, as JSON."""
     names = dict.fromkeys(name for source in sources for name in source.columns)
     families: dict[str, list[str]] = {}
     for name in names:
         families.setdefault(_family(name), []).append(name)
-    known = [family for own in SECTIONS.values() for family in own]
+    known = [family for own in sections.values() for family in own]
     more = sorted(family for family in families if family not in known and not _is_time(family))
-    sections = [
+    filled = [
         {"title": title, "panels": [_panel(family, families[family], sources, agents) for family in own if family in families]}
-        for title, own in {**SECTIONS, "More": tuple(more)}.items()
+        for title, own in {**sections, "More": tuple(more)}.items()
     ]  # fmt: skip
     return {
         "sources": [
             {"key": s.key, "label": s.label, "axes": s.axes, "rows": s.rows, "generation": s.generation, "evaluations": s.evaluations}
             for s in sources
         ],
-        "sections": [section for section in sections if section["panels"]],
+        "sections": [section for section in filled if section["panels"]],
         "times": [_times(source) for source in sources],
     }  # fmt: skip
 

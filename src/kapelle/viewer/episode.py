@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from kapelle.viewer.lines import number, parsed
 
 FORMS = (1,)
 """Versions of traces that are read; see docs/log.md."""
+_GROUP = re.compile(rb'\{"step":\d{1,12},"group":(\d{1,12}),')
+"""How the writer begins a line: what tells a group's lines from others without parsing them."""
 MOST_TOKENS = 6000
 """Tokens of one turn that are drawn."""
 
@@ -89,24 +92,42 @@ class Episode:
 
 def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yield each complete line of a file with its number from 0, None for one that holds no mapping."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return
-    for line, raw in enumerate(content.split(b"\n")[:-1]):
+    for line, raw in enumerate(_lines(path)):
         yield line, parsed(raw)
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return []
+
+
+def read_step(run: Path, split: str, step: int, line: int) -> tuple[Episode | None, list[Episode], int]:
+    """Return one episode of a step, its group's episodes in the order of the file, and how many lines the file has.
+
+    The episode is None where it is not there or cannot be read. Lines of other groups are not parsed.
+    """
+    lines = _lines(file_of(run, split, step))
+    row = parsed(lines[line]) if 0 <= line < len(lines) else None
+    if row is None:
+        return None, [], len(lines)
+    found = episode_of(row, line)
+    group = [found]
+    for other, raw in enumerate(lines):
+        label = _GROUP.match(raw, 0, 80)
+        if other != line and (label is None or int(label[1]) == found.group):
+            each = parsed(raw)
+            if each is not None and (sibling := episode_of(each, other)).group == found.group:
+                group.append(sibling)
+    return found, sorted(group, key=lambda each: each.line), len(lines)
 
 
 def read_episode(run: Path, split: str, step: int, line: int) -> Episode | None:
     """Return one episode; None where it is not there or cannot be read."""
-    row = next((row for at, row in rows_of(file_of(run, split, step)) if at == line), None)
+    lines = _lines(file_of(run, split, step))
+    row = parsed(lines[line]) if 0 <= line < len(lines) else None
     return None if row is None else episode_of(row, line)
-
-
-def read_group(run: Path, split: str, step: int, group: int) -> list[Episode]:
-    """Return the episodes of a group, in the order of the file."""
-    found = (episode_of(row, line) for line, row in rows_of(file_of(run, split, step)) if row is not None)
-    return [each for each in found if each.group == group]
 
 
 def file_of(run: Path, split: str, step: int) -> Path:

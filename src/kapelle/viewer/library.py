@@ -13,7 +13,7 @@ from kapelle.errors import KapelleError, RunDirectoryError
 from kapelle.runs.reader import read_provenance, read_status
 from kapelle.runs.summary import find_runs, settings_of
 from kapelle.viewer.lines import Tail
-from kapelle.viewer.table import Table, metrics_of
+from kapelle.viewer.table import Table, metrics_of, system_of
 
 LOOK_AGAIN = 5.0
 """Seconds after which folders are searched for new runs."""
@@ -31,11 +31,14 @@ class Run:
     metrics: Table
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    system: Table = field(init=False)
+    """What the machine was doing."""
     _evaluated: Tail = field(init=False)
     _settings: tuple[float, dict[str, Any]] = (0.0, {})
 
     def __post_init__(self) -> None:
         self._evaluated = Tail(self.path / "evaluations.jsonl")
+        self.system = system_of(self.path)
 
     def refresh(self) -> None:
         """Read what was appended to the run's tables."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kapelle.runs.summary import flat
+from kapelle.runs.summary import TROUBLES, flat
 from kapelle.viewer.library import Run
 from kapelle.viewer.lines import number
 
@@ -52,7 +52,6 @@ def listed(run: Run) -> dict[str, Any]:
             "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured)},
             "spark": curve,
             "damaged": run.damaged,
-            "league": False,
         }  # fmt: skip
 
 
@@ -88,3 +87,48 @@ def alike(run: Run) -> str:
     return repr(
         sorted((key, str(value)) for key, value in settings.items() if key not in ("seed", "description"))
     )
+
+
+def warnings(run: Run) -> list[str]:
+    """Return what went wrong in steps of a run, in words."""
+    with run.lock:
+        run.refresh()
+        steps, lines = run.metrics.axes["step"], []
+        for name, description in TROUBLES:
+            own = [
+                column
+                for key, column in run.metrics.columns.items()
+                if key == name or (name[-1] == "/" and key.startswith(name))
+            ]
+            bad = [step for k, step in enumerate(steps) if any((column[k] or 0) > 0 for column in own)]
+            if bad:
+                lines.append(f"{len(bad)} of {len(steps)} {description}, the last at step {bad[-1]:.0f}")
+        if run.damaged:
+            lines.append(f"{run.damaged} lines of its tables are damaged and were left out")
+    return lines
+
+
+def settings_rows(run: Run) -> list[dict[str, Any]]:
+    """Return every resolved setting with where it came from, those that are not defaults marked."""
+    origin = run.origin()
+    return [
+        {
+            "name": name,
+            "value": value,
+            "origin": str(origin.get(name, "default")),
+            "own": str(origin.get(name, "default")) != "default",
+        }
+        for name, value in flat(run.settings()).items()
+    ]
+
+
+def stages(run: Run, others: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the stages that a run is one of, in order; nothing for a run of its own."""
+    whole = run.path.parent
+    if not (whole / "stages.yaml").is_file():
+        return []
+    return [
+        {"key": each.key, "name": each.path.name, "state": each.status()["state"], "here": each is run}
+        for each in sorted(others, key=lambda other: other.path.name)
+        if each.path.parent == whole
+    ]

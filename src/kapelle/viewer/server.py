@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kapelle.services.binding import Binding
-from kapelle.viewer import curves
+from kapelle.viewer import about_runs, curves
 from kapelle.viewer.answering import chosen, html, one, said
 from kapelle.viewer.browsing import Browsing
 from kapelle.viewer.following import follow
 from kapelle.viewer.guarding import Guard
 from kapelle.viewer.library import Library, Run
-from kapelle.viewer.presenting import agents_of, alike, differing, listed
+from kapelle.viewer.presenting import agents_of, alike, differing, listed, warnings
 
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
 
@@ -42,6 +42,10 @@ def routes(library: Library) -> list[Route]:
         own("/", _runs),
         own("/compare", _compare),
         own("/run/{key}", _run),
+        own("/run/{key}/team", about_runs.team),
+        own("/run/{key}/settings", about_runs.settings),
+        own("/run/{key}/system", about_runs.system),
+        own("/run/{key}/system.json", about_runs.system_curves),
         Route("/run/{key}/episodes", episodes.table, methods=["GET"]),
         Route(at, episodes.episode, methods=["GET"]),
         Route(f"{at}/{{turn:int}}", episodes.whole, methods=["GET"]),
@@ -59,7 +63,7 @@ def _runs(library: Library, request: Request) -> Response:
 
 def _run(library: Library, request: Request) -> Response:
     run = one(library, request.path_params["key"])
-    return html("run.html", run=listed(run), tab="curves")
+    return html("run.html", run=listed(run), warnings=warnings(run))
 
 
 def _compare(library: Library, request: Request) -> Response:

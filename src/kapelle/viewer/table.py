@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -45,14 +45,14 @@ class Table:
             return
         count = len(self)
         tokens = 0.0
-        for name, value in row.items():
+        for name, value in _plain(row):
             kept = number(value)
             if name == "step" or kept is None:
                 continue
             self.columns.setdefault(name, [None] * count).append(kept)
             tokens += kept if name.startswith("tokens/") else 0.0
         self.axes["step"].append(step)
-        for axis, more in (("time", number(row.get("time/step")) or 0.0), ("tokens", tokens)):
+        for axis, more in (("time", _seconds(row)), ("tokens", tokens)):
             so_far = self.axes[axis][-1] if self.axes[axis] else 0.0
             self.axes[axis].append(so_far + more)
         for column in self.columns.values():
@@ -79,6 +79,26 @@ class Table:
 def metrics_of(run: Path) -> Table:
     """Return the table of a run's metrics, nothing read yet."""
     return Table(Tail(run / "metrics.jsonl"))
+
+
+def system_of(run: Path) -> Table:
+    """Return the table of what the machine was doing; its time is that between rows."""
+    return Table(Tail(run / "system.jsonl"))
+
+
+def _seconds(row: Mapping[str, Any]) -> float:
+    return number(row.get("time/step")) or number(row.get("seconds")) or 0.0
+
+
+def _plain(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a row; those of several devices under a name for each."""
+    for name, value in row.items():
+        if isinstance(value, list):
+            for k, inner in enumerate(value[:16]):
+                if isinstance(inner, Mapping):
+                    yield from ((f"{name} {key}/{k}", each) for key, each in inner.items())
+        else:
+            yield name, value
 
 
 def thinned(

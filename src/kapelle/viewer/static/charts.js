@@ -48,7 +48,7 @@
   const named = (series, many) => [series.who || (many ? "" : "team"), many ? page.sources[series.source].label : ""].filter(Boolean).join(" · ");
 
   const linesOf = (panel) => {
-    const many = page.sources.length > 1;
+    const many = page.sources.length > 1 && !page.alone;
     const whose = [...new Set(panel.series.map((series) => series.who))];
     const agents = many && whose.length > 1;
     return panel.series.map((series) => {
@@ -271,7 +271,7 @@
   const fetched = async () => {
     const group = document.getElementById("group");
     if (page?.embedded) return;
-    const text = await (await fetch(`/curves.json?${place.dataset.runs}${group?.checked ? "&group=1" : ""}`)).json();
+    const text = await (await fetch(place.dataset.from || `/curves.json?${place.dataset.runs}${group?.checked ? "&group=1" : ""}`)).json();
     page = text;
     draw();
   };
@@ -282,7 +282,7 @@
     if (k < 0) return;
     const source = page.sources[k];
     const unknown = rows.some((row) => Object.keys(row.values).some((name) => !page.known.has(name)));
-    if (source.low || unknown) { fetched().then(remember); return; }
+    if (page.alone || source.low || unknown) { fetched().then(remember); return; }
     for (const row of rows) {
       for (const axis of Object.keys(source.axes)) source.axes[axis].push(row.at[axis]);
       for (const section of page.sections) for (const panel of section.panels) for (const series of panel.series) {
