@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +29,14 @@ from kapelle.types import Task
 Play = Callable[[OpenAI, dict[str, Any]], None]
 
 
-def trainer(watching: Watching, environment: dict[str, Any] | None = None, **over: Any) -> Trainer:
+def trainer(
+    watching: Watching,
+    environment: dict[str, Any] | None = None,
+    run_dir: Path | None = None,
+    *,
+    resume: bool = False,
+    **over: Any,
+) -> Trainer:
     made = sections(
         environment={"name": "external", "port": 0, **(environment or {})},
         workflow={"name": "external"},
@@ -39,7 +47,7 @@ def trainer(watching: Watching, environment: dict[str, Any] | None = None, **ove
         },
         **{"training": {"steps": 2, "tasks_per_step": 2, "max_failed_share": 0.0}, **over},
     )
-    return Trainer(**made, observer=watching)
+    return Trainer(**made, observer=watching, run_dir=run_dir, resume=resume)
 
 
 @contextmanager
@@ -117,6 +125,40 @@ def test_two_agents_learn_from_a_programs_rewards() -> None:
                     first.prompt_ids + first.completion_ids
                 )
                 assert coder.heard[0].content == "Code."
+
+
+@pytest.mark.slow
+def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Its programs ask the new server; they get the tasks that would have come, and the weights that were saved."""
+    over: dict[str, Any] = {
+        "training": {"steps": 3, "tasks_per_step": 2, "max_failed_share": 0.0},
+        "evaluation": {"before_and_after": False},
+        "checkpoint": {"every": 1},
+    }
+
+    def played(run: Path | None, most: int, *, resume: bool = False) -> dict[int, list[tuple[Any, ...]]]:
+        """Return, by step, what was played: task, seed, and the version that acted."""
+
+        def play(client: OpenAI, task: dict[str, Any]) -> None:
+            own = session(client, task)
+            say(own, "coder", [{"role": "user", "content": task["task"]["id"]}])
+            own.post("/reward", body={"reward": (task["seed"] % 5) / 5}, cast_to=object)
+
+        watching, found = Watching(), {}
+        with trainer(watching, run_dir=run, resume=resume, **over) as made, programs(watching.url, play):
+            for step in made.steps(most):
+                found[step.number] = sorted(
+                    (group.task.id, episode.seed, {turn.version for turn in episode.turns}.pop())
+                    for group in step.groups
+                    for episode in group.episodes
+                )
+            made.close()
+        return found
+
+    broke_off = played(tmp_path / "run", 1)
+    resumed = played(tmp_path / "run", 2, resume=True)
+    assert broke_off | resumed == played(None, 3)
+    assert [{version for *_, version in each} for each in resumed.values()] == [{1}, {2}]
 
 
 def test_a_program_that_knows_nothing_of_tasks_is_given_one_by_its_first_call() -> None:
