@@ -140,6 +140,7 @@ REACHED = {
     "kapelle.sandbox.usage": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
     "kapelle.services.grpc.installed": "tests/services/grpc/test_server.py::test_answers",
     "kapelle.services.http.application": "tests/services/policy/test_safety.py::test_every_route_is_behind_the_same_check",
+    "kapelle.engines.rollout.local.alternatives": "tests/services/policy/test_service.py::test_the_likeliest_tokens_stand_beside_the_sampled_one",
     "kapelle.models.reward_model": "tests/services/reward/test_classifier.py::test_what_is_no_reward_model_is_refused",
     "kapelle.services.reward.grpc_service": "tests/services/reward/test_grpc.py::test_scores_are_those_of_http",
     "kapelle.services.reward.service": "tests/services/reward/test_service.py::test_scores_are_those_of_the_trainer",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
@@ -82,10 +85,50 @@ def test_choices_are_drawn_apart_and_repeat_with_their_seed(client: OpenAI) -> N
 
 
 @pytest.mark.parametrize(
+    "sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 1.5, "top_p": 0.6}]
+)
+@pytest.mark.parametrize("agent", ["first", "second"])
+def test_the_likeliest_tokens_stand_beside_the_sampled_one(
+    client: OpenAI, agent: str, sampling: dict[str, Any]
+) -> None:
+    """Of the distribution that was sampled from: tempered, cut, by the agent's own adapter."""
+    said = client.chat.completions.create(
+        model=f"duo/{agent}",
+        messages=[{"role": "user", "content": "2+2?"}],
+        max_tokens=12,
+        n=2,
+        seed=3,
+        logprobs=True,
+        top_logprobs=20,
+        **sampling,
+    )
+    found = 0
+    for choice in said.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        for place in choice.logprobs.content:
+            likely = [each.logprob for each in place.top_logprobs]
+            assert 1 <= len(likely) <= 20
+            assert likely == sorted(likely, reverse=True)
+            assert sum(map(math.exp, likely)) <= 1 + 1e-5
+            assert place.logprob <= likely[0] + 1e-4
+            if sampling["temperature"] == 0.0:
+                assert place.token == place.top_logprobs[0].token
+            same = [each for each in place.top_logprobs if abs(each.logprob - place.logprob) < 1e-4]
+            if place.logprob > likely[-1] + 1e-4:
+                assert place.token in [each.token for each in same]
+                found += 1
+    assert found >= 4
+
+
+@pytest.mark.parametrize(
     ("extra", "named"),
     [
         ({"logit_bias": {"5": 1.0}}, "logit_bias"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 3, "logprobs": True, "stream": True}, "top_logprobs"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -192,6 +192,22 @@ class ServesCallers(Protocol):
         ...
 
 
+Likeliest = tuple[tuple[int, float], ...]
+"""Tokens that might stand in one place, the likeliest first, with their log-probs (nats)."""
+
+
+@runtime_checkable
+class KnowsAlternatives(Protocol):
+    """An engine that can also say what a policy might have said instead."""
+
+    def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
+        """Return the `count` likeliest tokens in the place of each id of a completion of this request.
+
+        Called beside the engine, on its thread; their log-probs are those of the distribution that was sampled from.
+        """
+        ...
+
+
 async def heard(engine: RolloutEngine, request: Request, hear: Hear | None) -> Completion:
     """Return one completion; `hear` gets its tokens as they come, from engines that can tell."""
     if hear is not None and isinstance(engine, ServesCallers):

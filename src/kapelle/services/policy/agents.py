@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-from kapelle.engines.rollout.protocol import Completion, Request, heard
+from kapelle.engines.rollout.protocol import Completion, KnowsAlternatives, Likeliest, Request, heard
 from kapelle.errors import ContextError, EngineError
 from kapelle.rollout.play import Play
 from kapelle.runtime.seeds import derive_seed
@@ -116,12 +116,32 @@ class Agents:
         """Yield each choice, in their order unless somebody is listening; then with its tokens as they come."""
         return told(self.thread, lambda tell: self._complete(prompt, tell, listening=listening))
 
+    @property
+    def knows_alternatives(self) -> bool:
+        """Whether it can be told what an agent might have said instead."""
+        return self.thread.begun and isinstance(self.play.engine, KnowsAlternatives)
+
+    async def alternatives(self, prompt: Prompt, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
+        """Return the likeliest tokens in the place of each id of a completion; nothing for a count of 0."""
+        if not count:
+            return ()
+        request = self._request(prompt, 0)
+
+        async def find() -> Sequence[Likeliest]:
+            assert isinstance(self.play.engine, KnowsAlternatives), "`read_chat` has asked"
+            return self.play.engine.alternatives(request, ids, count)
+
+        return await self.thread.ask(find)
+
+    def _request(self, prompt: Prompt, seed: int) -> Request:
+        policy, task = self.play.team.policy(prompt.agent).name, Task("served", prompt.messages[-1].content)
+        return Request(policy, prompt.agent, prompt.messages, prompt.ids, prompt.sampling, seed, task)
+
     async def _complete(self, prompt: Prompt, tell: Tell, *, listening: bool) -> None:
         policy = self.play.team.policy(prompt.agent).name
-        task = Task("served", prompt.messages[-1].content)
 
         async def one(choice: int, seed: int) -> Completion:
-            request = Request(policy, prompt.agent, prompt.messages, prompt.ids, prompt.sampling, seed, task)
+            request = self._request(prompt, seed)
 
             def hear(ids: Sequence[int], logprobs: Sequence[float]) -> None:
                 tell(News(choice, ids, logprobs))

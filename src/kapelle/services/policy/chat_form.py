@@ -12,6 +12,8 @@ from kapelle.types import Json, Sampling
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
+MOST_ALTERNATIVES = 20
+"""Of one token."""
 LEAST_TEMPERATURE = 1e-10
 """Above 0; by less, logits grow beyond float32."""
 LONGEST_STOP = 1024
@@ -102,7 +104,7 @@ class ChatRequest(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     logprobs: bool = False
-    top_logprobs: Literal[0] = 0
+    top_logprobs: int = Field(0, ge=0, le=MOST_ALTERNATIVES)
     tools: list[Tool] = Field([], max_length=128)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: Literal[True] = True

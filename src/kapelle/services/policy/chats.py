@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from kapelle.engines.rollout.protocol import Completion
+from kapelle.engines.rollout.protocol import Completion, Likeliest
 from kapelle.services.http.refusals import wrong
 from kapelle.services.policy.agents import Agents, Decodes, Done, News, Prompt
 from kapelle.services.policy.chat_form import ChatRequest
@@ -54,11 +54,12 @@ class Chat:
         """Whether calls are looked for in the answer."""
         return bool(self.request.tools) and self.request.tool_choice == "auto"
 
-    def whole(self, done: Sequence[Done]) -> Json:
-        """Return the answer."""
+    def whole(self, done: Sequence[Done], alternatives: Sequence[Sequence[Likeliest]]) -> Json:
+        """Return the answer; `alternatives` are those of each choice's tokens, empty where they are not asked for."""
         completions = [each.completion for each in done]
         choices = [
-            choice_row(k, each, tools=self.tools, decode=self.decode) for k, each in enumerate(completions)
+            choice_row(k, each, alternatives[k], tools=self.tools, decode=self.decode)
+            for k, each in enumerate(completions)
         ]
         return {
             **self.head.row("chat.completion"),
@@ -130,6 +131,14 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> t
         raise wrong(
             f"The tokens of '{agent}' are not known here, and so neither are their log-probs.", "logprobs"
         )
+    if request.top_logprobs and not request.logprobs:
+        raise wrong("`top_logprobs` needs `logprobs: true`.", "top_logprobs")
+    if request.top_logprobs and request.stream:
+        raise wrong(
+            "`top_logprobs` are known when an answer is complete. Leave out `stream`.", "top_logprobs"
+        )
+    if request.top_logprobs and not agents.knows_alternatives:
+        raise wrong("What the agents might have said instead is not known here.", "top_logprobs")
     tools = request.tools if request.tool_choice == "auto" else ()
     messages = read_messages(request.messages, tools, agents.play.team[agent].system)
     prompt = Prompt(agent, tuple(messages), (), request.sampling(agents.play.team[agent].sampling), ())

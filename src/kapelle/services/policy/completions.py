@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kapelle.engines.rollout.protocol import Completion
+from kapelle.engines.rollout.protocol import Completion, Likeliest
 from kapelle.services.policy.conversation import call_row, parse_answer
 from kapelle.types import Json
 
@@ -28,12 +28,19 @@ class Head:
         return {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
 
 
-def choice_row(index: int, completion: Completion, *, tools: bool, decode: Decode | None) -> dict[str, Json]:
+def choice_row(
+    index: int,
+    completion: Completion,
+    alternatives: Sequence[Likeliest],
+    *,
+    tools: bool,
+    decode: Decode | None,
+) -> dict[str, Json]:
     """Return one choice; `tools` looks for calls, `decode` is given where log-probs are asked for."""
     message, reason = message_of(completion, tools=tools)
-    logprobs = (
-        None if decode is None else {"content": token_rows(completion.ids, completion.logprobs, decode)}
-    )
+    logprobs = None
+    if decode is not None:
+        logprobs = {"content": token_rows(completion.ids, completion.logprobs, decode, alternatives)}
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
@@ -63,14 +70,26 @@ def message_of(completion: Completion, *, tools: bool) -> tuple[dict[str, Json],
     return {**message, "content": calls.content, "tool_calls": rows}, "tool_calls"
 
 
-def token_rows(ids: Sequence[int], logprobs: Sequence[float], decode: Decode) -> list[Json]:
-    """Return each sampled token with its log-prob; bytes that are no whole character have no `bytes`."""
+def token_rows(
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    decode: Decode,
+    alternatives: Sequence[Likeliest] = (),
+) -> list[Json]:
+    """Return each sampled token with its log-prob, and with the likeliest ones in its place where those are given."""
     rows: list[Json] = []
-    for number, logprob in zip(ids, logprobs, strict=True):
-        text = decode([number])
-        known = None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass"))
-        rows.append({"token": text, "logprob": logprob, "bytes": known, "top_logprobs": []})
+    for place, (number, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+        others = alternatives[place] if alternatives else ()
+        top = [_token_row(other, likely, decode) for other, likely in others]
+        rows.append({**_token_row(number, logprob, decode), "top_logprobs": top})
     return rows
+
+
+def _token_row(number: int, logprob: float, decode: Decode) -> dict[str, Json]:
+    """Return one token; bytes that are no whole character have no `bytes`."""
+    text = decode([number])
+    known = None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass"))
+    return {"token": text, "logprob": logprob, "bytes": known}
 
 
 def usage_row(prompt: int, completions: Sequence[Completion]) -> dict[str, Json]:

@@ -29,6 +29,11 @@ class EngineThread:
         self._begun.set()
         await self._over.wait()
 
+    @property
+    def begun(self) -> bool:
+        """Whether it runs coroutines."""
+        return self._begun.is_set()
+
     async def ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine beside the engine and return its result; cancelled, it is cancelled there."""
         return await asyncio.wrap_future(self.begin(work))

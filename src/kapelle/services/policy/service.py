@@ -92,9 +92,10 @@ class PolicyService:
         if request.stream:
             return await _begun(ticket.bounded(chat.chunks(answers)), headers)
         async with aclosing(answers) as told:  # type: ignore[type-var]
-            return Answer(
-                chat.whole([each async for each in told if isinstance(each, Done)]), headers=headers
-            )
+            done = [each async for each in told if isinstance(each, Done)]
+        count = request.top_logprobs
+        others = [await self._agents.alternatives(chat.prompt, d.completion.ids, count) for d in done]
+        return Answer(chat.whole(done, others), headers=headers)
 
     async def _ask_team(
         self, model: str, request: ChatRequest, call: Call, ticket: Ticket

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.rollout.gathering import PAUSE, Line, Pending, all_here
+from kapelle.engines.rollout.local.alternatives import likeliest
 from kapelle.engines.rollout.local.decode import Decoder
 from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
-from kapelle.engines.rollout.protocol import Completion, Hear, Interrupted, Request
+from kapelle.engines.rollout.protocol import Completion, Hear, Interrupted, Likeliest, Request
 from kapelle.errors import EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.renderer import ChatRenderer
@@ -317,6 +318,11 @@ class LocalEngine:
         return Completion(
             tuple(output.ids), tuple(output.logprobs), output.finish_reason, text, held.version, held.hash
         )
+
+    def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
+        """Return the likeliest tokens in the place of each id; see `KnowsAlternatives`."""
+        held = self._find(request.policy)
+        return likeliest(held.queue.model, held.adapter, request.prompt_ids, ids, request.sampling, count)
 
     def _own(self, policy: str) -> Mapping[str, Tensor]:
         held = self._find(policy)
