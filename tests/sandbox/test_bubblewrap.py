@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import os
 import platform
+import pwd
 import shutil
 import signal
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from kapelle.sandbox import arguments, boot, bubblewrap
 from kapelle.sandbox.backends import BACKENDS, backend, layers, require
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Layer, Limits, run
+from kapelle.sandbox.interpreter import needs
 from kapelle.sandbox.seccomp import filter_program, refused_calls
 from kapelle.sandbox.unsafe_subprocess import UnsafeSandboxWarning, UnsafeSubprocess
 
@@ -87,6 +90,43 @@ def test_a_process_limit_that_counts_other_processes_is_none(
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
     layer = bubblewrap._process_limit(root)
     assert (layer.required, layer.present) == (True, present)
+
+
+def test_root_without_another_user_to_become_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = tmp_path / "uid_map"
+    one.write_text("         0       1000          1\n")
+    arguments._spare_uids.cache_clear()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(arguments, "_UID_MAP", one)
+    try:
+        with pytest.raises(SandboxError, match=r"no other user.*range of user ids"):
+            arguments.drop_privileges()
+    finally:
+        arguments._spare_uids.cache_clear()
+
+
+def test_a_home_is_not_shown_because_an_interpreter_was_installed_into_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in (
+        ".ssh/id",
+        "bin/python3.11",
+        "bin/own",
+        "lib/python3.11/os.py",
+        "lib/libpython3.11.so",
+        "lib/key",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = [str(Path(path).relative_to(tmp_path)) for path in needs(tmp_path / "bin/python3.11", tmp_path)]
+    assert shown == ["bin/python3.11", "lib/libpython3.11.so", "lib/python3.11"]
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir="/nonexistent"))
+    shown = [str(Path(path).relative_to(tmp_path)) for path in needs(tmp_path / "bin/python3.11", tmp_path)]
+    assert shown == ["bin/python3.11", "lib"]
 
 
 def test_an_unknown_backend_is_refused_with_a_suggestion() -> None:
@@ -179,7 +219,7 @@ def test_a_sandbox_that_breaks_before_the_program_starts_is_no_result(
         patch.setattr(boot, "kernel_limits", lambda limits: broken_limit)
         with pytest.raises(SandboxError, match="could not start the program"):
             run(sandbox, {}, ["true"])
-    for broken in ("echo no room >&2; exit 1", "exit 0", boot.UNPACK.replace("/run/start", "/run/missing")):
+    for broken in ("echo no room >&2; exit 1", "exit 0", boot.UNPACK.replace("eval", "missing")):
         monkeypatch.setattr(bubblewrap, "UNPACK", broken)
         with pytest.raises(SandboxError, match="could not start the program"):
             run(sandbox, {}, ["true"])

@@ -18,12 +18,13 @@ from tests.sandbox.hostile.kernel import KERNEL
 from tests.sandbox.hostile.processes import PROCESSES
 from tests.sandbox.hostile.program import Hostile
 from tests.sandbox.hostile.resources import RESOURCES
+from tests.sandbox.hostile.whole import WHOLE
 
 from kapelle.sandbox.arguments import SHARED_MEMORY
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Result, run
 
-PROGRAMS = {**RESOURCES, **PROCESSES, **FILES, **KERNEL}
+PROGRAMS = {**RESOURCES, **PROCESSES, **FILES, **KERNEL, **WHOLE}
 SAMPLE = {
     "fork bomb",
     "memory bomb",
@@ -43,6 +44,11 @@ SAMPLE = {
     "abstract unix socket",
     "vsock, netlink and raw sockets",
     "32-bit system calls",
+    "huge pages held by pipes",
+    "shared memory of which a page is kept",
+    "connections that nobody accepts",
+    "children that nobody waits for",
+    "locks and watches on what all runs share",
 }
 
 
@@ -137,5 +143,11 @@ def test_a_hostile_program_is_contained_and_leaves_nothing(
 
 
 def test_the_list_is_complete() -> None:
-    assert [len(part) for part in (RESOURCES, PROCESSES, FILES, KERNEL)] == [21, 8, 16, 11]
+    assert [len(part) for part in (RESOURCES, PROCESSES, FILES, KERNEL, WHOLE)] == [
+        21,
+        8,
+        16,
+        11,
+        18,
+    ]
     assert set(PROGRAMS) >= SAMPLE

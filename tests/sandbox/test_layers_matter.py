@@ -43,7 +43,7 @@ def without(*names: str) -> Change:
 
 
 def without_filter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(bubblewrap, "filter_program", lambda: None)
+    patch.setattr(bubblewrap, "filter_program", lambda **_: None)
 
 
 def without_pid_namespace(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ LAYERS: dict[str, tuple[Change, Change, Hostile]] = {
     "unprivileged user": (nothing, without_dropped_privileges, FORKS),
     "pid namespace": (nothing, without_pid_namespace, PROGRAMS["/proc of the parent"]),
     "network namespace: services": (
-        nothing,
+        without_filter,
         without("network namespace"),
         PROGRAMS["loopback to a service of the host"],
     ),

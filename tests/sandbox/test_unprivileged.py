@@ -51,9 +51,10 @@ from tests.sandbox.hostile.files import FILES
 from tests.sandbox.hostile.kernel import KERNEL
 from tests.sandbox.hostile.processes import PROCESSES
 from tests.sandbox.hostile.resources import RESOURCES
+from tests.sandbox.hostile.whole import WHOLE
 fill = json.loads(sys.argv[1])
 box, through = Bubblewrap(), []
-programs = {**RESOURCES, **PROCESSES, **FILES, **KERNEL}
+programs = {**RESOURCES, **PROCESSES, **FILES, **KERNEL, **WHOLE}
 for name, hostile in programs.items():
     text = hostile.source
     for key, value in fill.items():
@@ -110,4 +111,4 @@ def test_the_process_limit_counts_one_sandbox(sandbox: Bubblewrap, library: Path
 @pytest.mark.sandbox_full
 def test_every_hostile_program_is_contained(sandbox: Bubblewrap, library: Path, host: Host) -> None:
     fill = json.dumps({"secret": str(host.secret), "port": host.port, "socket": host.socket})
-    assert json.loads(as_user(sandbox, library, ATTACKS, fill)) == [56, []]
+    assert json.loads(as_user(sandbox, library, ATTACKS, fill)) == [74, []]

@@ -25,6 +25,7 @@ ENVIRONMENT = {
     # The same program on the same input answers the same in every run.
     "PYTHONHASHSEED": "0",
 }
+_UID_MAP = Path("/proc/self/uid_map")
 # Each layer of protection is one entry; the tests remove them in turn and see a hostile program get through.
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "user namespace": ("--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
@@ -52,22 +53,23 @@ def arguments(limits: Limits, interpreter: Interpreter, info_fd: int, filter_fd:
         *(option for layer in layers.values() for option in layer),
         *(part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)),
         *_system(interpreter),
-        *("--dev", "/dev", "--size", size, "--tmpfs", SHARED_MEMORY, "--size", size, "--tmpfs", WORK),
-        *(
-            "--symlink",
-            WORK.removeprefix("/"),
-            TEMPORARY,
-            "--size",
-            "1048576",
-            "--tmpfs",
-            "/run",
-            "--chdir",
-            WORK,
-        ),
+        *_devices(),
+        *("--size", size, "--tmpfs", SHARED_MEMORY, "--size", size, "--tmpfs", WORK),
+        *("--symlink", WORK.removeprefix("/"), TEMPORARY, "--dir", "/run", "--chdir", WORK),
         *read_only,
         *("--info-fd", str(info_fd)),
         *(() if filter_fd is None else ("--seccomp", str(filter_fd))),
     ]
+
+
+def _devices() -> list[str]:
+    """Return a /dev of harmless devices: no terminals to use up, and no /dev/zero, which maps as uncounted memory."""
+    found = ["--size", "65536", "--tmpfs", "/dev"]
+    for name in ("null", "full", "random", "urandom"):
+        found += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        found += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+    return [*found, "--symlink", "/proc/self/fd", "/dev/fd"]
 
 
 def _system(interpreter: Interpreter) -> list[str]:
@@ -81,8 +83,8 @@ def _system(interpreter: Interpreter) -> list[str]:
             found += ["--ro-bind", str(path), str(path)]
     for name in ("/etc/ld.so.cache", "/etc/alternatives"):
         found += ["--ro-bind-try", name, name]
-    if not Path(interpreter.prefix).is_relative_to("/usr"):
-        found += ["--ro-bind", interpreter.prefix, interpreter.prefix]
+    for needed in interpreter.needs:
+        found += ["--ro-bind", needed, needed]
     return found
 
 
@@ -93,7 +95,13 @@ def drop_privileges() -> list[str]:
     """
     if os.geteuid() != 0:
         return []
-    uid = str(_spare_uids().start + secrets.randbelow(len(_spare_uids())))
+    spare = _spare_uids()
+    if not spare:
+        raise SandboxError(
+            "This process is root in a user namespace that has no other user for programs to run as "
+            "(/proc/self/uid_map). Give it a range of user ids (/etc/subuid, newuidmap), or run as an ordinary user."
+        )
+    uid = str(spare.start + secrets.randbelow(len(spare)))
     return [
         require("setpriv", "util-linux"),
         "--reuid",
@@ -108,7 +116,7 @@ def drop_privileges() -> list[str]:
 @functools.cache
 def _spare_uids() -> range:
     """Return user ids that exist here (a container may have few) and that no account is likely to have."""
-    first, _, count = map(int, Path("/proc/self/uid_map").read_text().splitlines()[-1].split())
+    first, _, count = map(int, _UID_MAP.read_text().splitlines()[-1].split())
     end = min(first + count, 2_000_000_000)
     # 65534 is nobody and owns what has no owner.
     return range(max(end - 100_000, 66_000), end) if end > 66_000 else range(max(end - 4_000, 1), end - 2)

@@ -14,15 +14,15 @@ from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.session import Opening
 
 _OPEN_FILES = 128
-# Reads exactly the archive, so that what follows on the pipe is the program's own standard input.
-UNPACK = 'read -r n; head -c "$n" | tar -x -m -o -f - -C / && . /run/start'
+# Reads exactly the archive and the script, so that what follows on the pipe is the program's own standard input.
+UNPACK = f'read -r n m; head -c "$n" | tar -x -m -o -f - -C {WORK} && eval "$(head -c "$m")"'
 
 
 def opening(files: Mapping[str, bytes], command: Sequence[str], limits: Limits) -> Opening:
-    """Return what the waiting shell reads (the size of an archive, then the archive) and what it then prints."""
+    """Return what the waiting shell reads (two sizes, an archive, a script) and what it then prints."""
     greeting = f"kapelle {secrets.token_hex(8)}"
-    archive = _archive(files, _start_script(greeting, command, limits))
-    return Opening(f"{len(archive)}\n".encode() + archive, f"{greeting}\n".encode())
+    archive, script = _archive(files), _start_script(greeting, command, limits)
+    return Opening(f"{len(archive)} {len(script)}\n".encode() + archive + script, f"{greeting}\n".encode())
 
 
 def kernel_limits(limits: Limits) -> dict[str, str]:
@@ -48,11 +48,10 @@ def _start_script(greeting: str, command: Sequence[str], limits: Limits) -> byte
     return f'{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n"$@"\nexit $?\n'.encode()
 
 
-def _archive(files: Mapping[str, bytes], script: bytes) -> bytes:
+def _archive(files: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        contents = {f"{WORK.removeprefix('/')}/{path}": content for path, content in files.items()}
-        for path, content in {**contents, "run/start": script}.items():
+        for path, content in files.items():
             member = tarfile.TarInfo(path)
             member.size, member.mode = len(content), 0o644
             archive.addfile(member, io.BytesIO(content))

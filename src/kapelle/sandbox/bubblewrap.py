@@ -24,7 +24,8 @@ from kapelle.sandbox.contract import Layer, Limits, check_files
 from kapelle.sandbox.interpreter import Interpreter, reachable_interpreter
 from kapelle.sandbox.namespaces import NamespaceGroup
 from kapelle.sandbox.seccomp import filter_program
-from kapelle.sandbox.session import ProcessSession
+from kapelle.sandbox.session import BEGIN_WITHIN_S, ProcessSession
+from kapelle.sandbox.task_clock import works_here as task_clock_works
 
 _OLDEST = (0, 8, 0)
 """The first bubblewrap with `--disable-userns` and `--size`."""
@@ -64,7 +65,7 @@ class PreparedBubblewrap:
 
     def __init__(self, limits: Limits, interpreter: Interpreter) -> None:
         self.limits = limits
-        program = filter_program()
+        program = filter_program(children_counted=task_clock_works())
         info_read, info_write = os.pipe()
         try:
             filter_fd = None if program is None else _memory_file(program)
@@ -95,13 +96,14 @@ class PreparedBubblewrap:
         finally:
             for fd in inherited:
                 os.close(fd)
-        self._group = NamespaceGroup(self._process, info_read, (WORK, SHARED_MEMORY))
+        self._group = NamespaceGroup(self._process, info_read, (WORK, SHARED_MEMORY), limits)
         self._used = False
 
     def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> ProcessSession:
         """Put the files into the work directory and start the command there; the clock runs from here."""
         assert not self._used, "a prepared sandbox is used once"
         check_files(files, self.limits)
+        self._group.count(BEGIN_WITHIN_S)
         self._used = True
         return ProcessSession(self._process, self._group, self.limits, opening(files, command, self.limits))
 

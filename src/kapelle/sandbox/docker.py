@@ -129,7 +129,7 @@ def container_command(name: str, limits: Limits, image: str, runtime: str | None
         *(f"--memory={limits.memory_bytes}", f"--memory-swap={limits.memory_bytes}"),
         *(f"--pids-limit={limits.processes + 4}", "--cpus=1", "--log-driver=none"),
         *(f"--tmpfs={WORK}:{disk},exec", f"--tmpfs={TEMPORARY}:{disk}", f"--tmpfs={SHARED_MEMORY}:{disk}"),
-        *("--tmpfs=/run:rw,size=1048576,mode=1777", "--env=PYTHONHASHSEED=0", f"--env=HOME={WORK}"),
+        *("--env=PYTHONHASHSEED=0", f"--env=HOME={WORK}"),
         image,
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pwd
 import shutil
 import stat
 import sys
@@ -15,10 +16,11 @@ from kapelle.errors import SandboxError
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python interpreter and the folder that must be visible for it to start."""
+    """A Python interpreter and what must be visible for it to start."""
 
     path: str
-    prefix: str
+    needs: tuple[str, ...]
+    """Files and folders outside /usr, which is visible anyway."""
 
 
 @functools.cache
@@ -30,15 +32,38 @@ def reachable_interpreter() -> Interpreter:
     base = Path(sys.base_prefix).resolve()
     own = Path(os.path.realpath(sys.executable))
     if own.is_relative_to(base) and readable_by_others(own):
-        return Interpreter(str(own), str(base))
+        return Interpreter(str(own), needs(own, base))
     for name in ("/usr/bin/python3", shutil.which("python3", path="/usr/local/bin:/opt/bin:/bin") or ""):
         path = Path(os.path.realpath(name))
         if name and path.is_file() and readable_by_others(path):
-            return Interpreter(str(path), str(path.parent.parent))
+            return Interpreter(str(path), needs(path, path.parent.parent))
     raise SandboxError(
         f"No Python interpreter can be reached by an unprivileged user ({own} cannot). "
         "Install the system's: apt-get install python3."
     )
+
+
+def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
+    """Return the files and folders that an interpreter needs, and nothing else that stands beneath its prefix.
+
+    A prefix may be a home, or ~/.local: what stands beside the libraries there is nobody's business.
+    """
+    if prefix.is_relative_to("/usr"):
+        return ()
+    lib = prefix / "lib"
+    if any(home.resolve().is_relative_to(prefix) for home in (Path.home(), *_home_of_owner(prefix))):
+        parts = [*lib.glob("lib*.so*"), *lib.glob("python3*")]
+    else:
+        parts = [lib]
+    # Some distributions keep the compiled half of the standard library there.
+    return tuple(str(part) for part in (executable, *sorted(parts), prefix / "lib64") if part.exists())
+
+
+def _home_of_owner(folder: Path) -> list[Path]:
+    try:
+        return [Path(pwd.getpwuid(folder.stat().st_uid).pw_dir)]
+    except KeyError:
+        return []
 
 
 def readable_by_others(path: Path) -> bool:

@@ -8,15 +8,24 @@ import os
 import select
 import signal
 import subprocess
+from dataclasses import replace
 
+from kapelle.errors import SandboxError
+from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.task_clock import open_clock, read_clock
+from kapelle.sandbox.task_clock import works_here as task_clock_works
 from kapelle.sandbox.usage import Usage, parent_of, usage_of
 
 
 class NamespaceGroup:
     """All processes of one pid namespace, held by a descriptor of its process 1."""
 
-    def __init__(self, process: subprocess.Popen[bytes], info_fd: int, mounts: tuple[str, ...]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], info_fd: int, mounts: tuple[str, ...], limits: Limits
+    ) -> None:
         self._process = process
+        self._memory_limit = limits.memory_bytes
+        self._clock: int | None = None
         self._info_fd: int | None = info_fd
         self._mounts = mounts
         self._init_pid = 0
@@ -26,7 +35,26 @@ class NamespaceGroup:
         """Return what all processes of the namespace and its tmpfs mounts use now."""
         if not self._found(0.0):
             return None
-        return usage_of(self._init_pid, self._mounts)
+        usage = usage_of(self._init_pid, self._mounts, self._memory_limit)
+        # Time in the kernel is in the one, time of children that nobody waited for in the other.
+        return (
+            usage if self._clock is None else replace(usage, cpu_s=max(usage.cpu_s, read_clock(self._clock)))
+        )
+
+    def count(self, within_s: float) -> None:
+        """Count CPU time from here on: before the program starts, while process 1 is alone.
+
+        Raises SandboxError when that fails although this machine can.
+        """
+        if task_clock_works() and self._found(within_s):
+            try:
+                self._clock = open_clock(self._init_pid)
+            except ProcessLookupError:
+                return
+            except OSError as error:
+                raise SandboxError(
+                    f"The CPU time of a sandbox cannot be counted: {error.strerror}."
+                ) from error
 
     def kill(self, within_s: float) -> None:
         """Kill process 1: the kernel takes every other process of the namespace with it."""
@@ -40,7 +68,8 @@ class NamespaceGroup:
 
     def close(self) -> None:
         """Close the descriptors."""
-        held, self._info_fd, self._init_fd = (self._info_fd, self._init_fd), None, None
+        held = (self._info_fd, self._init_fd, self._clock)
+        self._info_fd = self._init_fd = self._clock = None
         for fd in held:
             if fd is not None:
                 os.close(fd)

@@ -83,7 +83,7 @@ class ProcessSession:
         self._open = set(self._output)
         self._input_open, self._input_ends = True, False
         self._limit: LimitName | None = None
-        self._peak_memory = 0
+        self._peak_memory, self._seen_cpu_s = 0, 0.0
         # Counts what passes while the program is waited for, and nothing while this process is stopped.
         self._clock = AwakeClock()
         self._started = self._clock.now()
@@ -234,7 +234,8 @@ class ProcessSession:
         if usage is None:
             return
         self._peak_memory = max(self._peak_memory, usage.memory_bytes)
-        if usage.memory_bytes > self._limits.memory_bytes:
+        self._seen_cpu_s = max(self._seen_cpu_s, usage.cpu_s)
+        if usage.memory_bytes > self._limits.memory_bytes or not usage.countable:
             self._limit = "memory"
         elif usage.files > self._limits.files:
             self._limit = "files"
@@ -244,6 +245,7 @@ class ProcessSession:
     def _reap(self) -> Result:
         wall_s = self._clock.now() - self._started
         status, cpu_s = _wait(self._process, KILL_WITHIN_S)
+        cpu_s = max(cpu_s, self._seen_cpu_s)
         by_signal = (
             None if status is None else -status if status < 0 else status - 128 if status > 128 else None
         )

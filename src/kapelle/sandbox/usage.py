@@ -1,16 +1,26 @@
 """What the processes of a sandbox use now, read from /proc without trusting anything in them.
 
-Resource limits of the kernel bind single processes; this sums over all of a run's processes, so that many
-small ones cannot do what one large one may not.
+Resource limits of the kernel bind single processes; this sums over all of a run's processes, so that many small ones
+cannot do what one large one may not. What /proc does not tell is counted as the most that it can be: a pipe or a
+socket as full, shared anonymous memory as touched.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kapelle.sandbox.seccomp import SHARED_ANONYMOUS_BYTES
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PIPE_BYTES = 65536
+"""What a pipe holds; the filter refuses to make it larger."""
+_MAPPINGS_BYTES = 1 << 19
+"""Of /proc/<pid>/maps: some ten thousand mappings, a hundred times what a Python with libraries has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,61 +30,142 @@ class Usage:
     cpu_s: float
     memory_bytes: int
     files: int
+    countable: bool = True
+    """False when something cannot be counted that no honest program has: more mappings than are read, or what may not
+    be read."""
 
 
-def usage_of(init_pid: int, mounts: tuple[str, ...]) -> Usage:
+def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage:
     """Return what a process and all its descendants use, with the tmpfs `mounts` that they see.
 
-    A process that ends while it is read counts as nothing.
+    A process that ends while it is read counts as nothing. Memory that several processes share is divided among them
+    only when the plain sum is above the limit: that is slower to read.
     """
-    cpu_ticks, memory_bytes = 0, 0
+    cpu_ticks, private, kept, countable = 0, 0, 0, True
+    pids, shared, pipes = [], set[bytes](), set[tuple[int, int]]()
     waiting = [init_pid]
     while waiting:
         pid = waiting.pop()
         try:
-            waiting += _children(pid)
+            threads = _threads(pid)
+            waiting += _children(threads)
             cpu_ticks += _cpu_ticks(pid)
-            memory_bytes += _memory_bytes(pid)
+            alive = _with_memory(threads)
+            if alive is None:
+                continue
+            pids.append(alive)
+            private += _private_bytes(alive)
+            shared |= _shared_anonymous(alive)
+            pipes |= _pipes(threads)
+        except (PermissionError, OverflowError):
+            countable = False
         except (OSError, ValueError, IndexError):
             continue
+    kept += len(shared) * SHARED_ANONYMOUS_BYTES + len(pipes) * _PIPE_BYTES + _socket_bytes(init_pid)
     files = 0
     for mount in mounts:
         try:
             # The mount point itself cannot be renamed or replaced from within.
-            stat = os.statvfs(f"/proc/{init_pid}/root{mount}")
+            status = os.statvfs(f"/proc/{init_pid}/root{mount}")
         except OSError:
             continue
-        files += stat.f_files - stat.f_ffree
-        memory_bytes += (stat.f_blocks - stat.f_bfree) * stat.f_frsize
-    return Usage(cpu_ticks / _TICKS_PER_S, memory_bytes, files)
+        files += status.f_files - status.f_ffree
+        kept += (status.f_blocks - status.f_bfree) * status.f_frsize
+    if private + kept > memory_limit:
+        private = min(private, sum(map(_divided_bytes, pids)))
+    return Usage(cpu_ticks / _TICKS_PER_S, private + kept, files, countable)
 
 
 def parent_of(pid: int) -> int:
     """Return the parent of a process, 0 when there is no such process."""
     try:
-        return int(_stat(pid)[1])
+        return int(_stat(Path(f"/proc/{pid}"))[1])
     except (OSError, ValueError, IndexError):
         return 0
 
 
-def _stat(pid: int) -> list[bytes]:
+def _stat(process: Path) -> list[bytes]:
     # The name stands in parentheses and may hold any byte, parentheses and spaces included.
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (process / "stat").read_bytes().rpartition(b")")[2].split()
 
 
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (thread / "children").read_bytes().split())
-    return found
+def _threads(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").iterdir())
+
+
+def _children(threads: list[Path]) -> list[int]:
+    return [int(pid) for thread in threads for pid in (thread / "children").read_bytes().split()]
 
 
 def _cpu_ticks(pid: int) -> int:
-    return sum(int(ticks) for ticks in _stat(pid)[11:15])
+    return sum(int(ticks) for ticks in _stat(Path(f"/proc/{pid}"))[11:15])
 
 
-def _memory_bytes(pid: int) -> int:
-    """Return the memory that only this process's end, or that of its sharers, would free."""
-    status = Path(f"/proc/{pid}/status").read_bytes().splitlines()
-    lines = [line.split() for line in status if line.startswith((b"RssAnon", b"RssShmem"))]
+def _with_memory(threads: list[Path]) -> Path | None:
+    """Return a thread that has not ended: the first may have, and what all share is not told of it any more."""
+    return next((thread for thread in threads if _stat(thread)[0] not in {b"Z", b"X"}), None)
+
+
+def _private_bytes(thread: Path) -> int:
+    """Return the anonymous memory of a process, what it shares with its forks included."""
+    return _sum_of(thread / "status", (b"RssAnon:", b"VmSwap:"))
+
+
+def _divided_bytes(thread: Path) -> int:
+    """Return the same, with what several processes share divided by their number."""
+    try:
+        return _sum_of(thread / "smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _sum_of(file: Path, names: tuple[bytes, ...]) -> int:
+    lines = (line.split() for line in file.read_bytes().splitlines() if line.startswith(names))
     return sum(int(line[1]) * 1024 for line in lines)
+
+
+def _shared_anonymous(thread: Path) -> set[bytes]:
+    """Return names of the pieces of shared anonymous memory that a process maps, or the start of one.
+
+    Raises OverflowError when there are too many mappings to read.
+    """
+    with (thread / "maps").open("rb", buffering=0) as file:
+        text = bytearray()
+        while chunk := file.read(65536):
+            text += chunk
+            if len(text) > _MAPPINGS_BYTES:
+                raise OverflowError
+    if b"/dev/zero" not in text:
+        return set()
+    return {
+        b"".join(line.split()[3:5]) for line in text.splitlines() if line.endswith(b"/dev/zero (deleted)")
+    }
+
+
+def _pipes(threads: list[Path]) -> set[tuple[int, int]]:
+    """Return the pipes that a process holds; each thread may have descriptors of its own."""
+    held = (status for thread in threads for status in _descriptors(thread / "fd"))
+    return {(status.st_dev, status.st_ino) for status in held if stat.S_ISFIFO(status.st_mode)}
+
+
+def _descriptors(folder: Path) -> Iterator[os.stat_result]:
+    for name in os.listdir(folder):  # noqa: PTH208 (many, every few milliseconds)
+        try:
+            yield os.stat(f"{folder}/{name}")  # noqa: PTH116
+        except FileNotFoundError:
+            continue
+
+
+def _socket_bytes(init_pid: int) -> int:
+    """Return the most that all Unix sockets of the run can hold, those on their way and in queues included."""
+    try:
+        sockets = Path(f"/proc/{init_pid}/net/unix").read_bytes().count(b"\n") - 1
+    except OSError:
+        return 0
+    return max(sockets, 0) * _most_of_a_socket()
+
+
+@functools.cache
+def _most_of_a_socket() -> int:
+    # A sender is stopped once it is over its bound, and writes half of that at once.
+    return int(Path("/proc/sys/net/core/wmem_default").read_text()) * 3 // 2

@@ -121,6 +121,18 @@ def test_writing_happens_in_a_copy_within_bounds(root: Path) -> None:
     assert not copied.exists()
 
 
+def test_a_path_of_thousands_of_steps_is_refused_and_nothing_stays(root: Path) -> None:
+    folder = folder_of(root, write=True)
+    folder.write_file({"path": "a.txt", "text": "x"})
+    copy = folder._place()
+    for tool in (folder.write_file, folder.read_file):
+        with pytest.raises(ToolFault, match="3,001 steps; at most 32"):
+            tool({"path": "d/" * 3000 + "x", "text": "y"})
+    folder.write_file({"path": "d/" * 31 + "x", "text": "y"})
+    folder.close()
+    assert not copy.parent.exists()
+
+
 def test_long_files_and_folders_are_shown_in_parts(root: Path) -> None:
     (root / "long.txt").write_text("".join(f"line {k}\n" for k in range(1, 5001)))
     for k in range(300):

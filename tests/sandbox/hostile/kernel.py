@@ -19,8 +19,10 @@ if len(open("/proc/net/dev").readlines()) > 3:
         """
 import socket
 refused(socket.getaddrinfo, "example.com", 80)
-query = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-refused(query.sendto, b"x", ("8.8.8.8", 53))
+def ask():
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("8.8.8.8", 53))
+    return "sent"
+refused(ask)
 """
     ),
     "loopback to a service of the host": Hostile(
@@ -103,10 +105,9 @@ if os.waitstatus_to_exitcode(os.wait()[1]) == 0:
         """
 import fcntl
 refused(open, "/dev/tty")
-main, other = os.openpty()
 for request in (0x5412, 0x541C):
     try:
-        fcntl.ioctl(other, request, b"x")
+        fcntl.ioctl(0, request, b"x")
         escaped("injected a key")
     except OSError as error:
         if error.errno != 1:

@@ -60,7 +60,7 @@ except OSError:
 held = []
 for _ in range(6):
     if os.fork() == 0:
-        held.append(mmap.mmap(-1, 50_000_000))
+        held.append(mmap.mmap(-1, 50_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         held[-1].write(b"x" * 50_000_000)
         time.sleep(60)
 time.sleep(60)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_LISTED = 200
+MAX_DEPTH = 32
+"""Steps of one path; nobody can remove a tree of thousands without trouble."""
 MAX_READ = 20_000
 """Characters that one call returns."""
 MAX_WRITTEN = 1 << 20
@@ -191,6 +193,8 @@ def _parts(path: str) -> list[str]:
     parts = [part for part in path.split("/") if part not in {"", "."}]
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise ToolFault(f"'{path[:80]}' is not a path beneath the folder. Give it relative, without '..'.")
+    if len(parts) > MAX_DEPTH:
+        raise ToolFault(f"The path has {len(parts):,} steps; at most {MAX_DEPTH} are allowed.")
     return parts
 
 

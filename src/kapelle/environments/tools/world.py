@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from kapelle.environment import Outcome, Retriable, World
@@ -188,10 +189,9 @@ class ToolsWorld:
         )
 
     async def close(self) -> None:
-        """Free the tools and the question's world."""
-        try:
+        """Free the tools and the question's world; one that fails keeps none of the others."""
+        async with AsyncExitStack() as held:
+            held.push_async_callback(self._question.close)
             for user in self._users.values():
                 for box in user.boxes:
-                    await asyncio.to_thread(box.close)
-        finally:
-            await self._question.close()
+                    held.push_async_callback(asyncio.to_thread, box.close)

@@ -1,0 +1,109 @@
+"""Honest programs use processes, threads, sockets of their own and databases: the bounds leave all of it alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.sandbox.contract import Limits, run
+
+POOLS = """
+import multiprocessing as mp, concurrent.futures as cf
+from multiprocessing import shared_memory
+def square(x): return x * x
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        with mp.get_context(method).Pool(2) as pool:
+            assert pool.map(square, range(5)) == [0, 1, 4, 9, 16]
+    for executor in (cf.ProcessPoolExecutor, cf.ThreadPoolExecutor):
+        with executor(2) as pool:
+            assert list(pool.map(square, range(5))) == [0, 1, 4, 9, 16]
+    with mp.Manager() as manager:
+        shared = manager.dict(a=1)
+        assert dict(shared) == {"a": 1}
+    one, other = mp.Pipe()
+    one.send({"x": 1})
+    assert other.recv() == {"x": 1}
+    queue, value = mp.Queue(), mp.Value("i", 3)
+    queue.put(value.value)
+    assert queue.get() == 3 and len(mp.Array("d", 100_000)) == 100_000
+    block = shared_memory.SharedMemory(create=True, size=5_000_000)
+    block.buf[0] = 1
+    block.close()
+    block.unlink()
+"""
+FORKS = """
+import os
+held = [b"x" * 1_000_000 for _ in range(40)]
+children = []
+for _ in range(6):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, b"%d" % sum(len(one) for one in held))
+        os._exit(0)
+    children.append(reader)
+assert [os.read(reader, 100) for reader in children] == [b"40000000"] * 6
+import time; time.sleep(0.2)
+"""
+COMMANDS = """
+import mmap, os, shutil, subprocess, tempfile
+done = subprocess.run(["sh", "-c", "sleep 0.05 & wait; echo waited"], capture_output=True)
+assert done.stdout == b"waited\\n"
+assert subprocess.run("cat | wc -c", shell=True, input=b"x" * 200_000, capture_output=True).stdout.strip() == b"200000"
+with tempfile.TemporaryDirectory() as folder:
+    with open(f"{folder}/a", "w") as file:
+        file.write("x" * 100_000)
+    shutil.copy(f"{folder}/a", f"{folder}/b")
+    shutil.copytree(folder, "copied")
+assert os.path.getsize("copied/b") == 100_000
+shared = mmap.mmap(-1, 4096)
+if os.fork() == 0:
+    shared.write(b"hello")
+    os._exit(0)
+os.wait()
+assert shared[:5] == b"hello"
+assert len(os.urandom(8)) == 8 and open("/dev/null").read() == ""
+"""
+DATABASES = """
+import sqlite3
+for mode in ("delete", "wal"):
+    one = sqlite3.connect(f"/box/{mode}.db")
+    assert one.execute(f"pragma journal_mode={mode}").fetchone() == (mode,)
+    one.execute("create table numbers (x)")
+    one.execute("insert into numbers values (1)")
+    one.commit()
+    one.execute("begin immediate")
+    one.execute("insert into numbers values (2)")
+    other = sqlite3.connect(f"/box/{mode}.db")
+    assert other.execute("select count(*) from numbers").fetchone() == (1,)
+    one.commit()
+    assert other.execute("select count(*) from numbers").fetchone() == (2,)
+"""
+LOOPS = """
+import asyncio
+async def echo(reader, writer):
+    writer.write(await reader.readline())
+    await writer.drain()
+    writer.close()
+async def main():
+    server = await asyncio.start_unix_server(echo, "/box/socket")
+    reader, writer = await asyncio.open_unix_connection("/box/socket")
+    writer.write(b"hi\\n")
+    assert await reader.readline() == b"hi\\n"
+    writer.close()
+    server.close()
+    process = await asyncio.create_subprocess_exec("echo", "x", stdout=asyncio.subprocess.PIPE)
+    assert (await process.communicate())[0] == b"x\\n"
+    assert await asyncio.gather(*(asyncio.to_thread(pow, 2, k) for k in range(4))) == [1, 2, 4, 8]
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", [POOLS, FORKS, COMMANDS, DATABASES, LOOPS], ids=lambda text: text.split()[1]
+)
+def test_an_honest_program_runs_to_its_end(sandbox: Bubblewrap, program: str) -> None:
+    limits = Limits(wall_s=120.0, cpu_s=60.0, memory_bytes=192 * 1024**2)
+    result = run(sandbox, {"program.py": program.encode()}, [sandbox.python, "program.py"], limits=limits)
+    assert (result.limit, result.exit_code) == (None, 0), result.stderr.decode()
