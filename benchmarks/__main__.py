@@ -37,6 +37,7 @@ BENCHMARKS: Mapping[str, str] = {
     "environment_server": "worlds on an environment server, its callers that vanish, a signal, hostile bodies (five minutes)",
     "environment_workers": "10,000 episodes in flight over 8 worker processes, against worlds in this one (ten minutes)",
     "overlap": "sampling in a second process while this one learns, against one after the other (two idle cores)",
+    "saving": "how long a step waits for its checkpoint, written at once or in the background",
     "serving": "tokens a second through the policy server, against its engine alone; clients that vanish; a drain",
     "reward_server": "requests a second and their delay through the reward server, against its scorer alone",
     "gpu": "recorded steps, grouped adapters and memory given back, with and without; needs a CUDA device",
