@@ -25,6 +25,7 @@ from kapelle.environments.bounded_worlds import BoundedWorld, open_world
 from kapelle.environments.matrix import Matrix
 from kapelle.rollout.play import Play, rollout
 from kapelle.rollout.workers.pool import EnvironmentWorkers
+from kapelle.rollout.workers.process import HeldHere
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
@@ -110,7 +111,7 @@ def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
 
 def _held(pool: EnvironmentWorkers) -> dict[str, Any]:
     """Return the most that this process and the workers have held so far, in megabytes."""
-    pids = [worker.process.pid for worker in pool.running]
+    pids = [held.pid for worker in pool.running if isinstance(held := worker.holder, HeldHere)]
     return {"here": _peak_mb("self"), "workers": [_peak_mb(str(pid)) for pid in pids]}
 
 

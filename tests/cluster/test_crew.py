@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.cluster import Cluster, Dies
 from tests.support.tiny import frozen_copy, same_bits
 from tests.training.test_queue import PPO, SMALL
 from tests.training.test_ranks import furthest
 
 from kapelle import Trainer
 from kapelle.cluster import crew
-from kapelle.cluster.actors import ActorLost
-from kapelle.cluster.placed import Placed
+from kapelle.cluster.placed import Bundles, Placed, RolloutPlace
 from kapelle.cluster.player import Player
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.interrupts import StopRequested
@@ -26,64 +26,10 @@ SETTINGS: dict[str, Any] = {
     "evaluation": {"problems": 3, "before_and_after": False},
 }
 
-Dies = Callable[[int, str], bool]
-"""Number of an actor, and what it is asked → whether it dies."""
 
-
-class Said:
-    """A question to a fake actor, answered at once."""
-
-    def __init__(self, given: Callable[[], Any]) -> None:
-        self.given = given
-
-    def answer(self) -> Any:
-        return self.given()
-
-
-class Fake:
-    """An actor in this process."""
-
-    def __init__(self, number: int, kind: type, cluster: Cluster) -> None:
-        self.number, self.made, self.cluster = number, kind(), cluster
-        self.dead = False
-
-    def ask(self, method: str, *given: Any) -> Said:
-        self.dead = self.dead or self.cluster.dies(self.number, method)
-        self.cluster.asked.append((self.number, method))
-        if self.dead:
-            return Said(self._lost)
-        answer = getattr(self.made, method)(*given)
-        return Said(lambda: answer)
-
-    def _lost(self) -> Any:
-        raise ActorLost("it was killed")
-
-    def end(self) -> None:
-        self.cluster.ended.append(self.number)
-
-
-class Cluster:
-    """A cluster in this process; actors are numbered from 0 in the order in which they are started."""
-
-    def __init__(self, dies: Dies) -> None:
-        self.dies = dies
-        self.asked: list[tuple[int, str]] = []
-        self.ended: list[int] = []
-        self.started = 0
-        self.left = False
-
-    def join(self, *_: str) -> Cluster:
-        return self
-
-    def actor(self, kind: type, _bundle: int, _resources: object) -> Fake:
-        self.started += 1
-        return Fake(self.started - 1, kind, self)
-
-    def store(self, data: bytes) -> bytes:
-        return data
-
-    def leave(self) -> None:
-        self.left = True
+def placed(workers: int) -> Placed:
+    rollout = tuple(RolloutPlace(number) for number in range(workers))
+    return Placed("here", "of it", "group", Bundles(rollout))
 
 
 @pytest.fixture
@@ -92,7 +38,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
         made = Cluster(dies)
         monkeypatch.setattr(crew, "Connection", made)
         monkeypatch.setattr(crew, "first_answered", lambda asked, _: asked[0] if asked else None)
-        for name, value in Placed("here", "of it", "group", tuple(range(workers))).variable().items():
+        for name, value in placed(workers).variable().items():
             monkeypatch.setenv(name, value)
         return made
 

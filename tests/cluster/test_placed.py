@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from kapelle.cluster.placed import Placed, dealt, placed_here
+from kapelle.cluster.placed import Bundles, Placed, RolloutPlace, lay_out, placed_here
+from kapelle.settings.cluster import RayConfig
 
 
-def test_workers_are_dealt_in_turn() -> None:
-    assert dealt(5, 2, 2) == [(2, 4, 6), (3, 5)]
-    assert dealt(0, 3, 2) == [(), ()]
+def test_workers_are_dealt_in_turn_each_with_its_worlds() -> None:
+    config = RayConfig.model_validate(
+        {"rollout_workers": 3, "rollout": {"gpus": 1}, "environment": {"cpus": 2}}
+    )
+    held, places = lay_out(config, ranks=2, worlds=1)
+    assert places == [
+        Bundles((RolloutPlace(2, (3,)), RolloutPlace(4, (5,)))),
+        Bundles((RolloutPlace(6, (7,)),)),
+    ]
+    assert [each.gpus for each in held] == [0, 0, 1, 0, 1, 0, 1, 0]
+    assert [each.cpus for each in held] == [1, 1, 1, 2, 1, 2, 1, 2]
+
+
+def test_ranks_that_play_have_the_worlds() -> None:
+    held, places = lay_out(RayConfig(rollout_workers=0), ranks=2, worlds=2)
+    assert places == [Bundles(worlds=(2, 3)), Bundles(worlds=(4, 5))]
+    assert len(held) == 6
 
 
 def test_a_rank_is_told_by_a_variable() -> None:
-    placed = Placed("10.0.0.1:6379", "of this run", "kapelle-1", (2, 4))
+    placed = Placed("10.0.0.1:6379", "of this run", "kapelle-1", Bundles((RolloutPlace(2, (3, 4)),), (7,)))
     assert placed_here(placed.variable()) == placed
     assert placed_here({"RANK": "0"}) is None

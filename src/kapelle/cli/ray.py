@@ -24,4 +24,5 @@ def launch(arguments: argparse.Namespace) -> int:
         configs = [config for _, config in staged.checked()]
     for config in configs:
         prepare(config)
-    return launch_on_ray(configs[0].ray, arguments.processes or 1, [*words_of(arguments), "--no-rich"])
+    processes, worlds = arguments.processes or 1, configs[0].episode.environment_workers
+    return launch_on_ray(configs[0].ray, processes, worlds, [*words_of(arguments), "--no-rich"])

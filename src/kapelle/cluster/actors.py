@@ -119,6 +119,13 @@ class Connection:
                 "Python on all machines."
             ) from error
 
+    @classmethod
+    def of_actor(cls, group: str) -> Connection:
+        """Return the connection of the actor that asks, to a placement group of its run."""
+        import ray
+
+        return cls(ray.util.get_placement_group(group))
+
     @property
     def address(self) -> str:
         """Where others join the cluster."""
@@ -162,14 +169,18 @@ class Connection:
             "`--processes`) or less for each (`ray.trainer.cpus`, `ray.rollout.cpus`, …), or wait longer (`ray.timeout`)."
         )
 
-    def actor(self, kind: type, bundle: int, resources: Resources) -> Actor:
-        """Start an actor of a class where a bundle was placed."""
+    def actor(self, kind: type, bundle: int, resources: Resources, calls: int = 1) -> Actor:
+        """Start an actor of a class where a bundle was placed; it answers `calls` at a time, one alone in order."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         made: Any = ray.remote(kind).options(
-            num_cpus=resources.cpus, num_gpus=resources.gpus, scheduling_strategy=strategy, max_restarts=0
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            scheduling_strategy=strategy,
+            max_restarts=0,
+            **({"max_concurrency": calls} if calls > 1 else {}),
         )
         return Actor(made.remote())
 

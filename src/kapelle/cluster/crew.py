@@ -10,17 +10,20 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cluster.actors import Actor, ActorLost, Asked, Connection, first_answered
-from kapelle.cluster.placed import Placed
+from kapelle.cluster.placed import Placed, RolloutPlace
 from kapelle.cluster.player import Player
+from kapelle.cluster.worlds import held_by_actors
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError
 from kapelle.rollout.elsewhere import error_again, moves
 from kapelle.rollout.workers.messages import task_form
+from kapelle.rollout.workers.process import HeldHere, Hold
 from kapelle.runs.episode_json import load_groups
 from kapelle.runs.exact_json import encode
 from kapelle.runtime.interrupts import stop_if_asked
@@ -45,7 +48,7 @@ DEATHS = 5
 class _Worker:
     """A rollout worker: where it lives, the actor that is it now, and the weights that this one has."""
 
-    bundle: int
+    place: RolloutPlace
     actor: Actor | None = None
     begun: float = 0.0
     """When the actor was asked for."""
@@ -67,41 +70,63 @@ class _Share:
     answer: list[bytes] | None = None
 
 
+def players_on(
+    placed: Placed,
+    config: RunConfig,
+    team: Team,
+    hashes: Mapping[str, str],
+    models: Mapping[str, LanguageModel],
+    engine: TrainEngine,
+    closing: ExitStack,
+) -> tuple[Crew | None, Hold]:
+    """Return what plays for a rank that a cluster has placed: rollout workers, or else what holds its own worlds.
+
+    What they need is released by `closing`. See `Crew` for the rest.
+    """
+    bundles = placed.bundles
+    if not bundles.rollout and not bundles.worlds:
+        return None, HeldHere
+    connection = Connection.join(placed.address, placed.group, placed.namespace)
+    closing.callback(connection.leave)
+    if not bundles.rollout:
+        return None, held_by_actors(connection, bundles.worlds, config.ray.environment, str(Path.cwd()))
+    return Crew(connection, placed, config, team, hashes, models, engine), HeldHere
+
+
 class Crew:
     """The rollout workers of one rank."""
 
     def __init__(
         self,
+        connection: Connection,
         placed: Placed,
         config: RunConfig,
         team: Team,
-        bases: Mapping[str, str],
         hashes: Mapping[str, str],
         models: Mapping[str, LanguageModel],
         engine: TrainEngine,
     ) -> None:
         """Start the workers, which load their models meanwhile.
 
-        `bases` are the paths of the team's bases, by name, `hashes` their weights'; `engine` holds all policies.
+        `team` names the bases' paths on the disk, `hashes` are their weights'; `engine` holds all policies.
         """
         self._config, self._team, self._hashes, self._models = config, team, dict(hashes), models
-        self._bases = dict(bases)
-        self._begin_with = json.dumps(
-            {
-                "config": config.model_dump(mode="json"),
-                "bases": self._bases,
-                "path": sys.path,
-                "folder": str(Path.cwd()),
-            }
-        ).encode()
-        self._connection = Connection.join(placed.address, placed.group, placed.namespace)
+        self._bases = dict(team.bases)
+        self._begin_with = {
+            "config": config.model_dump(mode="json"),
+            "bases": self._bases,
+            "path": sys.path,
+            "folder": str(Path.cwd()),
+            "group": placed.group,
+        }
+        self._connection = connection
         self._weights: dict[str, tuple[int, object]] = {}
         """Policy → number, from 1, and what is stored of its weights."""
         self._deaths = 0
         for name, policy in team.policies.items():
             if moves(policy):
                 self.load(name, engine.weights(name), 0)
-        self._workers = [_Worker(bundle) for bundle in placed.rollout]
+        self._workers = [_Worker(place) for place in placed.bundles.rollout]
         for worker in self._workers:
             self._start(worker)
 
@@ -137,7 +162,6 @@ class Crew:
             if worker.actor is not None:
                 worker.actor.end()
                 worker.actor = None
-        self._connection.leave()
 
     def play_groups(
         self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
@@ -232,9 +256,10 @@ class Crew:
             )
 
     def _start(self, worker: _Worker) -> None:
-        worker.actor = self._connection.actor(Player, worker.bundle, self._config.ray.rollout)
+        worker.actor = self._connection.actor(Player, worker.place.bundle, self._config.ray.rollout)
         worker.begun, worker.up = time.monotonic(), worker.actor.ask("here")
-        worker.beginning = worker.actor.ask("begin", self._begin_with)
+        said = {**self._begin_with, "worlds": worker.place.worlds}
+        worker.beginning = worker.actor.ask("begin", json.dumps(said).encode())
         worker.has = {}
 
     def _check(self, begun: bytes) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from kapelle.cluster.actors import Actor, ActorLost, Asked, Connection, first_answered
 from kapelle.cluster.lifeline import end_session, hold_on
-from kapelle.cluster.placed import Placed, dealt
+from kapelle.cluster.placed import Placed, lay_out
 from kapelle.cluster.ranks import SHARED, RankHost
 from kapelle.errors import ConfigError, EngineError, KapelleError
 from kapelle.runtime.redaction import without_secrets
@@ -86,7 +86,7 @@ def _run(order: dict[str, Any], folder: Path) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own
         signal.signal(number, _note)
     try:
-        bundles = [config.trainer] * count + [config.rollout] * config.rollout_workers
+        bundles, places = lay_out(config, count, int(order["worlds"]))
         name = f"kapelle-{secrets.token_hex(8)}"
         connection.place(name, bundles, spread=config.spread, seconds=config.timeout, grows=not own)
         ranks = _hosts(connection, config, count)
@@ -97,8 +97,8 @@ def _run(order: dict[str, Any], folder: Path) -> int:
             "MASTER_PORT": str(where[0]["port"]),
             "WORLD_SIZE": str(count),
         }
-        for rank, rollout in zip(ranks, dealt(config.rollout_workers, count, count), strict=True):
-            placed = Placed(connection.address, connection.namespace, name, rollout)
+        for rank, place in zip(ranks, places, strict=True):
+            placed = Placed(connection.address, connection.namespace, name, place)
             # Of the machine's GPUs a rank sees its own alone.
             seat = {"RANK": str(rank.number), "LOCAL_RANK": "0", **first, **placed.variable()}
             rank.host.ask("start", order["words"], seat, order["cwd"], order["path"]).answer()

@@ -34,13 +34,17 @@ def check_installed() -> None:
         raise ConfigError("`--launch ray` needs Ray. Install it: pip install 'kapelle[ray]'")
 
 
-def launch(config: RayConfig, processes: int, words: Sequence[str]) -> int:
-    """Run `kapelle` with these words in as many ranks, placed by Ray; return its exit code."""
+def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str]) -> int:
+    """Run `kapelle` with these words in as many ranks, placed by Ray; return its exit code.
+
+    `worlds` is the number of environment workers of each process that plays. Raises EngineError where the cluster is lost.
+    """
     # Sockets lie in this folder, and their paths must be short.
     folder = Path(tempfile.mkdtemp(prefix="kapelle-ray-", dir="/tmp"))
     order = {
         "ray": config.model_dump(mode="json"),
         "processes": processes,
+        "worlds": worlds,
         "words": list(words),
         "folder": str(folder),
         "cwd": str(Path.cwd()),

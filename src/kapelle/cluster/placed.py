@@ -7,20 +7,40 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from kapelle.settings.cluster import RayConfig, Resources
+
 VARIABLE = "KAPELLE_RAY"
 """Of the environment of a rank that Ray has placed."""
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutPlace:
+    """Where one rollout worker is placed."""
+
+    bundle: int
+    worlds: tuple[int, ...] = ()
+    """Bundles of its environment workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """What one rank may start actors on, by numbers of bundles."""
+
+    rollout: tuple[RolloutPlace, ...] = ()
+    """Of the rollout workers that play for this rank."""
+    worlds: tuple[int, ...] = ()
+    """Of the environment workers of a rank that plays itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
-    """What one rank may start actors on."""
+    """Where one rank may start actors."""
 
     address: str
     namespace: str
     group: str
     """Name of the placement group."""
-    rollout: tuple[int, ...]
-    """Bundles of the rollout workers that play for this rank."""
+    bundles: Bundles
 
     def variable(self) -> dict[str, str]:
         """Return it as a variable of the rank's environment."""
@@ -32,9 +52,29 @@ def placed_here(environ: Mapping[str, str] = os.environ) -> Placed | None:
     if VARIABLE not in environ:
         return None
     said = json.loads(environ[VARIABLE])
-    return Placed(said["address"], said["namespace"], said["group"], tuple(said["rollout"]))
+    own = said["bundles"]
+    rollout = tuple(RolloutPlace(each["bundle"], tuple(each["worlds"])) for each in own["rollout"])
+    bundles = Bundles(rollout, tuple(own["worlds"]))
+    return Placed(said["address"], said["namespace"], said["group"], bundles)
 
 
-def dealt(count: int, first: int, ranks: int) -> list[tuple[int, ...]]:
-    """Return the bundles of `count` workers, numbered from `first`, in turn for each of `ranks`."""
-    return [tuple(range(first + rank, first + count, ranks)) for rank in range(ranks)]
+def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources], list[Bundles]]:
+    """Return what each bundle holds, and the bundles of each rank, whose own is that of its number.
+
+    `worlds` is the number of environment workers of each process that plays. Rollout workers are dealt to the ranks in turn.
+    """
+    held = [config.trainer] * ranks
+    found: list[Bundles] = []
+
+    def more(resources: Resources, count: int) -> tuple[int, ...]:
+        held.extend([resources] * count)
+        return tuple(range(len(held) - count, len(held)))
+
+    for rank in range(ranks):
+        own = range(rank, config.rollout_workers, ranks)
+        if own:
+            players = [(more(config.rollout, 1)[0], more(config.environment, worlds)) for _ in own]
+            found.append(Bundles(tuple(RolloutPlace(*each) for each in players)))
+        else:
+            found.append(Bundles(worlds=more(config.environment, worlds)))
+    return held, found

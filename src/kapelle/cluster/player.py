@@ -10,8 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kapelle.settings.cluster import Resources
+
 if TYPE_CHECKING:
     from kapelle.rollout.elsewhere import Elsewhere
+    from kapelle.rollout.workers.process import Hold
 
 
 class Player:
@@ -37,9 +40,17 @@ class Player:
     def _begin(self, said: Mapping[str, Any]) -> bytes:
         import torch
 
+        from kapelle.cluster.actors import Connection
+        from kapelle.cluster.worlds import held_by_actors
         from kapelle.rollout.elsewhere import Elsewhere
+        from kapelle.rollout.workers.process import HeldHere
 
-        self._team = Elsewhere(said["config"], said["bases"], torch.get_num_threads())
+        hold: Hold = HeldHere
+        if said["worlds"]:
+            connection = Connection.of_actor(said["group"])
+            takes = Resources.model_validate(said["config"]["ray"]["environment"])
+            hold = held_by_actors(connection, said["worlds"], takes, said["folder"])
+        self._team = Elsewhere(said["config"], said["bases"], torch.get_num_threads(), hold)
         return json.dumps({"hashes": self._team.hashes}).encode()
 
     def play(self, question: bytes, *weights: bytes) -> bytes:

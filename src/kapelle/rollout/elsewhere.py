@@ -14,6 +14,7 @@ from kapelle import errors
 from kapelle.errors import EngineError
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import make_play
+from kapelle.rollout.workers.process import HeldHere, Hold
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.setup.model_loading import build_engine, load_models
 from kapelle.setup.recipe import resolve
@@ -24,8 +25,10 @@ from kapelle.team import Policy
 class Elsewhere:
     """The team, its models and its rollout engine; weights come from the process that learns."""
 
-    def __init__(self, config: Mapping[str, Any], bases: Mapping[str, str], threads: int) -> None:
-        """Build from the resolved settings and the paths of the team's bases, by name."""
+    def __init__(
+        self, config: Mapping[str, Any], bases: Mapping[str, str], threads: int, hold: Hold = HeldHere
+    ) -> None:
+        """Build from the resolved settings and the paths of the team's bases, by name; `hold` as for `make_play`."""
         torch.set_num_threads(threads)
         keep_imports_from_drawing()
         self.config = resolve(config)
@@ -37,7 +40,7 @@ class Elsewhere:
         for policy in team.policies.values():
             if policy.lora is not None and policy.endpoint is None:
                 models[policy.base].bank.add(policy.name, policy.lora, self.config.seed)
-        self.play = make_play(self.config, team, build_engine(self.config, models, team))
+        self.play = make_play(self.config, team, build_engine(self.config, models, team), hold=hold)
         self._loaded: dict[str, int] = {}
 
     def load(self, policy: str, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:

@@ -28,6 +28,7 @@ from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
 from kapelle.rollout.scene import LiveScene
 from kapelle.rollout.under_way import EpisodeUnderWay, as_recorded
 from kapelle.rollout.workers.pool import EnvironmentWorkers
+from kapelle.rollout.workers.process import HeldHere, Hold
 from kapelle.runtime.attendance import Part, over
 from kapelle.runtime.deadlines import Patience, all_of, patience_here, within
 from kapelle.runtime.ranks import ALONE, Ranks
@@ -72,10 +73,15 @@ LOST = 100
 """Times that it is played again because its world was lost for any reason, a server's restart for one."""
 
 
-def make_play(config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE) -> Play:
-    """Return what a team's episodes are played with: environment and workflow of the settings, team and engine."""
+def make_play(
+    config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE, hold: Hold = HeldHere
+) -> Play:
+    """Return what a team's episodes are played with: environment and workflow of the settings, team and engine.
+
+    `hold` starts the processes in which worlds live, if they do.
+    """
     size = config.episode.environment_workers
-    workers = EnvironmentWorkers(config.environment, size, config.patience) if size else None
+    workers = EnvironmentWorkers(config.environment, size, config.patience, hold) if size else None
     world = (config.environment, config.workflow)
     return Play(team, *world, engine, patience=config.patience, ranks=ranks, workers=workers)
 

@@ -27,6 +27,8 @@ class RayConfig(Settings):
     """What each rank of the trainer takes."""
     rollout: Resources = Resources()
     """What each rollout worker takes."""
+    environment: Resources = Resources()
+    """What each environment worker takes; `episode.environment_workers` says how many each process that plays has."""
     spread: bool = False
     """Whether actors are put on as many machines as possible; otherwise on as few."""
     timeout: float = Field(60.0, gt=0.0, allow_inf_nan=False)

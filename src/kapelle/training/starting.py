@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kapelle.algorithm import Algorithm
-from kapelle.cluster.crew import Crew
+from kapelle.cluster.crew import players_on
 from kapelle.cluster.placed import placed_here
 from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, notes_of
 from kapelle.engines.train.protocol import TrainEngine
@@ -23,6 +23,7 @@ from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, make_play
+from kapelle.rollout.workers.process import HeldHere, Hold
 from kapelle.runs.checkpoint_contents import check_start, check_verifier, load_policies, load_verifier
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others
 from kapelle.services.policy.outside import serve_outside
@@ -96,19 +97,21 @@ def load_pieces(
             load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
         past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
         load_policies(past, team, engine, hashes)
+        player = rollout_engine
+        hold: Hold = HeldHere
         placed = placed_here()
-        if placed is not None and placed.rollout and rollout_engine is None:
-            _check_apart(warmed, None)
-            player: RolloutEngine = Crew(placed, config, team, warmed.team.bases, hashes, models, engine)
-        else:
-            player = rollout_engine or build_engine(config, models, team)
+        if placed is not None and rollout_engine is None:
+            if placed.bundles.rollout:
+                _check_apart(warmed, None)
+            player, hold = players_on(placed, config, warmed.team, hashes, models, engine, failing)
+        player = player or build_engine(config, models, team)
         if rollout_engine is None:
             failing.callback(player.close)
         for note in notes_of(player):
             say("engine", note)
         if config.training.partial_rollouts:
             _check_partial(player, ranks)
-        play = acting = make_play(config, team, player, ranks)
+        play = acting = make_play(config, team, player, ranks, hold)
         failing.callback(play.close)
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))

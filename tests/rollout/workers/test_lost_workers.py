@@ -27,6 +27,7 @@ from kapelle.errors import ConfigError, EngineError
 from kapelle.rollout.play import rollout
 from kapelle.rollout.workers import pool as pools
 from kapelle.rollout.workers.pool import EnvironmentWorkers
+from kapelle.rollout.workers.process import HeldHere
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.watchdog import GaveUp
@@ -186,7 +187,9 @@ def test_nothing_stays_when_a_pool_is_closed_amid_play() -> None:
             await playing
 
     run_async(lambda: asyncio.wait_for(interrupted(), FAR))
-    workers = [worker.process for worker in pool._workers if worker is not None]
+    workers = [
+        held.process for worker in pool._workers if worker and isinstance(held := worker.holder, HeldHere)
+    ]
     assert len(workers) == 2
     pool.close()
     assert [worker.poll() is not None for worker in workers] == [True, True]
@@ -200,7 +203,7 @@ pool = pool_for(Stuck(way="await"), 2)
 async def watch():
     playing = asyncio.create_task(rollout(play_of(Stuck(way="await"), Echo(), NAMES, workers=pool), TASKS, 1, 5))
     await all_wait(pool)
-    print(*(worker.process.pid for worker in pool._workers), flush=True)
+    print(*(worker.holder.pid for worker in pool._workers), flush=True)
     await playing
 run_async(watch)
 """

@@ -16,6 +16,7 @@ from kapelle.environments.bounded_worlds import task_of
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play, rollout
 from kapelle.rollout.workers.pool import EnvironmentWorkers
+from kapelle.rollout.workers.process import HeldHere, Hold
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Group
@@ -52,10 +53,12 @@ def workflows_for(environment: Environment) -> dict[str, tuple[str, ...]]:
     return {name: names for name in named if (names := seats(environment, name))}
 
 
-def episodes(environment: Environment, workers: int, tasks: int = 3) -> dict[str, list[Group]]:
+def episodes(
+    environment: Environment, workers: int, tasks: int = 3, hold: Hold = HeldHere
+) -> dict[str, list[Group]]:
     """Return what each workflow makes of the first tasks, with worlds here (0) or in so many processes."""
     found = [task_of(environment, "train", k) for k in range(tasks)]
-    pool = EnvironmentWorkers(environment, workers, Patience()) if workers else None
+    pool = EnvironmentWorkers(environment, workers, Patience(), hold) if workers else None
     played = {}
     try:
         for name, names in workflows_for(environment).items():
@@ -68,8 +71,8 @@ def episodes(environment: Environment, workers: int, tasks: int = 3) -> dict[str
     return played
 
 
-def assert_same(environment: Environment, workers: int = 1) -> None:
-    here, there = episodes(environment, 0), episodes(environment, workers)
+def assert_same(environment: Environment, workers: int = 1, hold: Hold = HeldHere) -> None:
+    here, there = episodes(environment, 0), episodes(environment, workers, hold=hold)
     assert here, "some workflow plays it"
     assert there == here
 

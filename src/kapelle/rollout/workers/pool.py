@@ -17,7 +17,7 @@ from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.messages import VERSION, pack, task_form
-from kapelle.rollout.workers.process import Exchange, Worker
+from kapelle.rollout.workers.process import Exchange, HeldHere, Hold, Worker
 from kapelle.runtime.closing import Closing
 from kapelle.runtime.deadlines import Patience, within
 from kapelle.runtime.watchdog import UNBREAKABLE, GaveUp
@@ -35,14 +35,16 @@ class EnvironmentWorkers(Closing):
     the pool is closed or collected, or when this process ends.
     """
 
-    def __init__(self, environment: Environment, size: int, patience: Patience) -> None:
-        """Take the environment, the number of processes, and the time limits of calls.
+    def __init__(
+        self, environment: Environment, size: int, patience: Patience, hold: Hold = HeldHere
+    ) -> None:
+        """Take the environment, the number of processes, the time limits of calls, and what starts a process.
 
         Raises ConfigError for an environment that another process cannot make.
         """
         assert size >= 1, "a pool has a process at least"
         self.size = size
-        self._patience = patience
+        self._patience, self._hold = patience, hold
         serve = {
             "id": 0,
             "call": "serve",
@@ -97,7 +99,7 @@ class EnvironmentWorkers(Closing):
             place = busy.index(min(busy))
             worker = self._workers[place]
             if worker is None or worker.lost is not None:
-                worker = self._workers[place] = Worker(self._begin)
+                worker = self._workers[place] = Worker(self._begin, self._hold(place))
                 exchange.add(worker)
             worker.sessions += 1
             return worker

@@ -16,10 +16,10 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from kapelle.environments.elsewhere import WorkerLost, error_from
 from kapelle.errors import EngineError
@@ -41,27 +41,100 @@ Waiting = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", int]
 """Who waits for an answer, and the session that it asked about."""
 
 
-class Worker:
-    """One process that holds worlds."""
+class Holder(Protocol):
+    """Where the process of a worker runs, and what is known of it without asking it."""
 
-    def __init__(self, begin: bytes) -> None:
-        """Start the process; `begin` is its first frame, question 0."""
+    connection: socket.socket
+    """Leads to the process; at its end when that is gone."""
+
+    @property
+    def beats(self) -> int:
+        """How often it has said that it runs."""
+        ...
+
+    @property
+    def session(self) -> int:
+        """The session that computed when it was last heard of; 0 for none."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended, as long as that."""
+        ...
+
+    def end(self) -> str:
+        """End it and what it has started, at once; return how it ended."""
+        ...
+
+    def close(self) -> None:
+        """Release what is known of it; it has ended."""
+        ...
+
+
+class HeldHere:
+    """A worker's process on this machine."""
+
+    def __init__(self, _place: int = 0) -> None:
+        """Start the process."""
         ours, theirs = socket.socketpair()
-        self.pulse = Pulse()
+        self._pulse = Pulse()
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [
                     sys.executable,
                     "-c",
-                    SERVE.format(path=sys.path, socket=theirs.fileno(), pulse=self.pulse.descriptor),
+                    SERVE.format(path=sys.path, socket=theirs.fileno(), pulse=self._pulse.descriptor),
                 ],
-                pass_fds=(theirs.fileno(), self.pulse.descriptor),
+                pass_fds=(theirs.fileno(), self._pulse.descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR,  # what environments print there must not mix with this command's output
                 start_new_session=True,  # a Ctrl-C in the terminal is this process's to act on
             )
-        ours.setblocking(False)
         self.connection = ours
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self.process.pid
+
+    @property
+    def beats(self) -> int:
+        """See `Holder`."""
+        return self._pulse.beats
+
+    @property
+    def session(self) -> int:
+        """See `Holder`."""
+        return self._pulse.session
+
+    def wait(self, seconds: float) -> None:
+        """See `Holder`."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+
+    def end(self) -> str:
+        """See `Holder`."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        return _how_it_ended(self.process.returncode)
+
+    def close(self) -> None:
+        """See `Holder`."""
+        self._pulse.close()
+
+
+Hold = Callable[[int], Holder]
+"""Starts the process of the worker at a place, from 0."""
+
+
+class Worker:
+    """One process that holds worlds."""
+
+    def __init__(self, begin: bytes, holder: Holder) -> None:
+        """Take a process; `begin` is its first frame, question 0."""
+        self.holder = holder
+        self.connection = holder.connection
+        self.connection.setblocking(False)
         self.frames = Frames()
         self.waiting: dict[int, Waiting] = {}
         self.outgoing = bytearray(begin)
@@ -111,30 +184,24 @@ class Worker:
 
     def silent_for(self, passed: float) -> float:
         """Return for how many seconds it has given no sign of life, `passed` of them since the last look."""
-        beats = self.pulse.beats
+        beats = self.holder.beats
         before, silent = self._seen
         self._seen = (beats, 0.0 if beats != before or not self.waiting else silent + passed)
         return self._seen[1]
 
     def end(self, how: str | None = None) -> list[Waiting]:
         """End the process if it still runs; return who waits for answers that will not come."""
-        self.kill()
         with self.guard:
             if self.lost is not None:
                 return []
-            self.lost = how or _how_it_ended(self.process.returncode)
+            ended = self.holder.end()
+            self.lost = how or ended
             left, self.waiting = list(self.waiting.values()), {}
-            session = self.pulse.session
+            session = self.holder.session
             self.blamed = frozenset([session] if session else [session for *_, session in left])
             self.connection.close()
-            self.pulse.close()
+            self.holder.close()
         return left
-
-    def kill(self) -> None:
-        """End the process and what it has started, at once."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 def _how_it_ended(code: int) -> str:
@@ -184,8 +251,7 @@ class Exchange:
                 worker.connection.shutdown(socket.SHUT_RDWR)
         until = time.monotonic() + CLOSING
         for worker in workers:
-            with suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, until - time.monotonic()))
+            worker.holder.wait(max(0.0, until - time.monotonic()))
             _tell(worker.end("the environment workers were closed"), worker)
         self._selector.close()
         self._ears.close()
@@ -243,8 +309,7 @@ class Exchange:
         self._selector.unregister(worker.connection)
         del self._workers[worker]
         if how is None:
-            with suppress(subprocess.TimeoutExpired):  # it has closed its socket and is about to end
-                worker.process.wait(LOOK)
+            worker.holder.wait(LOOK)  # it has closed its socket and is about to end
         left = worker.end(how)
         self.deaths = 0 if worker.answered else self.deaths + 1
         _tell(left, worker)

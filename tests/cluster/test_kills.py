@@ -1,0 +1,167 @@
+"""Each kind of process of a run on Ray is killed, at each moment: the run goes on, or ends with a reason; never a hang."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.kills import MOMENTS, marked
+from tests.support.tiny import same_bits
+
+from kapelle import Trainer
+from kapelle.runs import checkpoint
+from kapelle.runs.writer import read_metrics
+from kapelle.setup.recipe import resolve
+
+RECIPE = """
+model: {embedded: {hidden: 16, layers: 1, heads: 2, kv_heads: 1, intermediate: 32}}
+environment: {name: "tests.support.kills:Killed"}
+workflow: {name: debate}
+algorithm: {name: grpo, group_size: 2}
+team: {agents: 2, lora: {rank: 2}, sampling: {max_tokens: 3}}
+training: {steps: 4, tasks_per_step: 4}
+optimizer: {lr: 0.01, eps: 0.0001}
+checkpoint: {every: 1, keep: 9}
+evaluation: {before_and_after: false}
+ray: {trainer: {cpus: 0.1}, rollout: {cpus: 0.1}, rollout_workers: 2}
+"""
+ROOT = Path(__file__).parents[2]
+LONGEST = 300
+"""Seconds that a run may take at most, on a busy machine."""
+HELD = "import os, sys; os.environ['KAPELLE_GUARD'] = str(os.getpid()); from kapelle.cli import main; raise SystemExit(main())"
+
+
+def run(folder: Path, *words: str, kill: tuple[str, str] | None = None) -> tuple[int, str]:
+    """Train until the run ends, and see that nothing of it is left; return its exit code and what it printed on stderr."""
+    recipe = folder.with_suffix(".yaml")
+    recipe.write_text(RECIPE)
+    mark = f"{folder}-{time.monotonic_ns()}"
+    environ = {**os.environ, "KAPELLE_TEST": mark, "OMP_NUM_THREADS": "1"}
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    if kill is not None:
+        environ["KAPELLE_KILL"] = ",".join([*kill, str(folder.with_suffix(".killed"))])
+    named = (
+        ["--resume", str(folder)]
+        if (folder / "config.yaml").exists()
+        else [str(recipe), "--run-dir", str(folder)]
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD, "train", *named, "--launch", "ray", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environ,
+        text=True,
+        start_new_session=True,
+    ) as one:
+        try:
+            _, said = one.communicate(timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            one.kill()
+            raise
+    until = time.monotonic() + 60
+    while left := marked(mark):
+        assert time.monotonic() < until, f"left behind: {left}"
+        time.sleep(0.1)
+    return one.returncode, said
+
+
+def end_of(folder: Path) -> Any:
+    found = checkpoint.list_checkpoints(folder / "checkpoints")[-1]
+    assert found.name == "00000004"
+    rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(folder)]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    return checkpoint.load(found)["train"], rows
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert run(folder)[0] == 0
+    return end_of(folder)
+
+
+def check_same(folder: Path, undisturbed: Any) -> None:
+    weights, rows = end_of(folder)
+    assert same_bits(weights, undisturbed[0])
+    assert rows == undisturbed[1]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rollout_worker_is_replaced(moment: str, tmp_path: Path, undisturbed: Any) -> None:
+    code, said = run(tmp_path / "run", kill=(moment, "worker"))
+    assert code == 0, said
+    assert (tmp_path / "run.killed").exists()
+    check_same(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("victim", ["world", "world host"])
+def test_an_environment_worker_is_replaced(victim: str, tmp_path: Path, undisturbed: Any) -> None:
+    words = "episode.environment_workers=1", "ray.environment.cpus=0.1"
+    code, said = run(tmp_path / "run", *words, kill=("rollout", victim))
+    assert code == 0, said
+    assert (tmp_path / "run.killed").exists()
+    check_same(tmp_path / "run", undisturbed)
+
+
+ENDS = {
+    "rank": "Rank 0 was killed by signal 9",
+    "host": "The actor of rank 0 died",
+    "driver": "The process that speaks to Ray was killed by signal 9",
+    "gcs": "Ray's control service is gone",
+    "raylet": "",
+    "guard": "",
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("victim", "moment"),
+    [
+        *((victim, moment) for victim in ("rank", "host") for moment in MOMENTS),
+        *(("driver", moment) for moment in ("rollout", "save")),
+        *(("guard", moment) for moment in ("update", "publish")),
+        *(("gcs", moment) for moment in ("rollout", "update")),
+        *(("raylet", moment) for moment in ("publish", "save")),
+    ],
+)
+def test_any_other_ends_the_run_with_its_name_and_a_resume_goes_on(
+    victim: str, moment: str, tmp_path: Path, undisturbed: Any
+) -> None:
+    folder = tmp_path / "run"
+    code, said = run(folder, kill=(moment, victim))
+    assert (folder.with_suffix(".killed")).exists()
+    assert code == (-9 if victim == "guard" else 2), said
+    assert ENDS[victim] in said
+    assert "Traceback" not in said
+    assert run(folder)[0] == 0
+    check_same(folder, undisturbed)
+
+
+@pytest.mark.slow
+def test_it_is_the_run_without_ray_to_the_bit(tmp_path: Path) -> None:
+    one = tmp_path / "one"
+    words = "episode.environment_workers=1", "ray.environment.cpus=0.1", "ray.rollout_workers=1"
+    code, said = run(one, *words)
+    assert code == 0, said
+    alone = resolve(yaml.safe_load((one / "config.yaml").read_text()))
+    with Trainer(alone, run_dir=tmp_path / "alone") as trainer:
+        trainer.train()
+    check_same(one, end_of(tmp_path / "alone"))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("moment", ["rollout", "save"])
+def test_another_rank_ends_the_run_too(moment: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, said = run(folder, "--processes", "2", kill=(moment, "rank"))
+    assert code == 2, said
+    assert "Rank 1 was killed by signal 9" in said
+    assert run(folder, "--processes", "2")[0] == 0

@@ -1,0 +1,49 @@
+"""Worlds whose processes actors hold: the same episodes, whoever dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+from tests.rollout.workers.test_same_episodes import assert_same
+from tests.support.cluster import Cluster
+
+from kapelle.cluster.actors import Connection
+from kapelle.cluster.worlds import WorldHost, held_by_actors
+from kapelle.environment import environment_class
+from kapelle.settings.cluster import Resources
+
+
+def with_its_process(host: WorldHost) -> None:
+    held, host._held = host._held, None
+    if held is not None:
+        held.end()
+        held.connection.close()
+        held.close()
+
+
+def check(cluster: Cluster, workers: int) -> None:
+    connection = cast("Connection", cluster)
+    hold = held_by_actors(connection, range(workers), Resources(), str(Path.cwd()))
+    assert_same(environment_class("matrix")(), workers, hold)
+
+
+def test_episodes_are_the_same() -> None:
+    cluster = Cluster(on_end=with_its_process)
+    check(cluster, 1)
+    assert {method for _, method in cluster.asked} == {"begin", "send", "receive"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["begin", "send", "receive"])
+def test_an_actor_that_dies_is_replaced_and_its_episodes_are_played_again(method: str) -> None:
+    seen: list[str] = []
+
+    def dies(number: int, asked: str) -> bool:
+        seen.append(asked)
+        return number == 0 and asked == method and seen.count(asked) > 3 * (method != "begin")
+
+    cluster = Cluster(dies, with_its_process)
+    check(cluster, 2)
+    assert cluster.started >= 3

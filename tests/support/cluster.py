@@ -1,0 +1,75 @@
+"""A cluster in this process: actors are objects, and those that a test names die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kapelle.cluster.actors import ActorLost
+
+Dies = Callable[[int, str], bool]
+"""Number of an actor, and what it is asked → whether it dies."""
+
+
+class Said:
+    """A question to a fake actor, answered at once."""
+
+    def __init__(self, given: Callable[[], Any]) -> None:
+        self.given = given
+
+    def answer(self) -> Any:
+        return self.given()
+
+
+class Fake:
+    """An actor in this process."""
+
+    def __init__(self, number: int, kind: type, cluster: Cluster) -> None:
+        self.number, self.made, self.cluster = number, kind(), cluster
+        self.dead = False
+
+    def ask(self, method: str, *given: Any) -> Said:
+        self.dead = self.dead or self.cluster.dies(self.number, method)
+        self.cluster.asked.append((self.number, method))
+        if self.dead:
+            self.cluster.on_end(self.made)
+            return Said(self._lost)
+        try:
+            answer = getattr(self.made, method)(*given)
+        except Exception:
+            if self.dead:  # it died meanwhile
+                return Said(self._lost)
+            raise
+        return Said(lambda: answer)
+
+    def _lost(self) -> Any:
+        raise ActorLost("it was killed")
+
+    def end(self) -> None:
+        self.cluster.ended.append(self.number)
+        self.cluster.on_end(self.made)
+
+
+class Cluster:
+    """A cluster in this process; actors are numbered from 0 in the order in which they are started."""
+
+    def __init__(self, dies: Dies = lambda *_: False, on_end: Callable[[Any], None] = lambda _: None) -> None:
+        """`on_end` does what the end of an actor's process does."""
+        self.dies, self.on_end = dies, on_end
+        self.asked: list[tuple[int, str]] = []
+        self.ended: list[int] = []
+        self.started = 0
+        self.left = False
+
+    def join(self, *_: str) -> Cluster:
+        return self
+
+    def actor(self, kind: type, _bundle: int, _resources: object, calls: int = 1) -> Fake:
+        self.started += 1
+        return Fake(self.started - 1, kind, self)
+
+    def store(self, data: bytes) -> bytes:
+        return data
+
+    def leave(self) -> None:
+        self.left = True
