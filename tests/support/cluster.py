@@ -37,10 +37,13 @@ class Fake:
         try:
             answer = getattr(self.made, method)(*given)
         except Exception:
-            if self.dead:  # it died meanwhile
-                return Said(self._lost)
-            raise
+            if not self._is_dead():  # another thread may have let it die meanwhile
+                raise
+            return Said(self._lost)
         return Said(lambda: answer)
+
+    def _is_dead(self) -> bool:
+        return self.dead
 
     def _lost(self) -> Any:
         raise ActorLost("it was killed")
