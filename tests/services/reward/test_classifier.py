@@ -27,12 +27,12 @@ ANSWERS = [
 ]
 
 
-def saved(folder: Path, labels: int = 1, **settings: Any) -> Path:
+def saved(folder: Path, **settings: Any) -> Path:
     from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
     tokenizer = tiny_model().tokenizer
     config = Qwen3Config(**SIZES, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
-    config.num_labels = labels
+    config.num_labels = 1
     torch.manual_seed(0)
     model = Qwen3ForSequenceClassification(config)
     with torch.no_grad():
@@ -76,18 +76,28 @@ def test_its_logits_are_those_of_transformers(tmp_path: Path, *, padded: bool) -
     assert about["weights"]
 
 
+def written(folder: Path, architecture: str, labels: int = 1, **settings: Any) -> Path:
+    """Write a folder's settings, and a file of weights that nobody gets to read."""
+    folder.mkdir()
+    names = {str(k): f"LABEL_{k}" for k in range(labels)}
+    known = {"model_type": "qwen3", "architectures": [architecture], "id2label": names, **settings}
+    (folder / "config.json").write_text(json.dumps(known))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
 def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
+    judge = "Qwen3ForSequenceClassification"
     with pytest.raises(ModelError, match="has 3 labels; a reward model has one"):
-        open_reward_model(saved(tmp_path / "three", labels=3))
+        open_reward_model(written(tmp_path / "three", judge, labels=3))
     with pytest.raises(ModelError, match="Qwen3ForCausalLM and no reward model"):
-        open_reward_model(saved(tmp_path / "speaks", architectures=["Qwen3ForCausalLM"]))
-    pickled = saved(tmp_path / "pickled")
+        open_reward_model(written(tmp_path / "speaks", "Qwen3ForCausalLM"))
+    pickled = written(tmp_path / "pickled", judge)
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"no weights \(\*\.safetensors\)"):
         open_reward_model(pickled)
-    code = saved(
-        tmp_path / "code", auto_map={"AutoModelForSequenceClassification": "run.Model"}, model_type="mine"
-    )
+    own = {"AutoConfig": "run.Config", "AutoModelForSequenceClassification": "run.Model"}
+    code = written(tmp_path / "code", judge, auto_map=own, model_type="mine")
     (code / "run.py").write_text("raise SystemExit('it ran')")
     with pytest.raises(ModelError, match="cannot be loaded"):
         open_reward_model(code)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
@@ -13,7 +15,7 @@ import pytest
 from tests.services.grpc.test_server import CREDENTIALS, TOKEN
 
 from kapelle.services.binding import Binding
-from kapelle.services.reward.scores import MOST_ITEMS
+from kapelle.services.reward.scores import MOST_ITEMS, Answered, Score
 from kapelle.services.reward.serving import RewardLimits, RewardServer, serve_reward
 from kapelle.training.served_verifier import VerifierScorer
 from kapelle.wire import reward_v1_pb2 as wire
@@ -69,15 +71,56 @@ def test_a_call_that_makes_no_sense_is_refused(
     assert said in why
 
 
-def test_limits_are_status_codes(scorer: VerifierScorer) -> None:
-    with serve_reward(scorer, Binding(), RewardLimits(answers=1), 0) as served:
+class Held:
+    """Scores nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def about(self) -> dict[str, str]:
+        return {"name": "held", "weights": "none"}
+
+    def score(self, answers: Sequence[Answered]) -> list[Score]:
+        self.begun.set()
+        self.go.wait()
+        return [Score(0.5, 0.0)] * len(answers)
+
+
+def test_limits_are_refusals_that_say_whether_they_pass(web: httpx.Client) -> None:
+    held = Held()
+    with serve_reward(held, Binding(), RewardLimits(answers=3), 0) as served:
         assert served.grpc is not None
         with grpc.insecure_channel(served.grpc.address) as channel:
-            assert refused(methods.RewardStub(channel), GOOD)[0] == "RESOURCE_EXHAUSTED"
-    with serve_reward(scorer, Binding(), RewardLimits(seconds=0.0), 0) as served:
+            stub = methods.RewardStub(channel)
+            first = stub.Score.future(GOOD, timeout=60)
+            assert held.begun.wait(60)
+            assert refused(stub, GOOD) == (
+                "RESOURCE_EXHAUSTED",
+                "2 answers are waiting, of 3 at most. Try again later.",
+            )
+            items = [{"question": "a", "answer": "b"}]
+            said = web.post(f"{served.url}/v1/score", json={"items": items * 2})
+            assert (said.status_code, said.headers["retry-after"]) == (429, "1")
+            # What never fits is no question of time.
+            said = web.post(f"{served.url}/v1/score", json={"items": items * 4})
+            assert (said.status_code, said.json()["error"]["param"]) == (400, "items")
+            assert refused(stub, wire.ScoreRequest(items=[*GOOD.items] * 2))[0] == "INVALID_ARGUMENT"
+            held.go.set()
+            assert len(first.result().results) == 2
+
+
+def test_what_takes_too_long_ends(web: httpx.Client) -> None:
+    held = Held()
+    with serve_reward(held, Binding(), RewardLimits(seconds=0.05), 0) as served:
         assert served.grpc is not None
         with grpc.insecure_channel(served.grpc.address) as channel:
-            assert refused(methods.RewardStub(channel), GOOD) == ("DEADLINE_EXCEEDED", "No score within 0 s.")
+            assert refused(methods.RewardStub(channel), GOOD) == (
+                "DEADLINE_EXCEEDED",
+                "No score within 0.05 s.",
+            )
+        said = web.post(f"{served.url}/v1/score", json={"items": [{"question": "a", "answer": "b"}]})
+        assert (said.status_code, said.json()["error"]["code"]) == (504, "timeout")
+        held.go.set()
 
 
 def test_every_method_is_behind_the_same_check(scorer: VerifierScorer) -> None:

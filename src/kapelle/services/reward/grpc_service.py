@@ -34,8 +34,9 @@ class GrpcReward(methods.RewardServicer):
 
     async def Score(self, request: wire.ScoreRequest, context: object) -> wire.ScoreReply:  # noqa: N802 - as in the contract
         """Return a score for each answer, or why it is ungraded."""
-        if not 1 <= len(request.items) <= MOST_ITEMS:
-            raise wrong(f"`items` holds {len(request.items)} answers; a call has 1 to {MOST_ITEMS:,}.")
+        most = min(MOST_ITEMS, self._batches.room)
+        if not 1 <= len(request.items) <= most:
+            raise wrong(f"`items` holds {len(request.items)} answers; a call has 1 to {most:,}.")
         answers = [_read(k, item) for k, item in enumerate(request.items)]
         try:
             scores = await self._batches.scored(answers, self._seconds)

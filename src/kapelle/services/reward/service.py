@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from kapelle.services.http.application import Answer, Call, Route
 from kapelle.services.http.bodies import Body, read_body
-from kapelle.services.http.refusals import Refusal, busy
+from kapelle.services.http.refusals import Refusal, busy, wrong
 from kapelle.services.reward.batches import Batches, Full
 from kapelle.services.reward.scores import MOST_ITEMS, Answered, Role
 from kapelle.types import Json, Message
@@ -77,6 +77,11 @@ class RewardService:
     async def score(self, call: Call) -> Answer:
         """Return a score for each answer, or why it is ungraded."""
         request = read_body(ScoreRequest, call.body)
+        if len(request.items) > self._batches.room:
+            raise wrong(
+                f"`items`: this server holds {self._batches.room:,} answers at once. Send fewer in a call.",
+                "items",
+            )
         try:
             scores = await self._batches.scored([item.read() for item in request.items], self._seconds)
         except Full as full:
