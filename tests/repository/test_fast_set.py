@@ -99,6 +99,7 @@ REACHED = {
     "kapelle.environments.tools.world": "tests/environments/test_tool_questions.py::test_an_agent_calls_reads_and_answers",
     "kapelle.grading.code.candidate_driver": "tests/grading/code/test_output.py::test_a_candidate_that_is_lost_costs_the_next_call_nothing",
     "kapelle.grading.code.candidates": "tests/grading/code/test_output.py::test_keywords_and_every_type_reach_the_candidate",
+    "kapelle.grading.code.remote": "tests/grading/code/test_grade.py::test_each_test_is_counted_by_itself",
     "kapelle.grading.code.test_driver": "tests/grading/code/test_grade.py::test_each_test_is_counted_by_itself",
     "kapelle.grading.code.verdict": "tests/grading/code/test_grade.py::test_each_test_is_counted_by_itself",
     "kapelle.grading.fork_server": "tests/grading/test_processes.py::test_an_answer_comes_back_and_nothing_else_does",

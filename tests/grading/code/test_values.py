@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.patience import timed
 
-from kapelle.grading.code.values import MAX_DIGITS, MAX_HASHED, Reference, ValueFault, decode, encode
+from kapelle.grading.code.values import (
+    MAX_DIGITS,
+    MAX_HASHED,
+    MAX_TEXT,
+    Reference,
+    ValueFault,
+    decode,
+    encode,
+)
 
 HASHABLE = st.recursive(
     st.none()
@@ -162,16 +171,51 @@ def test_a_text_is_a_value_or_a_fault_and_never_anything_else(text: str | bytes)
     assert decode(encode(value)) == value or value != value  # noqa: PLR0124 (NaN)
 
 
+@pytest.mark.parametrize("kind", ["set", "frozenset", "dict"])
+def test_keys_that_collide_are_counted_before_they_cost_anything(kind: str) -> None:
+    # All of them have the hash 0.
+    keys = [{"int": str(n * (2**61 - 1))} for n in range(20_000)]
+    items: list[Any] = [[key, None] for key in keys] if kind == "dict" else keys
+
+    def refuse() -> None:
+        with pytest.raises(ValueFault, match="one hash"):
+            decode(json.dumps({kind: items}))
+
+    assert timed(refuse, 1.0)[1] < 1.0
+    assert decode(encode(set(range(10_000)))) == set(range(10_000))
+    assert decode(encode({(n, -n): n for n in range(5_000)}))[(7, -7)] == 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"decimal": "NaN"}',
+        '{"decimal": "1E99999"}',
+        '{"fraction": "1/0"}',
+        '{"fraction": "1"}',
+        '{"date": "2024-13-01"}',
+        '{"date": ["2024"]}',
+        '{"timedelta": ["9999999999999", "0", "0"]}',
+        '{"range": ["0", "1", "0"]}',
+        '{"range": ["0", "1", "1", "1"]}',
+        '{"range": []}',
+    ],
+)
+def test_what_a_library_would_not_make_is_refused(text: str) -> None:
+    with pytest.raises(ValueFault):
+        decode(text)
+
+
 def test_sizes_are_bounded_before_they_cost_anything() -> None:
     for text in (
         json.dumps({"int": "9" * (MAX_DIGITS + 1)}),
         json.dumps({"set": [{"int": str(n)} for n in range(MAX_HASHED + 1)]}),
-        '"' + "x" * 1_000_001 + '"',
+        '"' + "x" * (MAX_TEXT + 1) + '"',
     ):
         with pytest.raises(ValueFault, match=r"most|too many"):
             decode(text)
     with pytest.raises(ValueFault, match="characters"):
-        encode("x" * 1_000_001)
+        encode("x" * (MAX_TEXT + 1))
     with pytest.raises(ValueFault):
         encode(10**5000)
     nested: list[Any] = []

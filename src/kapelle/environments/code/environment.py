@@ -55,6 +55,8 @@ class Code(DataSettings):
     """Seconds on the clock, which pass for a program that waits and on a machine that is crowded."""
     memory_mb: Annotated[int, FREE] = Field(512, ge=64)
     """Mebibytes that a program may use."""
+    output_mb: Annotated[int, FREE] = Field(1, ge=1)
+    """Mebibytes that a program may print."""
     parallel: Annotated[int, FREE] = Field(2, ge=1)
     """Programs that are graded at one time; the others wait."""
 
@@ -107,7 +109,8 @@ class Code(DataSettings):
 
     @property
     def _limits(self) -> Limits:
-        return Limits(wall_s=self.wall_s, cpu_s=self.cpu_s, memory_bytes=self.memory_mb * 1024**2)
+        mebi = 1024**2
+        return Limits(self.wall_s, self.cpu_s, self.memory_mb * mebi, output_bytes=self.output_mb * mebi)
 
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits and look for the sandbox.

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kapelle.environments.data.row_fields import field_of, question_in
 from kapelle.environments.data.source import Row
 from kapelle.errors import DataError
+from kapelle.grading.code.calls import CallTest, grade_calls
 from kapelle.grading.code.grade import grade_program
 from kapelle.grading.code.output import OutputTest, grade_output
 from kapelle.grading.code.tasks import humaneval_task, mbpp_task
@@ -23,7 +24,7 @@ from kapelle.types import Json, Split
 
 Format = Literal["mbpp", "humaneval", "stdio"]
 """`mbpp`: rows of MBPP (2108.07732), sanitized or not. `humaneval`: rows of HumanEval (2107.03374). `stdio`:
-programs that read and print, see `stdio_problem`."""
+programs that read and print, and functions in the form of APPS, see `stdio_problem`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,19 @@ def humaneval_problem(row: Row) -> Problem:
 def stdio_problem(row: Row, question: str, tests: str = "input_output") -> Problem:
     """Return a problem whose program reads standard input and prints; its text stands in the field `question`.
 
-    Tests stand in `public_tests` and `private_tests` (CodeContests:
+    Tests stand in `public_tests`, `private_tests` and `generated_tests` (CodeContests:
     `{"input": […], "output": […]}`, or a list of `{"input": …, "output": …}`) or as `input_output` (APPS:
     `{"inputs": […], "outputs": […]}`, also as JSON text) in the field `tests`, which are private. `solution`, or the first of
-    `solutions`, is a program that is right. Public tests are shown. `tolerance` is that of printed reals.
+    `solutions` (CodeContests: in Python 3), is a program that is right. Public tests are shown. `tolerance` is that of
+    printed reals. With `fn_name` beside the inputs (APPS) each is a list of arguments of that function.
     """
+    called = _function(row, tests)
+    if called is not None:
+        return _function_problem(row, question, *called)
     tolerance = float(row.text("tolerance", "path")) if "tolerance" in row.fields else 1e-6
     public = _tests(row, "public_tests", tolerance)
-    private = _tests(row, "private_tests", tolerance) + _tests(row, tests, tolerance)
+    hidden = ("private_tests", "generated_tests", tests)
+    private = tuple(test for field in hidden for test in _tests(row, field, tolerance))
     every = public + private
     if not every:
         raise DataError(f"{row.place} has no test. Give it `public_tests`, `private_tests` or `{tests}`.")
@@ -93,10 +99,6 @@ def _tests(row: Row, field: str, tolerance: float) -> tuple[OutputTest, ...]:
     value = _parsed(row, field)
     if value is None:
         return ()
-    if isinstance(value, Mapping) and "fn_name" in value:
-        raise DataError(
-            f"{row.place} asks for the function '{value['fn_name']}'; `format: stdio` runs whole programs. Drop it."
-        )
     if isinstance(value, Mapping):
         inputs, outputs = (value.get(name, value.get(f"{name}s")) for name in ("input", "output"))
     elif isinstance(value, Sequence) and all(isinstance(test, Mapping) for test in value):
@@ -128,10 +130,56 @@ def _parsed(row: Row, field: str) -> Json:
         ) from None
 
 
+def _function(row: Row, tests: str) -> tuple[str, tuple[CallTest, ...]] | None:
+    """Return the function that a row in the form of APPS asks for, and its calls; None for whole programs."""
+    value = _parsed(row, tests)
+    if not isinstance(value, Mapping) or value.get("fn_name") is None:
+        return None
+    name: Any = value.get("fn_name")
+    inputs, outputs = (_lists(value.get(field)) for field in ("inputs", "outputs"))
+    named = isinstance(name, str) and name.isidentifier()
+    if not (named and all(isinstance(each, list) for each in inputs) and len(inputs) == len(outputs) > 0):
+        raise DataError(
+            f"{row.place}: `{tests}` asks for the function {name!r} without as many lists of arguments in `inputs` as results "
+            "in `outputs`. Fix or drop the row."
+        )
+    calls = (
+        CallTest(name, tuple(arguments), expected, tolerance=1e-6, one_of_one=True)
+        for arguments, expected in zip(inputs, outputs, strict=True)
+    )
+    return name, tuple(calls)
+
+
+def _lists(value: Json) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _function_problem(row: Row, question: str, name: str, calls: tuple[CallTest, ...]) -> Problem:
+    # LeetCode's form: the function is a method of a class without arguments.
+    method = (
+        f"\n\nif {name!r} not in globals() and 'Solution' in globals():\n    {name} = Solution().{name}\n"
+    )
+
+    def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
+        return grade_calls(program + method, calls, sandbox, limits)
+
+    asked = question_in(row, question, "question_field").strip()
+    begun = row.text("starter_code", "path").strip() if row.fields.get("starter_code") else ""
+    told = f"Define the function `{name}`." + (f" Begin with:\n{begun}" if begun else "")
+    return Problem(f"{asked}\n\n{told}", (), grade, _solution(row))
+
+
+PYTHON_3 = 3
+"""CodeContests' number of the language."""
+
+
 def _solution(row: Row) -> str | None:
     if "solution" in row.fields:
         return row.text("solution", "path")
     several = _parsed(row, "solutions")
+    if isinstance(several, Mapping):
+        written = zip(_lists(several.get("language")), _lists(several.get("solution")), strict=False)
+        several = [text for language, text in written if language == PYTHON_3]
     return several[0] if _texts(several) and several else None
 
 

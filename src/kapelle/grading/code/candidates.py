@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from kapelle.grading.code import candidate_driver
 from kapelle.grading.code import values as code_values
-from kapelle.grading.code.values import Plain, ValueFault, decode, encode
+from kapelle.grading.code.values import Callback, Plain, ValueFault, decode, encode
 from kapelle.sandbox.contract import Backend, Limits, Session, start
 
+REPLIES = 32 * 1024**2
+"""Bytes that a candidate may answer in all, whatever it may print."""
 MOST_STARTS = 3
 """How often one candidate is started: a test that ends it costs the next ones nothing, within bounds."""
 
@@ -29,7 +32,7 @@ class Candidate:
             "kapelle/grading/code/values.py": source_of(code_values),
         }
         self._sandbox = sandbox
-        self._limits = limits
+        self._limits = replace(limits, output_bytes=max(limits.output_bytes, REPLIES))
         self._session: Session | None = None
         self._starts = 0
         self._asked = 0
@@ -42,8 +45,15 @@ class Candidate:
         command = driver_command(self._sandbox, "candidate_driver")
         self._session = start(self._sandbox, self._files, command, self._limits)
 
+    @property
+    def lost(self) -> str:
+        """Why it answers no more, until `renew`; empty while it does."""
+        return self._lost
+
     def ask(self, *question: Plain) -> tuple[Plain, ...]:
-        """Return its reply: `("value", value)` or `("error", type name, text)`.
+        """Return its reply: `("value", value, changed)`, `("error", type names, text)` or a callback.
+
+        A callback, `("callback", function, args, kwargs)`, waits for the next question to be its result.
 
         Raises CandidateGone, and goes on doing so until `renew`; ValueFault for a question that is too large.
         """
@@ -80,13 +90,23 @@ class Candidate:
 
 
 def _checked_reply(reply: Plain, asked: int) -> tuple[Plain, ...]:
-    if type(reply) is not tuple or len(reply) < 3 or type(reply[0]) is not int or reply[0] != asked:
+    if type(reply) is not tuple or len(reply) < 4 or type(reply[0]) is not int or reply[0] != asked:
         raise ValueFault("something that is not a reply to its question")
-    if reply[1] == "value" and len(reply) == 3:
-        return ("value", reply[2])
-    if reply[1] == "error" and len(reply) == 4 and all(type(part) is str for part in reply[2:]):
-        return ("error", reply[2], reply[3])
-    raise ValueFault("something that is not a reply to its question")
+    kind, *rest = reply[1:]
+    well_formed = (
+        (kind == "value" and _are(rest, object, dict))
+        or (kind == "error" and _are(rest, tuple, str) and all(type(name) is str for name in rest[0]))
+        or (kind == "callback" and _are(rest, Callback, list, dict) and all(type(k) is str for k in rest[2]))
+    )
+    if not well_formed:
+        raise ValueFault("something that is not a reply to its question")
+    return (kind, *rest)
+
+
+def _are(parts: list[Plain], *kinds: type) -> bool:
+    return len(parts) == len(kinds) and all(
+        kind is object or type(part) is kind for part, kind in zip(parts, kinds, strict=True)
+    )
 
 
 @functools.cache

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kapelle.grading.code import test_driver
+from kapelle.grading.code import remote, test_driver
 from kapelle.grading.code import values as code_values
-from kapelle.grading.code.candidates import Candidate, CandidateGone, driver_command, source_of
+from kapelle.grading.code.candidates import REPLIES, Candidate, CandidateGone, driver_command, source_of
 from kapelle.grading.code.values import Plain, ValueFault, decode, encode
 from kapelle.grading.code.verdict import TEST_STATUSES, CodeGrade, TestOutcome
 from kapelle.sandbox.contract import Backend, Limits, Session
@@ -28,8 +28,9 @@ class ProgramTests:
     setup: str = ""
     """Runs once before the tests; what it defines is theirs."""
     candidate: tuple[str, ...] = ()
-    """Names that are the candidate's even where Python or the setup define them too. Other names that the
-    tests use and nobody defines are the candidate's as well."""
+    """Names that are the candidate's, even where Python or the setup define them too: any other name that the tests use and
+    nobody defines is the tests' fault, and nothing is graded. Empty: what nobody defines is the candidate's, unless it is
+    one of several and looks like an import that was forgotten (`Counter`, `np`)."""
 
 
 def grade_program(
@@ -43,7 +44,13 @@ def grade_program(
     limits = limits or Limits()
     count = len(tests.programs)
     candidate = Candidate(solution, sandbox, limits)
-    ready = sandbox.prepare(replace(limits, wall_s=limits.wall_s * (count + 1)))
+    ready = sandbox.prepare(
+        replace(
+            limits,
+            wall_s=limits.wall_s * (count + 1),
+            output_bytes=max(limits.output_bytes, REPLIES),
+        )
+    )
     session: Session | None = None
     try:
         candidate.start()
@@ -63,6 +70,7 @@ def _test_files(tests: ProgramTests) -> dict[str, bytes]:
         **programs,
         "setup.py": tests.setup.encode(),
         "kapelle/grading/code/test_driver.py": source_of(test_driver),
+        "kapelle/grading/code/remote.py": source_of(remote),
         "kapelle/grading/code/values.py": source_of(code_values),
     }
 
@@ -93,6 +101,9 @@ def _carry(candidate: Candidate, tests: Session, count: int, within_s: float) ->
         if kind == "result":
             index, status, explanation = rest
             assert status in TEST_STATUSES, "written by our own driver"
+            if status == "passed" and candidate.lost:
+                # A test that expects an exception of any kind is not passed by a candidate that is gone.
+                status, explanation = "error", f"the candidate did not answer: {candidate.lost}"
             outcomes[index] = TestOutcome(status, explanation)
             candidate.renew()
         else:
@@ -104,7 +115,7 @@ def _reply(candidate: Candidate, question: tuple[Plain, ...]) -> str:
     try:
         return encode(candidate.ask(*question))
     except CandidateGone as gone:
-        return encode(("error", "CandidateGone", f"{gone}"))
+        return encode(("error", ("CandidateGone",), f"{gone}"))
     except ValueFault as fault:
         # Values grow when they are written again: the tests may pass on what is as large as may be.
-        return encode(("error", "ValueError", f"a value that cannot be passed on: {fault}"))
+        return encode(("error", ("ValueError",), f"a value that cannot be passed on: {fault}"))

@@ -1,14 +1,12 @@
 """Runs inside the tests' sandbox: runs test programs, which call the candidate by message.
 
-Each test is a file `test_0.py`, …, run after a copy of `setup.py`'s names. A name that the tests use and
-nobody defines is the candidate's: using it sends a message and waits for the reply. What comes back is of
-built-in types, or a `Remote` that equals nothing and is neither true nor false. Messages are one line each,
-typed values:
+Each test is a file `test_0.py`, …, run after a copy of `setup.py`'s names. The candidate's names stand for messages:
+using one sends a request and waits for the reply. What comes back is of built-in types, or stands for what stays in the
+candidate's process (`remote.py`). Messages are one line each, typed values: the requests of `candidate_driver.py`, and
 
-    ("call", target, args, kwargs) | ("get", target, name) | ("set", target, name, value)
     ("result", test, "passed" | "failed" | "error", explanation) | ("done",) | ("broken", explanation)
 
-Standard library and the encoding only: both files are copied into sandboxes as they stand.
+Standard library and the encoding only: the files are copied into sandboxes as they stand.
 """
 
 from __future__ import annotations
@@ -20,105 +18,113 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from kapelle.grading.code.values import Reference, decode, encode
+from kapelle.grading.code import remote
+from kapelle.grading.code.remote import Remote, say
 
-
-class _Channel:
-    """The two ends of the conversation with the referee, open while `serve` runs."""
-
-    requests: BinaryIO
-    replies: BinaryIO
-
-
-class CandidateError(Exception):
-    """What the candidate raised, where it is no built-in exception."""
-
-
-class Remote:
-    """An object, function or name of the candidate's. Compares by identity, has no truth value."""
-
-    __slots__ = ("_target",)
-
-    def __init__(self, target: Any) -> None:
-        object.__setattr__(self, "_target", target)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 (a call, passed on)
-        return _ask(
-            "call", self._target, [_outside(a) for a in args], {k: _outside(v) for k, v in kwargs.items()}
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _ask("get", self._target, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _ask("set", self._target, name, _outside(value))
-
-    def __bool__(self) -> bool:
-        raise TypeError("the candidate returned an object of its own where a value belongs")
-
-
-def _outside(value: Any) -> Any:
-    """Return a value with the targets of the remote objects in it."""
-    if isinstance(value, Remote):
-        return object.__getattribute__(value, "_target")
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return type(value)(_outside(item) for item in value)
-    if isinstance(value, dict):
-        return {_outside(key): _outside(item) for key, item in value.items()}
-    return value
-
-
-def _here(value: Any) -> Any:
-    """Return a decoded value with a remote object for each reference in it."""
-    if isinstance(value, Reference):
-        return Remote(value)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return type(value)(_here(item) for item in value)
-    if isinstance(value, dict):
-        return {_here(key): _here(item) for key, item in value.items()}
-    return value
-
-
-def _say(*message: Any) -> None:
-    _Channel.requests.write(encode(message).encode() + b"\n")
-    _Channel.requests.flush()
-
-
-def _ask(*message: Any) -> Any:
-    _say(*message)
-    kind, *rest = decode(_Channel.replies.readline())
-    if kind == "value":
-        return _here(rest[0])
-    error = getattr(builtins, rest[0], None)
-    if isinstance(error, type) and issubclass(error, Exception) and not issubclass(error, AssertionError):
-        raise error(rest[1])
-    raise CandidateError(f"{rest[0]}: {rest[1]}")
+_EXPECTS = {"raises", "assertRaises", "suppress"}
+"""Calls whose arguments are classes of exceptions."""
+_FORGOTTEN = frozenset(
+    [
+        "ChainMap",
+        "Counter",
+        "Decimal",
+        "Fraction",
+        "OrderedDict",
+        "Path",
+        "deepcopy",
+        "defaultdict",
+        "deque",
+        "heapify",
+        "heappop",
+        "heappush",
+        "isclose",
+        "isinf",
+        "isnan",
+        "lru_cache",
+        "namedtuple",
+        "nlargest",
+        "nsmallest",
+        "np",
+        "numpy",
+        "pandas",
+        "pd",
+        "plt",
+        "pytest",
+        "reduce",
+        "timedelta",
+        "torch",
+        "zip_longest",
+        "Any",
+        "Callable",
+        "Dict",
+        "Iterable",
+        "List",
+        "Optional",
+        "Sequence",
+        "Tuple",
+        "Union",
+    ]
+)
+"""What tests mean by these names, where they forgot to import them, nobody else defines."""
 
 
 def missing_names(programs: list[str]) -> list[str]:
     """Return the names that programs use and neither define nor import, built-in ones left out."""
-    nodes = [node for program in programs for node in ast.walk(ast.parse(program))]
+    nodes = _nodes(programs)
     used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     defined = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    defined |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined |= {node.name for node in nodes if isinstance(node, kinds)}
     defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    defined |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
     for node in nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     return sorted(used - defined - set(vars(builtins)))
 
 
+def _nodes(programs: list[str]) -> list[ast.AST]:
+    return [node for program in programs for node in ast.walk(ast.parse(program))]
+
+
+def _expected_exceptions(programs: list[str]) -> set[str]:
+    """Return the names that programs use as classes of exceptions."""
+    nodes = _nodes(programs)
+    kinds: list[ast.AST] = [node.type for node in nodes if isinstance(node, ast.ExceptHandler) and node.type]
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            kinds += node.args if name in _EXPECTS else []
+    inside = [part for kind in kinds for part in (kind.elts if isinstance(kind, ast.Tuple) else [kind])]
+    return {part.id for part in inside if isinstance(part, ast.Name)}
+
+
+def _nobodys(missing: list[str], candidates_own: list[str]) -> list[str]:
+    """Return the missing names that are not the candidate's to define: the tests forgot to import them."""
+    strange = [name for name in missing if name not in candidates_own and name not in sys.stdlib_module_names]
+    if candidates_own:
+        return strange
+    found = [name for name in strange if name in _FORGOTTEN]
+    # A single name is what is asked for, whatever it is called.
+    return found if len(strange) > 1 else []
+
+
 def _namespace(programs: list[str], candidates_own: list[str]) -> dict[str, Any]:
+    missing = missing_names(programs)
+    nobodys = _nobodys(missing, candidates_own)
+    if nobodys:
+        raise NameError(f"nobody defines {', '.join(nobodys)}")
     found: dict[str, Any] = {}
-    for name in missing_names(programs):
+    exceptions = _expected_exceptions(programs)
+    for name in (*missing, *candidates_own):
         # A module that a test forgot to import is the real one, never the candidate's.
-        is_module = name in sys.stdlib_module_names
-        found[name] = importlib.import_module(name) if is_module else Remote(name)
-    return {**found, **{name: Remote(name) for name in candidates_own}}
+        is_module = name in sys.stdlib_module_names and name not in candidates_own
+        own = remote.exception_class(name) if name in exceptions else Remote(name)
+        found[name] = importlib.import_module(name) if is_module else own
+    return found
 
 
 def run_all(count: int, candidates_own: list[str]) -> None:
@@ -127,27 +133,57 @@ def run_all(count: int, candidates_own: list[str]) -> None:
     programs = [Path(name).read_text(encoding="utf-8") for name in names]
     try:
         namespace = _namespace(programs, candidates_own)
-    except SyntaxError as error:
-        _say("broken", f"a test is not a program: {error}")
+    except (SyntaxError, NameError) as error:
+        say("broken", f"a test is not a program: {error}")
         return
-    defined = runpy.run_path("setup.py", init_globals=namespace, run_name="setup")
-    namespace.update({name: value for name, value in defined.items() if not name.startswith("__")})
-    namespace.update({name: Remote(name) for name in candidates_own})
+    own = {name: namespace[name] for name in candidates_own}
+    begun = _begin(namespace, count)
+    if begun is None:
+        return
+    namespace.update(begun, **own)
     for index in range(count):
-        try:
-            runpy.run_path(f"test_{index}.py", init_globals=namespace, run_name="test")
-        except AssertionError as error:
-            _say("result", index, "failed", f"{error}"[:500] or "the assertion does not hold")
-        except Exception as error:  # noqa: BLE001 (a test that raises has not passed, whatever it raises)
-            _say("result", index, "error", f"{type(error).__name__}: {error}"[:500])
-        else:
-            _say("result", index, "passed", "")
-    _say("done")
+        outcome = _run(f"test_{index}.py", namespace)
+        if outcome[0] == "broken":
+            say(*outcome)
+            return
+        say("result", index, *outcome)
+    say("done")
+
+
+def _begin(namespace: dict[str, Any], count: int) -> dict[str, Any] | None:
+    """Run the setup and return what it defines; None where that failed, which is said."""
+    try:
+        defined = runpy.run_path("setup.py", init_globals=namespace, run_name="setup")
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is said whose fault it is)
+        shown = f"{type(error).__name__}: {error}"[:500]
+        if not remote.is_candidates(error):
+            say("broken", f"the setup of the tests failed: {shown}")
+            return None
+        for index in range(count):
+            say("result", index, "error", shown)
+        say("done")
+        return None
+    return {name: value for name, value in defined.items() if not name.startswith("__")}
+
+
+def _run(path: str, namespace: dict[str, Any]) -> tuple[str, str]:
+    """Run one test and return how it went."""
+    try:
+        runpy.run_path(path, init_globals=namespace, run_name="test")
+    except AssertionError as error:
+        return "failed", f"{error}"[:500] or "the assertion does not hold"
+    except Exception as error:  # noqa: BLE001 (a test that raises has not passed, whatever it raises)
+        shown = f"{type(error).__name__}: {error}"[:500]
+        if isinstance(error, (ImportError, NameError)) and not remote.is_candidates(error):
+            return "broken", f"a test lacks what it needs: {shown}"
+        return "error", shown
+    return "passed", ""
 
 
 def serve() -> None:
     """Run the tests that the arguments name (their number, and names that are the candidate's)."""
-    with os.fdopen(os.dup(0), "rb") as _Channel.replies, os.fdopen(os.dup(1), "wb") as _Channel.requests:
+    with os.fdopen(os.dup(0), "rb") as replies, os.fdopen(os.dup(1), "wb") as requests:
+        remote.connect(requests, replies)
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)

@@ -1,0 +1,211 @@
+"""What honest programs do beside returning numbers, what only looks honest, and faults that are the tests' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kapelle.grading.code.calls import CallTest, grade_calls, same_value
+from kapelle.grading.code.grade import ProgramTests, grade_program
+from kapelle.grading.code.verdict import CodeGrade
+from kapelle.sandbox.bubblewrap import Bubblewrap
+
+HONEST = """
+import asyncio, datetime
+from decimal import Decimal
+from fractions import Fraction
+
+class Refusal(ValueError):
+    pass
+
+class Strange(Exception):
+    pass
+
+class Account:
+    def __init__(self, start): self.balance = start; self.log = []
+    def pay(self, amount):
+        if amount > self.balance: raise Refusal("too much")
+        self.balance -= amount; self.log.append(amount); return self
+    def __len__(self): return len(self.log)
+    def __getitem__(self, place): return self.log[place]
+    def __iter__(self): return iter(self.log)
+    def __str__(self): return f"account with {self.balance}"
+
+def count(n):
+    for k in range(n): yield k
+def forever():
+    k = 0
+    while True:
+        yield k
+        k += 1
+def even(n): return range(0, n, 2)
+def double(xs): xs[:] = [2 * x for x in xs]
+def deep(grid, table): grid[0][0] = 9; table["new"] = [1]; table["old"].append(2)
+def fill(buffer): buffer.extend(b"xy")
+def apply(f, xs): return [f(x) for x in xs]
+def twice(f): return lambda x: f(f(x))
+def guarded(f):
+    try: return f()
+    except KeyError as error: return f"caught {error}"
+def third(): return Fraction(1, 3)
+def price(): return Decimal("0.10")
+def leap(): return datetime.date(2024, 2, 29), datetime.datetime(2024, 1, 2, 3, 4), datetime.timedelta(hours=5)
+async def soon(x):
+    await asyncio.sleep(0)
+    return x + 1
+def strange(): raise Strange("oh")
+def loud(n): print("x" * n); return n
+def long(n): return list(range(n))
+def nothing(): return float("nan")
+"""
+PASSED = (
+    "assert list(count(3)) == [0, 1, 2] and sum(count(1000)) == 499500",
+    "g = count(2)\nassert next(g) == 0 and next(g) == 1\ntry:\n    next(g)\n    assert False\nexcept StopIteration:\n    pass",
+    "from itertools import islice\nassert list(islice(forever(), 3)) == [0, 1, 2]",
+    "assert even(5) == range(0, 5, 2) and list(even(5)) == [0, 2, 4]",
+    "xs = [1, 2]\nassert double(xs) is None\nassert xs == [2, 4]",
+    "row = [1]\ngrid, table = [row, [2]], {'old': [1]}\ndeep(grid, table=table)\nassert grid == [[9], [2]] and row == [9] and table == {'old': [1, 2], 'new': [1]}",
+    "b = bytearray(b'a')\nfill(b)\nassert b == bytearray(b'axy')",
+    "assert apply(lambda x: x * x, [1, 2]) == [1, 4] and apply(len, ['a', 'bc']) == [1, 2]",
+    "assert twice(lambda x: x + 3)(1) == 7",
+    "def f():\n    raise KeyError('k')\nassert guarded(f) == \"caught 'k'\"",
+    "from fractions import Fraction\nassert third() == Fraction(1, 3) and third() * 3 == 1",
+    "from decimal import Decimal\nassert price() == Decimal('0.10')",
+    "import datetime\nassert leap() == (datetime.date(2024, 2, 29), datetime.datetime(2024, 1, 2, 3, 4), datetime.timedelta(hours=5))",
+    "import asyncio\nassert asyncio.run(soon(1)) == 2",
+    "async def main():\n    assert await soon(4) == 5\nimport asyncio\nasyncio.run(main())",
+    "a = Account(10)\nassert a.pay(3).balance == 7 and len(a) == 1 and a[0] == 3 and list(a) == [3] and str(a) == 'account with 7'",
+    "try:\n    Account(1).pay(2)\n    assert False\nexcept Refusal as error:\n    assert str(error) == 'too much'",
+    "try:\n    Account(1).pay(2)\n    assert False\nexcept ValueError:\n    pass",
+    "try:\n    strange()\n    assert False\nexcept (KeyError, Strange):\n    pass",
+    "assert loud(3_000_000) == 3_000_000",
+    "assert sum(len(long(40_000)) for _ in range(6)) == 240_000",
+    "import math\nassert math.isnan(nothing()) and nothing() != nothing()",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def honest(sandbox: Bubblewrap) -> CodeGrade:
+    return grade_program(HONEST, ProgramTests(PASSED), sandbox)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", range(len(PASSED)), ids=[test[:50] for test in PASSED])
+def test_honest_code_is_paid(honest: CodeGrade, test: int) -> None:
+    assert honest.tests[test].status == "passed", honest.tests[test]
+
+
+TRICKS = """
+class Own: pass
+def stop(x): raise StopIteration
+async def astop(x): raise StopAsyncIteration
+def leave(x): raise GeneratorExit
+def nan(*_): return float("nan")
+def nans(*_): return [float("nan")]
+def own(*_): return Own()
+def gone(*_):
+    import os
+    os._exit(0)
+def kind(*_):
+    class AssertionError(Exception): pass
+    raise AssertionError("passed")
+"""
+UNPAID = (
+    "assert all(map(stop, [1, 2])) and list(map(stop, [1])) == []",
+    "for _ in map(stop, [1]):\n    assert False",
+    "assert not any(leave(x) for x in [1])",
+    "assert nan() != 5",
+    "assert not nan() == 5",
+    "assert nans() != [5]",
+    "assert not nan() > 5",
+    "assert abs(nan() - 5) != 3",
+    "assert own() != 5",
+    "assert not own() == 5",
+    "assert 5 != own()",
+    "assert [own()] != [5]",
+    "assert own() not in [5]",
+    "try:\n    gone()\nexcept Exception:\n    pass",
+    "try:\n    gone()\nexcept:\n    pass",
+    "assert kind()",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tricks(sandbox: Bubblewrap) -> CodeGrade:
+    return grade_program(TRICKS, ProgramTests(UNPAID), sandbox)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", range(len(UNPAID)), ids=[test[:50] for test in UNPAID])
+def test_what_is_no_value_passes_no_comparison(tricks: CodeGrade, test: int) -> None:
+    assert tricks.tests[test].status in {"failed", "error"}, tricks.tests[test]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ProgramTests(("assert f([1]) == Counter([1])",)),
+        ProgramTests(("assert np.allclose(f(1), 1)",)),
+        ProgramTests(("assert isclose(f(1), 1)",), candidate=("f",)),
+        ProgramTests(("assert close_enough(f(1), 1)",), candidate=("f",)),
+        ProgramTests(("import no_such_module\nassert f(1) == 1",)),
+        ProgramTests(("assert f(1) == 1",), setup="import no_such_module"),
+        ProgramTests(("assert f(1) == 1",), setup="1 / 0"),
+        ProgramTests(("assert f(1) == = 1",)),
+    ],
+    ids=lambda tests: f"{tests.setup} {tests.programs[0]}",
+)
+def test_a_fault_of_the_tests_grades_nobody(sandbox: Bubblewrap, tests: ProgramTests) -> None:
+    # Whatever the tests lack, a candidate that defines it gets nothing for it.
+    solution = "f = Counter = isclose = close_enough = lambda *a: True\nclass np: allclose = f"
+    grade = grade_program(solution, tests, sandbox)
+    assert grade.status == "ungraded", grade
+    assert grade.explanation
+
+
+@pytest.mark.slow
+def test_what_the_candidate_lacks_is_its_own_fault(sandbox: Bubblewrap) -> None:
+    # A single name is what is asked for, however it is called.
+    tests = ProgramTests(("assert deepcopy([4]) == [4]",))
+    assert grade_program("from copy import deepcopy", tests, sandbox).solved
+    missing = grade_program("import no_such_module", tests, sandbox)
+    assert (missing.status, missing.tests[0].status) == ("graded", "error")
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ({True}, {1}, False),
+        (frozenset({(1, True)}), frozenset({(1, 1)}), False),
+        ({True: 1}, {1: 1}, False),
+        ({1.0: 1}, {1: 1}, True),
+        ({1, 2.0}, {1, 2}, True),
+        ([True], [1], False),
+        (3, 3.0, True),
+        ({"a": {1}}, {"a": {True}}, False),
+    ],
+)
+def test_types_count_inside_too(got: Any, expected: Any, same: bool) -> None:
+    assert same_value(got, expected) is same
+    assert same_value(expected, got) is same
+
+
+def test_whole_numbers_are_exact_whatever_the_tolerance() -> None:
+    assert not same_value(1000, 1001, 0.01)
+    assert not same_value(1000.0, 1001, 0.01)
+    assert same_value(1000.0, 1001.0, 0.01)
+    assert not same_value(float("inf"), 1e308, 0.5)
+
+
+@pytest.mark.slow
+def test_calls_take_what_can_be_listed(sandbox: Bubblewrap) -> None:
+    solution = (
+        "def r(): return range(3)\ndef g(): yield from (0, 1, 2)\nasync def a(): return [0, 1, 2]\n"
+        "def z(): return zip([1], [2])\ndef e():\n    while True: yield 0\nclass O: pass\ndef o(): return O()"
+    )
+    wanted = {"r": [0, 1, 2], "g": [0, 1, 2], "a": [0, 1, 2], "z": [(1, 2)], "e": [0, 0], "o": [0]}
+    tests = tuple(CallTest(name, (), expected) for name, expected in wanted.items())
+    grade = grade_calls(solution, tests, sandbox)
+    assert [test.status for test in grade.tests] == ["passed"] * 4 + ["failed", "error"]
