@@ -55,6 +55,7 @@ ELSEWHERE = {
     ("Code", "cpu_s"),
     ("Code", "wall_s"),
     ("Code", "memory_mb"),
+    ("Code", "output_mb"),
     ("Code", "parallel"),
     ("Python", "call_s"),
     ("Python", "cpu_s"),
@@ -63,6 +64,11 @@ ELSEWHERE = {
     # How long and how often a server is asked.
     ("RewardServer", "attempt_s"),
     ("RewardServer", "retries"),
+    # Where the same worlds are served, and how one gets in.
+    ("Remote", "address"),
+    ("Remote", "certificate"),
+    ("Remote", "token_env"),
+    ("Remote", "retry_seconds"),
 }
 """Settings of plug-ins that no result depends on but by giving up what takes too much."""
 
