@@ -1,7 +1,6 @@
 """What can be typed after `kapelle`: every command with its arguments.
 
-Standard library only, so that `--help` answers at once; what a command does lives in a module of its own
-that is imported when it is called.
+Standard library only, so that `--help` answers at once; what a command does is imported when it is called.
 """
 
 from __future__ import annotations

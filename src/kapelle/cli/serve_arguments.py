@@ -28,6 +28,39 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", metavar="NAME", help="what clients call the team or the verifier (the run's name)"
     )
+    _declare_environments(parser)
+    declare_binding(parser, 8000, environments=50_051)
+    parser.add_argument(
+        "--grpc-port",
+        type=int,
+        metavar="PORT",
+        help="reward: port for gRPC beside HTTP; 0 takes a free one (no gRPC)",
+    )
+    parser.add_argument(
+        "--calls",
+        type=_positive(int),
+        default=CALLS,
+        metavar="N",
+        help=f"most answers under way at once, those that wait included ({CALLS})",
+    )
+    parser.add_argument(
+        "--batch",
+        type=_positive(int),
+        default=BATCH,
+        metavar="N",
+        help=f"reward: most answers that are scored together ({BATCH})",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_positive(float),
+        default=SECONDS,
+        metavar="S",
+        help=f"seconds that one call may take ({SECONDS:g})",
+    )
+
+
+def _declare_environments(parser: argparse.ArgumentParser) -> None:
+    """Add what environments alone are served with."""
     parser.add_argument(
         "--environments",
         metavar="NAMES",
@@ -67,34 +100,6 @@ def declare_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at", metavar="HOST:PORT", help="environments: the server of --replace")
     parser.add_argument(
         "--certificate", metavar="FILE", help="environments: PEM file that the server of --at is trusted by"
-    )
-    declare_binding(parser, 8000, environments=50_051)
-    parser.add_argument(
-        "--grpc-port",
-        type=int,
-        metavar="PORT",
-        help="reward: port for gRPC beside HTTP; 0 takes a free one (no gRPC)",
-    )
-    parser.add_argument(
-        "--calls",
-        type=_positive(int),
-        default=CALLS,
-        metavar="N",
-        help=f"most answers under way at once, those that wait included ({CALLS})",
-    )
-    parser.add_argument(
-        "--batch",
-        type=_positive(int),
-        default=BATCH,
-        metavar="N",
-        help=f"reward: most answers that are scored together ({BATCH})",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=_positive(float),
-        default=SECONDS,
-        metavar="S",
-        help=f"seconds that one call may take ({SECONDS:g})",
     )
 
 
