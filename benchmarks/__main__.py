@@ -36,6 +36,7 @@ BENCHMARKS: Mapping[str, str] = {
     "learning": "what algorithms learn on games with known optima, over five seeds (an hour; `python -m benchmarks.learning`)",
     "environment_server": "worlds on an environment server, its callers that vanish, a signal, hostile bodies (five minutes)",
     "environment_workers": "10,000 episodes in flight over 8 worker processes, against worlds in this one (ten minutes)",
+    "viewer": "a run of 10,000 steps and 1,000,000 episodes in the viewer: to open it, to page, to index (10 GB of disk, an hour)",
     "overlap": "sampling in a second process while this one learns, against one after the other (two idle cores)",
     "saving": "how long a step waits for its checkpoint, written at once or in the background",
     "serving": "tokens a second through the policy server, against its engine alone; clients that vanish; a drain",

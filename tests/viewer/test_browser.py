@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from playwright.async_api import Page
+
+from kapelle.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -67,6 +71,7 @@ async def test_an_episode_is_searched_opened_and_read_as_an_agent(page: Page) ->
     await page.keyboard.type("carry 5")
     await page.locator("select[name=outcome]").select_option("wrong")
     await page.get_by_role("button", name="Show").click()
+    await page.wait_for_url("**outcome=wrong**")
     rows = page.locator("tbody tr")
     assert await rows.count() == 2
     await page.keyboard.press("j")
@@ -97,3 +102,18 @@ async def test_numbers_of_a_token_are_read_by_pointer_and_by_key(page: Page) -> 
     await page.locator("#color").select_option("advantage")
     assert "not recorded" in await page.locator("#scale").inner_text()
     assert "color=advantage" in page.url
+
+
+async def test_an_exported_page_needs_no_server(page: Page, runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    assert main(["view", str(runs / "pair-0"), "--export", str(file)]) == 0
+    assert main(["view", str(runs / "pair-0"), "--export", str(file)]) == 2, (
+        "what is there is not written over"
+    )
+    outside: list[str] = []
+    page.on("request", lambda request: outside.append(request.url))
+    await page.goto(file.as_uri())
+    await page.locator("figure[data-name=reward] canvas").wait_for()
+    assert await page.locator("article.turn").count() == 8
+    await page.locator("#color").select_option("advantage")
+    assert outside == [file.as_uri()]

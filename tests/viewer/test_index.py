@@ -109,3 +109,13 @@ def test_a_page_waits_no_longer_than_it_says(run: Path) -> None:
     assert done < there == 3
     index.finish()
     index.close()
+
+
+def test_two_viewers_may_index_one_run(run: Path) -> None:
+    one, other = (Index(run, ["solver", "critic"], run.parent / "cache") for _ in range(2))
+    one.refresh(0.0)
+    other.finish()
+    one.finish()
+    for index in (one, other):
+        assert len(found(index, {})) == len(set(found(index, {}))) == 12
+        assert found(index, {"q": "carry 2"})[-1] == (2, 3)

@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 def next_commands(run_dir: str) -> list[tuple[str, str]]:
     """Return what to try after the demo: commands that work as they are, and what they do."""
     return [
+        (command("view", run_dir), "curves, conversations and each token's credit, in a browser"),
         (command("eval", run_dir), "against one agent alone and a vote, with the same number of tokens"),
         (command("train", "demo", "algorithm.name=mappo"), "the same team, taught by a central critic"),
         (command("recipes", "cp", "demo", "my_team.yaml"), "a recipe of your own to change"),

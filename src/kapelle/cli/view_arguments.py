@@ -12,4 +12,7 @@ def declare_view(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words", nargs="*", metavar="RUNS", help="run directories, or folders that hold some (runs)"
     )
+    parser.add_argument(
+        "--export", metavar="FILE", help="serve nothing; write one page of these runs that needs no server"
+    )
     declare_binding(parser, 7860)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -27,6 +28,15 @@ def one(library: Library, key: str) -> Run:
     if run is None:
         raise HTTPException(404, "There is no such run here.")
     return run
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Return a short name for each run: its folder's, or its whole key where two share one."""
+    names = [run.path.name for run in runs]
+    return [
+        run.key.replace("~", "/") if names.count(name) > 1 else name
+        for run, name in zip(runs, names, strict=True)
+    ]
 
 
 def html(template: str, **values: Any) -> Response:

@@ -23,8 +23,10 @@ FORM = 1
 """Version of the tables; another one is made anew."""
 SEATS = 8
 """Agents whose rewards have columns of their own."""
-AT_ONCE = 0.25
+AT_ONCE = 0.1
 """Seconds for which a page waits for files that are not indexed yet."""
+COUNTED = 10_000
+"""Rows that are counted; of more a page says that there are more."""
 SORTS = {
     "newest": "step DESC, line",
     "oldest": "step, line",
@@ -85,13 +87,10 @@ class Index:
                 self._connect(":memory:")
 
     def _connect(self, where: str) -> None:
-        self._base = sqlite3.connect(where, check_same_thread=False, timeout=5.0)
+        self._base = sqlite3.connect(where, check_same_thread=False, timeout=60.0)
         self._base.execute("PRAGMA journal_mode = WAL")
         self._base.execute("PRAGMA synchronous = OFF")
         self._base.executescript(_TABLES)
-        # Rows that were forgotten leave their words behind: no row may get their number.
-        last = self._base.execute("SELECT MAX(rowid) FROM words").fetchone()[0] or 0
-        self._next = 1 + last
         in_memory = where == ":memory:"
         self._reader = (
             self._base if in_memory else sqlite3.connect(where, check_same_thread=False, timeout=5.0)
@@ -108,6 +107,7 @@ class Index:
             gone = [key for key in known if key not in there]
             for key in gone:
                 self._forget(*key)
+            self._base.commit()
             new = [
                 (*key, path, size, changed)
                 for key, (path, size, changed) in there.items()
@@ -139,9 +139,11 @@ class Index:
             split, step, path, size, changed = self._waiting.pop()
         rows = [self._row(split, step, each) for each in self._read(path)]
         with self._lock:
+            self._base.execute("BEGIN IMMEDIATE")  # another viewer may index the same run
             self._forget(split, step)
-            first = self._next
-            self._next += len(rows)
+            # Rows that were forgotten leave their words behind: no row may get their number.
+            last = self._base.execute("SELECT rowid FROM words ORDER BY rowid DESC LIMIT 1").fetchone()
+            first = 1 + (last[0] if last else 0)
             marks = ", ".join("?" * (14 + SEATS))
             self._base.executemany(
                 f"INSERT INTO episodes VALUES ({marks})",
@@ -195,7 +197,7 @@ class Index:
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
 
-    def count(self, where: str, values: Sequence[Any], most: int = 100_000) -> int:
+    def count(self, where: str, values: Sequence[Any], most: int = COUNTED) -> int:
         """Return how many episodes fit, up to `most`."""
         with self._reading:
             counted = f"SELECT COUNT(*) FROM (SELECT 1 FROM episodes WHERE {where} LIMIT ?)"

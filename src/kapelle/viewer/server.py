@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from kapelle.services.binding import Binding
 from kapelle.viewer import about_runs, curves
-from kapelle.viewer.answering import chosen, html, one, said
+from kapelle.viewer.answering import chosen, html, labels, one, said
 from kapelle.viewer.browsing import Browsing
 from kapelle.viewer.following import follow
 from kapelle.viewer.guarding import Guard
@@ -86,15 +86,6 @@ def _curves(library: Library, request: Request) -> Response:
         )
     agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
     return JSONResponse(curves.page(sources, agents))
-
-
-def labels(runs: Sequence[Run]) -> list[str]:
-    """Return a short name for each run: its folder's, or its whole key where two share one."""
-    names = [run.path.name for run in runs]
-    return [
-        run.key.replace("~", "/") if names.count(name) > 1 else name
-        for run, name in zip(runs, names, strict=True)
-    ]
 
 
 def _group_name(run: Run, runs: Sequence[Run]) -> str:

@@ -45,7 +45,7 @@
       return sum / weight;
     });
   };
-  const named = (series, many) => [series.who || (many ? "" : "team"), many ? page.sources[series.source].label : ""].filter(Boolean).join(" · ");
+  const named = (series, many) => [series.who || (many || page.alone ? "" : "team"), many ? page.sources[series.source].label : ""].filter(Boolean).join(" · ");
 
   const linesOf = (panel) => {
     const many = page.sources.length > 1 && !page.alone;
@@ -54,7 +54,7 @@
     return panel.series.map((series) => {
       const place = whose.indexOf(series.who);
       const color = many && !agents ? 1 + (series.source % 7) : series.color;
-      return { ...series, color, dash: DASHES[(series.source + 3 * place * Number(many) + place * Number(!many)) % DASHES.length], label: named(series, many) };
+      return { ...series, color, dash: DASHES[(series.source * Number(many) + 3 * place * Number(many) + place * Number(!many)) % DASHES.length], label: named(series, many) };
     });
   };
 
@@ -137,7 +137,7 @@
       Object.entries({ x1: 0, x2: 22, y1: 3, y2: 3, stroke: "currentColor", "stroke-width": 2, "stroke-dasharray": (each.line.dash || []).join(" ") }).forEach(([name, value]) => stroke.setAttribute(name, value));
       svg.append(stroke);
       const value = make("b");
-      item.append(svg, document.createTextNode(each.line.label || "team"), value);
+      item.append(svg, document.createTextNode(each.line.label || ""), value);
       list.append(item);
       outputs.push([k, value]);
     });
@@ -363,6 +363,7 @@
   if (embedded) {
     page = { ...JSON.parse(embedded.textContent), embedded: true };
     draw();
+    document.documentElement.dataset.ready = "1";
   } else {
     fetched().then(() => { remember(); document.documentElement.dataset.ready = "1"; listen(); });
   }

@@ -1,0 +1,87 @@
+"""One page of some runs that needs no server: curves, teams, settings and a few episodes, with everything inside it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib.resources import files
+from typing import Any
+
+from markupsafe import Markup
+
+from kapelle.errors import RunDirectoryError
+from kapelle.viewer import curves
+from kapelle.viewer.answering import MOST_RUNS, labels
+from kapelle.viewer.drawing import COLUMNS, conversation, folded
+from kapelle.viewer.episode import episode_of, file_of, rows_of
+from kapelle.viewer.library import Library, Run
+from kapelle.viewer.pages import render
+from kapelle.viewer.presenting import agents_of, differing, listed, settings_rows, warnings
+from kapelle.viewer.team_map import newest_episodes, team_rows
+from kapelle.viewer.traces import trace_of, traced, vocabulary_of
+
+SCRIPTS = ("uplot.js", "charts.js", "episode.js")
+STYLES = ("uplot.css", "viewer.css")
+EPISODES = 4
+"""Episodes of each run that the page holds."""
+
+
+def exported(library: Library) -> bytes:
+    """Return the page; RunDirectoryError where there is no run."""
+    runs = library.runs()[:MOST_RUNS]
+    if not runs:
+        raise RunDirectoryError(f"There is no run under {library.roots[0]}. Name a run directory.")
+    names = labels(runs)
+    sources = [curves.source_of(run, name) for run, name in zip(runs, names, strict=True)]
+    agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
+    # `<` would end the block that the numbers stand in.
+    drawn = json.dumps(curves.page(sources, agents)).replace("<", "\\u003c")
+    scripts, styles = [_file(name) for name in SCRIPTS], [_file(name) for name in STYLES]
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {' '.join(map(_hash, styles))}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return render(
+        "export.html",
+        policy=policy,
+        scripts=[Markup(text) for text in scripts],  # noqa: S704 - the package's own files
+        styles=[Markup(text) for text in styles],  # noqa: S704
+        curves=Markup(drawn),  # noqa: S704 - JSON without `<`
+        runs=[_run(run) for run in runs],
+        differences=differing(runs),
+        color_names=COLUMNS,
+        color="logprob",
+    )
+
+
+def _run(run: Run) -> dict[str, Any]:
+    step = int(run.metrics.axes["step"][-1]) if len(run.metrics) else 0
+    rows = [
+        episode_of(row, line) for line, row in rows_of(file_of(run.path, "train", step)) if row is not None
+    ]
+    kept = traced(run.path, step)
+    chosen = sorted(rows, key=lambda each: (each.line not in kept, each.line))[:EPISODES]
+    episodes = []
+    for each in chosen:
+        trace = trace_of(run.path, "train", step, each.line)
+        turns = conversation(each, trace, vocabulary_of(run.path, each, trace), "")
+        episodes.append({"episode": each, "step": step, "turns": turns, "info": folded(each.info)})
+    return {
+        "run": listed(run),
+        "warnings": warnings(run),
+        "team": team_rows(run, newest_episodes(run)),
+        "settings": [row for row in settings_rows(run) if row["own"]],
+        "episodes": episodes,
+    }
+
+
+def _file(name: str) -> str:
+    text = files("kapelle.viewer").joinpath("static", name).read_text("utf-8")
+    assert "</script" not in text, "it would end its own block"
+    assert "</style" not in text
+    return text
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
