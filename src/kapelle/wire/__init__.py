@@ -2,4 +2,7 @@
 
 import os
 
+LARGEST = 16 << 20
+"""Bytes of one message at most, unpacked."""
+
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its own notes about connections are for its developers

@@ -8,15 +8,17 @@ from typing import Any
 from kapelle.types import Message, Task
 from kapelle.wire import environment_v1_pb2 as pb
 
-DEEPEST = 100
-"""Levels of lists and mappings that a message may have; protobuf itself reads no more."""
+DEEPEST = 30
+"""Levels of lists and mappings; protobuf reads 100 levels of messages, of which a mapping takes three."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 DIGITS = 4300
 """Most digits of a whole number; Python reads no more."""
 
 
-def to_value(value: object, place: str) -> pb.Value:  # noqa: PLR0911 - one for each kind
+def to_value(value: object, place: str, depth: int = 0) -> pb.Value:  # noqa: PLR0911 - one for each kind
     """Return a value as a message; TypeError for one that has no form, naming its place."""
+    if depth > DEEPEST:
+        raise TypeError(f"{place[:200]} lies more than {DEEPEST} levels deep")
     if value is None:
         return pb.Value()
     if isinstance(value, bool):
@@ -30,9 +32,9 @@ def to_value(value: object, place: str) -> pb.Value:  # noqa: PLR0911 - one for 
     if isinstance(value, str):
         return pb.Value(text=_whole(value, place))
     if isinstance(value, Mapping):
-        return pb.Value(map=to_map(value, place))
+        return pb.Value(map=to_map(value, place, depth))
     if isinstance(value, list | tuple):
-        items = [to_value(inner, f"{place}.{index}") for index, inner in enumerate(value)]
+        items = [to_value(inner, f"{place}.{index}", depth + 1) for index, inner in enumerate(value)]
         return (
             pb.Value(tuple=pb.Values(items=items))
             if isinstance(value, tuple)
@@ -41,11 +43,14 @@ def to_value(value: object, place: str) -> pb.Value:  # noqa: PLR0911 - one for 
     raise TypeError(f"{place} is a {type(value).__name__}, which has no form in a message")
 
 
-def to_map(values: Mapping[Any, Any], place: str) -> pb.Map:
+def to_map(values: Mapping[Any, Any], place: str, depth: int = 0) -> pb.Map:
     """Return a mapping as a message, in its order."""
     return pb.Map(
         entries=[
-            pb.Entry(key=to_value(key, f"a key of {place}"), value=to_value(value, f"{place}.{key}"))
+            pb.Entry(
+                key=to_value(key, f"a key of {place}", depth + 1),
+                value=to_value(value, f"{place}.{key}", depth + 1),
+            )
             for key, value in values.items()
         ]
     )

@@ -15,6 +15,8 @@ from typing import Any
 import grpc
 
 from kapelle.environments.elsewhere import WorkerLost, error_from
+from kapelle.errors import EpisodeError
+from kapelle.wire import LARGEST
 from kapelle.wire import environment_v1_pb2 as pb
 
 
@@ -39,14 +41,17 @@ class Line:
 
     def ask(self, **question: Any) -> Future[Any]:
         """Send one question by its kind (`act=…`); the answer's message, or what the environment raised, or WorkerLost."""
+        number = next(self._numbers)
+        asked = pb.StreamQuestion(number=number, **question)
+        if asked.ByteSize() > LARGEST:  # sent, it would end the whole stream
+            raise EpisodeError(f"A message to the environment server has more than {LARGEST:,} bytes.")
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # who waits may go away; the answer comes none the less
         with self._guard:
             if self.lost is not None:
                 raise WorkerLost(self.lost, blamed=False)
-            number = next(self._numbers)
             self._waiting[number] = future
-        self._outgoing.put(pb.StreamQuestion(number=number, **question))
+        self._outgoing.put(asked)
         return future
 
     def close(self) -> None:

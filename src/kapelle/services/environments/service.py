@@ -95,7 +95,8 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
     async def GetTask(self, asked: pb.GetTaskRequest, _: object) -> pb.Task:
         """See the contract."""
         held = self._shelf.find(asked.environment)
-        return to_task(await self._task(held, pb.Pick(split=asked.split, index=asked.index)))
+        task = await self._task(held, pb.Pick(split=asked.split, index=asked.index))
+        return _sent(to_task, task)
 
     async def Extract(self, asked: pb.ExtractRequest, _: object) -> pb.ExtractReply:
         """See the contract."""
@@ -256,10 +257,7 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
     async def outcome(self, asked: pb.OutcomeRequest) -> pb.Outcome:
         """Return how the episode ended."""
         answer = await self._in(asked.session, lambda session: session.answer({"call": "outcome"}))
-        try:
-            return outcome_message(answer)
-        except TypeError as error:
-            raise Refused("ABORTED", f"EpisodeError: {error}.") from None
+        return _sent(outcome_message, answer)
 
     async def Close(self, asked: pb.CloseRequest, _: object) -> pb.CloseReply:
         """See the contract."""
@@ -317,6 +315,14 @@ async def _or_refused(work: Awaitable[T]) -> T:
         raise Refused("DATA_LOSS" if lost.blamed else "UNAVAILABLE", f"The world is lost: {lost}") from None
     except BaseException as error:  # noqa: BLE001 - environments are other people's code; told to whoever asked
         raise Refused("ABORTED", raised(error_form(error))) from None
+
+
+def _sent(form: Callable[[Any], T], value: object) -> T:
+    """Return the message of what an environment made; Refused for what has no form in one."""
+    try:
+        return form(value)
+    except TypeError as error:
+        raise Refused("ABORTED", f"EpisodeError: {error}.") from None
 
 
 def _lacking(what: str) -> Refused:

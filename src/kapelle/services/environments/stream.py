@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from kapelle.services.grpc.refusals import Refused, busy, leaving
+from kapelle.wire import LARGEST
 from kapelle.wire import environment_v1_pb2 as pb
 
 LOG = logging.getLogger("kapelle.services")
@@ -73,6 +74,8 @@ class OneStream:
         try:
             kind, message = await self._answer(question, self)
             answer = pb.StreamAnswer(number=question.number, **{kind: message})
+            if answer.ByteSize() > LARGEST:  # sent, it would end the whole stream
+                raise Refused("ABORTED", f"EpisodeError: The answer has more than {LARGEST:,} bytes.")  # noqa: TRY301
         except Refused as refused:
             answer = _refusal(question.number, refused)
         except Exception:

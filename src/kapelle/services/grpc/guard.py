@@ -16,6 +16,7 @@ import grpc
 
 from kapelle.services.binding import Binding
 from kapelle.services.grpc.refusals import Refused, busy, leaving, wrong
+from kapelle.wire import LARGEST
 
 LOG = logging.getLogger("kapelle.services")
 HEALTH = "/grpc.health.v1.Health/"
@@ -26,7 +27,7 @@ HEALTH = "/grpc.health.v1.Health/"
 class Caps:
     """What one server holds at once."""
 
-    message_bytes: int = 16 << 20
+    message_bytes: int = LARGEST
     """Of one message, in or out, when it is decompressed."""
     calls: int = 1024
     """Calls of one answer under way."""
