@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.rollout.workers.test_same_episodes import play_of
+from tests.support.tiny import sections
 from tests.support.tls import certificate_here
 
 from kapelle.environment import Environment, environment_class
@@ -25,6 +26,7 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.services.binding import Binding
 from kapelle.services.environments.serving import EnvironmentServer, SessionLimits, serve_environments
 from kapelle.setup.preparation import connect
+from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 from kapelle.workflow import workflow_class
 
@@ -187,3 +189,38 @@ def test_a_token_and_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         connect(remote)
         assert remote.task("train", 0) == Arithmetic().task("train", 0)
         assert TOKEN not in str(remote.model_dump()) + repr(remote)
+
+
+@pytest.mark.slow
+def test_worlds_of_a_server_may_live_in_processes_of_their_own() -> None:
+    here = play(debate())
+    with serve(debate(), processes=2) as server:
+        remote = Remote(address=(server.address,))
+        connect(remote)
+        assert play(remote) == here
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_world_that_kills_its_process_is_played_again_and_not_for_ever(times: int, tmp_path: Path) -> None:
+    deadly: Any = environment_class("tests.support.deadly:Deadly")
+    here = play(deadly(way="none"), samples=1)
+    with serve(deadly(times=times, folder=str(tmp_path)), processes=1) as server:
+        remote = Remote(address=(server.address,))
+        connect(remote)
+        there = play(remote, samples=1)
+    deaths = [each for group in there for each in group.episodes if each.error]
+    fatal = [each.seed for group in there for each in group.episodes if each.seed % 3 == 0]
+    assert fatal, "some world is deadly"
+    if times == 1:
+        assert there == here
+    else:
+        assert [each.seed for each in deaths] == fatal
+        assert all("while this episode's world was at work" in (each.error or "") for each in deaths)
+
+
+def test_its_worlds_are_not_put_into_processes_here() -> None:
+    with serve(Arithmetic()) as server:
+        far = {"name": "remote", "address": server.address}
+        with pytest.raises(ConfigError, match="live on its servers"):
+            Trainer(**sections(environment=far, episode={"environment_workers": 1}))
