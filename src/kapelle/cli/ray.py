@@ -9,6 +9,7 @@ from kapelle.cli.staged import find_stages
 from kapelle.cli.torchrun import refuse_second_launcher, words_of
 from kapelle.cluster.guard import check_installed
 from kapelle.cluster.guard import launch as launch_on_ray
+from kapelle.cluster.placed import check_workers
 from kapelle.setup.preparation import prepare
 
 
@@ -23,6 +24,7 @@ def launch(arguments: argparse.Namespace) -> int:
     else:
         configs = [config for _, config in staged.checked()]
     for config in configs:
+        check_workers(config)
         prepare(config)
     processes, worlds = arguments.processes or 1, configs[0].episode.environment_workers
     return launch_on_ray(configs[0].ray, processes, worlds, [*words_of(arguments), "--no-rich"])

@@ -158,9 +158,14 @@ class Connection:
             self._group = placement_group(
                 [_bundle(each) for each in bundles], strategy="SPREAD" if spread else "PACK", name=name
             )
-            if self._group.wait(seconds):
-                return
-            remove_placement_group(self._group)
+            try:
+                if self._group.wait(seconds):
+                    return
+                remove_placement_group(self._group)
+            except Exception as error:  # Ray raises no narrower one for a cluster that ends meanwhile
+                raise EngineError(
+                    f"Ray could not place the run: {_line(error)}. Is the cluster still there?"
+                ) from error
         free = _resources("available_resources", asked)
         raise ConfigError(
             f"The cluster has no room for {len(bundles)} actors: they ask for {_amounts(asked)}, in parts of at most "

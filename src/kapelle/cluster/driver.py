@@ -11,6 +11,7 @@ import secrets
 import signal
 import sys
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -61,6 +62,9 @@ def main() -> None:
         code = EXIT_WRONG
     except _Stopped as stopped:
         code = 128 + stopped.args[0]
+    except Exception:  # noqa: BLE001 - a defect, or what Ray raises of its own
+        traceback.print_exc()
+        code = EXIT_WRONG
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

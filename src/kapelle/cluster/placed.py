@@ -7,7 +7,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from kapelle.environments.external import External
+from kapelle.errors import ConfigError
 from kapelle.settings.cluster import RayConfig, Resources
+from kapelle.settings.schema import RunConfig
 
 VARIABLE = "KAPELLE_RAY"
 """Of the environment of a rank that Ray has placed."""
@@ -56,6 +59,22 @@ def placed_here(environ: Mapping[str, str] = os.environ) -> Placed | None:
     rollout = tuple(RolloutPlace(each["bundle"], tuple(each["worlds"])) for each in own["rollout"])
     bundles = Bundles(rollout, tuple(own["worlds"]))
     return Placed(said["address"], said["namespace"], said["group"], bundles)
+
+
+def check_workers(config: RunConfig) -> None:
+    """Raise ConfigError for settings that rollout workers cannot serve."""
+    if not config.ray.rollout_workers:
+        return
+    for key, asked in (
+        ("training.overlap", config.training.overlap),
+        ("training.partial_rollouts", config.training.partial_rollouts),
+        ("environment.name: external", isinstance(config.environment, External)),
+    ):
+        if asked:
+            raise ConfigError(
+                f"`{key}` needs the trainer's own process to play, but `ray.rollout_workers` is {config.ray.rollout_workers}. Leave "
+                "it out, or set `ray.rollout_workers: 0`."
+            )
 
 
 def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources], list[Bundles]]:
