@@ -160,7 +160,7 @@ async def test_what_the_own_reader_leaves_open_is_compared_in_a_process_of_the_p
 
 
 @pytest.mark.slow
-async def test_a_comparison_that_takes_too_long_fails_the_episode_and_holds_nobody_up(
+async def test_a_comparison_that_takes_too_long_is_paid_nothing_fails_no_episode_and_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with math_processes(size=1, limits=AnswerLimits(cpu_s=0.2, wall_s=0.9)) as hasty:
@@ -170,9 +170,8 @@ async def test_a_comparison_that_takes_too_long_fails_the_episode_and_holds_nobo
         long = r"\boxed{\tan(\tan(\tan(\tan(\tan 5))))}"
         async with ticking(at_least=100):
             [episode] = await play(Math(), Solo(), ["solver"], {"solver": lines(long)}, task)
-    assert episode.error is not None
-    assert "The grader gave up" in episode.error
-    assert episode.rewards == {}
+    assert episode.error is None
+    assert episode.rewards == {"solver": 0.0}
 
 
 @pytest.mark.slow

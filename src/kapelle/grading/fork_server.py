@@ -69,11 +69,13 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
+        _, status, used = os.wait4(child, 0)
     if late:
-        return _gave_up(f"It takes longer than {wall_s:g} s.")
+        # On a crowded machine the clock runs out first: who has computed all the while is no less costly.
+        computed = used.ru_utime + used.ru_stime > cpu_s / 2
+        return _gave_up(f"It takes longer than {wall_s:g} s.", costly=computed)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return _gave_up(f"It takes longer than {cpu_s:g} s of CPU.")
+        return _gave_up(f"It takes longer than {cpu_s:g} s of CPU.", costly=True)
     # A child that died while it wrote has written half a line.
     return data.rstrip(b"\n") if data.endswith(b"\n") else _gave_up(f"Its process died (status {status}).")
 
@@ -90,8 +92,9 @@ def _drain(reading: int, wall_s: float) -> tuple[bytes, bool]:
     return data, False
 
 
-def _gave_up(why: str) -> bytes:
-    return json.dumps({"gave_up": why}).encode()
+def _gave_up(why: str, *, costly: bool = False) -> bytes:
+    """Return the reply that says why there is no answer, and whether what was asked is itself the reason."""
+    return json.dumps({"gave_up": why, "costly": costly}).encode()
 
 
 def _answer_and_exit(answer: Answer, question: Json, writing: int, memory: int) -> NoReturn:
@@ -103,12 +106,12 @@ def _answer_and_exit(answer: Answer, question: Json, writing: int, memory: int) 
     try:
         reply = json.dumps({"answer": answer(question)}).encode()
     except MemoryError:
-        reply = _gave_up("It takes more memory than one answer may.")
+        reply = _gave_up("It takes more memory than one answer may.", costly=True)
     except RecursionError:
-        reply = _gave_up("It nests deeper than the library can follow.")
+        reply = _gave_up("It nests deeper than the library can follow.", costly=True)
     # The boundary of third-party work: whatever a library raises on a hostile text ends here.
     except Exception as problem:  # noqa: BLE001
-        reply = _gave_up(f"The library failed ({type(problem).__name__}).")
+        reply = _gave_up(f"The library failed ({type(problem).__name__}).", costly=True)
     os.write(writing, reply + b"\n")
     os._exit(0)
 

@@ -28,11 +28,15 @@ class GaveUp(Exception):
     """The work was stopped or failed in itself; says nothing about the text it was done on."""
 
 
+class TooCostly(GaveUp):
+    """What was asked takes more than any question may, whatever else the machine does."""
+
+
 class Answering(Protocol):
     """What a grader asks for work that cannot be bounded from inside."""
 
     def ask(self, question: Json) -> Json:
-        """Return the answer to a question, or raise GaveUp."""
+        """Return the answer to a question, or raise GaveUp, TooCostly where the question is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,8 @@ class KillableProcesses(Closing):
     def ask(self, question: Json) -> Json:
         """Return the worker's answer to a question; waits while every server is busy.
 
-        Raises GaveUp when it takes longer than `cpu_s` or `wall_s`, needs more than `memory_bytes`, or fails.
+        Raises TooCostly when it takes longer than `cpu_s`, needs more than `memory_bytes`, or fails, GaveUp when it takes
+        longer than `wall_s` without computing, or its process is gone.
         """
         server = self._idle.get()
         try:
@@ -91,7 +96,7 @@ class KillableProcesses(Closing):
         finally:
             self._idle.put(server)
         if "answer" not in reply:
-            raise GaveUp(str(reply["gave_up"]))
+            raise (TooCostly if reply.get("costly") else GaveUp)(str(reply["gave_up"]))
         return reply["answer"]
 
     def close(self) -> None:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from kapelle.grading.math.grade import COMPARISON, grade_math, math_processes, why_not_comparable
-from kapelle.grading.processes import AnswerLimits, GaveUp, KillableProcesses
+from kapelle.grading.processes import AnswerLimits, GaveUp, KillableProcesses, TooCostly
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +70,40 @@ def test_the_library_is_asked_only_for_what_could_be_right(
     assert grade_math(rf"\boxed{{{answer}}}", gold, ["only_box"], no_pool).status == status
 
 
-def test_a_timeout_is_ungraded_and_never_a_zero_that_counts(math_pool: KillableProcesses) -> None:
+class Costly:
+    """Compares nothing that the answer or the gold answer makes costly, and is late for whatever names it."""
+
+    def __init__(self, costly: str, late: str = "") -> None:
+        self._costly, self._late = costly, late
+
+    def ask(self, question: Any) -> bool:
+        texts = f"{question['gold']} {question['answer']}"
+        if self._late and self._late in texts:
+            raise GaveUp("It takes longer than 0.9 s.")
+        if self._costly in texts:
+            raise TooCostly("It takes longer than 0.8 s of CPU.")
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "processes", "status"),
+    [
+        (r"\tan 5", r"\sin 5", Costly("tan"), "no_answer"),
+        (r"\sin 5", r"\tan 5", Costly("tan"), "ungraded"),
+        (r"\tan 5", r"\sin 5", Costly("none", late="tan"), "ungraded"),
+        (r"\tan 5", r"\sin 5", Costly("tan", late=r"\sin 5$ $\sin 5"), "ungraded"),
+    ],
+)
+def test_a_costly_answer_is_a_wrong_one_and_whatever_else_takes_too_long_fails_the_episode(
+    answer: str, gold: str, processes: Costly, status: str
+) -> None:
+    grade = grade_math(answer, gold, ["whole"], processes)
+    assert (grade.status, grade.score) == (status, 0.0)
+
+
+def test_a_costly_answer_cannot_stop_a_run(math_pool: KillableProcesses) -> None:
     grade = grade_math(r"\boxed{\tan(\tan(\tan(\tan(\tan 5))))}", "5", ["only_box"], math_pool)
-    assert grade.status == "ungraded"
+    assert grade.status == "no_answer"
     assert "longer than" in grade.explanation
 
 

@@ -22,7 +22,7 @@ from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS
 from kapelle.grading.math.sameness import Percent, same_answer
 from kapelle.grading.math.text import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.values import Answer
-from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses
+from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses, TooCostly
 from kapelle.grading.text.exact import plain_text
 from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
@@ -67,8 +67,8 @@ def grade_math(
 ) -> Grade:
     """Return whether the final answer of a text means the same as the gold one.
 
-    `ungraded` when math-verify needs more time or memory than `processes` gives it; an answer that is
-    itself oversized, ambiguous or undefined is `no_answer`.
+    `ungraded` where the machine or the gold answer is the reason; an answer that is itself oversized, ambiguous or undefined,
+    or on which math-verify needs more time or memory than `processes` gives it, is `no_answer`.
     """
     read = read_math(text, gold, rules, percent)
     return compare_math(read, processes) if isinstance(read, Undecided) else read
@@ -131,6 +131,11 @@ def compare_math(left: Undecided, processes: Answering) -> Grade:
     answer, gold = left.answer, left.gold
     try:
         same = processes.ask({"gold": _for_library(gold), "answer": _for_library(answer)})
+    except TooCostly as problem:
+        # An answer that costs too much is wrong; a gold answer that does fails the episode, as whatever is not the answer's.
+        if answer != gold and compare_math(Undecided(gold, gold), processes).status == "graded":
+            return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
+        return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
     except GaveUp as problem:
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
     if same == "gold":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses
+from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses, TooCostly
 from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
@@ -40,6 +40,8 @@ def grade_regex(text: str, pattern: str, rules: Sequence[ExtractionRule], proces
         )
     try:
         matches = processes.ask({"pattern": pattern, "text": answer})
+    except TooCostly as problem:
+        return no_answer(f"'{answer[:80]}' cannot be matched. {problem}")
     except GaveUp as problem:
         return ungraded(answer, f"'{pattern[:80]}' could not be matched. {problem}")
     return right(answer) if matches else wrong(answer, f"what matches {pattern}")
