@@ -139,6 +139,7 @@ REACHED = {
     "kapelle.runtime.tensor_files": "tests/runtime/test_randomness.py::test_the_random_generators_go_on_where_they_were",
     "kapelle.sandbox.interpreter": "tests/setup/test_recipe_values.py::test_so_do_those_on_the_real_files",
     "kapelle.sandbox.task_clock": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
+    "kapelle.sandbox.watching": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
     "kapelle.sandbox.usage": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
     "kapelle.services.grpc.installed": "tests/services/grpc/test_server.py::test_answers",
     "kapelle.services.http.application": "tests/services/policy/test_safety.py::test_every_route_is_behind_the_same_check",

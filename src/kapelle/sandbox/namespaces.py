@@ -26,6 +26,8 @@ class NamespaceGroup:
         self._process = process
         self._memory_limit = limits.memory_bytes
         self._clock: int | None = None
+        self._last: Usage | None = None
+        self._counted_s: float | None = None
         self._info_fd: int | None = info_fd
         self._mounts = mounts
         self._init_pid = 0
@@ -35,11 +37,16 @@ class NamespaceGroup:
         """Return what all processes of the namespace and its tmpfs mounts use now."""
         if not self._found(0.0):
             return None
+        cpu_s = None if self._clock is None else read_clock(self._clock)
+        if self._last is not None and cpu_s is not None and cpu_s == self._counted_s:
+            # Nothing of it ran since the last look.
+            return self._last
         usage = usage_of(self._init_pid, self._mounts, self._memory_limit)
-        # Time in the kernel is in the one, time of children that nobody waited for in the other.
-        return (
-            usage if self._clock is None else replace(usage, cpu_s=max(usage.cpu_s, read_clock(self._clock)))
-        )
+        if cpu_s is not None:
+            # Time in the kernel is in the one, time of children that nobody waited for in the other.
+            usage = replace(usage, cpu_s=max(usage.cpu_s, cpu_s))
+        self._last, self._counted_s = usage, cpu_s
+        return usage
 
     def count(self, within_s: float) -> None:
         """Count CPU time from here on: before the program starts, while process 1 is alone.

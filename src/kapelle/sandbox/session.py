@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from kapelle.errors import SandboxError
 from kapelle.runtime.awake import AwakeClock
 from kapelle.sandbox.contract import LimitName, Limits, Result
 from kapelle.sandbox.usage import Usage
+from kapelle.sandbox.watching import forget, watch
 
 WATCH_EVERY_S = 0.02
 """How far a run can get between two looks at what it uses."""
@@ -93,6 +95,8 @@ class ProcessSession:
         self._result: Result | None = None
         for fd in (self._stdin, *self._output):
             os.set_blocking(fd, False)
+        self._turn = threading.RLock()
+        watch(self)
 
     @property
     def ended(self) -> bool:
@@ -101,28 +105,48 @@ class ProcessSession:
 
     def send(self, data: bytes) -> None:
         """Write to the program's standard input; what a dead program does not read is dropped."""
-        self._input += data
-        self._pump(lambda: not self._input, math.inf)
-        self._check_begun()
+        with self._turn:
+            self._input += data
+            self._pump(lambda: not self._input, math.inf)
+            self._check_begun()
+
+    def look(self) -> None:
+        """End the run if it is above its limits; nothing while a call is under way, which looks by itself."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if self._result is None and not self._ended and self._limit is None:
+                if self._waiting:
+                    self._move(0.0)
+                self._check_use()
+                if self._limit is not None:
+                    self._group.kill(KILL_WITHIN_S)
+        finally:
+            self._turn.release()
 
     def receive(self, timeout_s: float) -> bytes | None:
         """Return the next line of standard output without its end, None when none can come in time."""
         output = self._output[self._stdout]
-        self._pump(lambda: not self._waiting, math.inf)
-        self._check_begun()
-        self._pump(lambda: output.find(b"\n", self._taken) >= 0, self._clock.now() + timeout_s)
-        end = output.find(b"\n", self._taken)
-        if end < 0:
-            return None
-        line = bytes(output[self._taken : end])
-        self._taken = end + 1
-        return line
+        with self._turn:
+            self._pump(lambda: not self._waiting, math.inf)
+            self._check_begun()
+            self._pump(lambda: output.find(b"\n", self._taken) >= 0, self._clock.now() + timeout_s)
+            end = output.find(b"\n", self._taken)
+            if end < 0:
+                return None
+            line = bytes(output[self._taken : end])
+            self._taken = end + 1
+            return line
 
     def finish(self, *, kill: bool = False) -> Result:
         """Close the input, wait for the end within the limits (or bring it about) and free everything.
 
         May be called again, and then returns the same.
         """
+        with self._turn:
+            return self._finish(kill=kill)
+
+    def _finish(self, *, kill: bool) -> Result:
         if self._result is not None:
             return self._result
         try:
@@ -229,6 +253,9 @@ class ProcessSession:
         if now < self._next_watch:
             return
         self._next_watch = now + WATCH_EVERY_S
+        self._check_use()
+
+    def _check_use(self) -> None:
         # Before the greeting the mounts may still be the host's, and what is used is not the program's.
         usage = None if self._waiting else self._group.usage()
         if usage is None:
@@ -263,6 +290,7 @@ class ProcessSession:
         )
 
     def _close(self) -> None:
+        forget(self)
         self._close_input()
         for pipe in (self._process.stdout, self._process.stderr):
             assert pipe is not None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.sandbox.test_hostile import (  # noqa: F401 (`host` is a fixture)
@@ -18,6 +19,8 @@ from kapelle.environments.tools.contract import ToolFault
 from kapelle.environments.tools.python import Interpreter, Python
 from kapelle.errors import SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.sandbox.namespaces import NamespaceGroup
+from kapelle.sandbox.session import ProcessSession
 
 
 @pytest.fixture
@@ -135,6 +138,43 @@ def test_a_hostile_program_is_contained_here_too(
     assert "ESCAPED" not in said
     assert survivors(marker) == []
     assert everything_of_this_process() == before
+
+
+IDLE = """
+import os, threading, time
+def later():
+    time.sleep(0.3)
+    for _ in range(10):
+        if os.fork() == 0:
+            held = bytearray(40_000_000)
+            time.sleep(600)
+threading.Thread(target=later).start()
+"""
+BUSY = """
+import threading
+def spin():
+    while True: pass
+threading.Thread(target=spin, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "limit"), [(IDLE, "memory"), (BUSY, "cpu")])
+def test_limits_hold_between_calls_too(sandbox: Bubblewrap, program: str, limit: str) -> None:
+    python = Python(memory_mb=128, cpu_s=1.0).open()
+    run(python, program)
+    session = python._session
+    assert isinstance(session, ProcessSession)
+    assert isinstance(session._group, NamespaceGroup)
+    init = session._group._init_pid
+    until = time.monotonic() + 60.0
+    while Path(f"/proc/{init}/status").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{init}/status").exists(), "nobody called, and the run went on"
+    with pytest.raises(ToolFault, match=f"limit of {limit}"):
+        run(python, "1")
+    assert run(python, "1") == "1"
+    python.close()
 
 
 def test_two_interpreters_share_nothing(sandbox: Bubblewrap) -> None:

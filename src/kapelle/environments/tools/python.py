@@ -31,7 +31,7 @@ class Python(Settings):
     """One tool, `python`."""
 
     tool: Literal["python"] = "python"
-    descriptors: ClassVar[int] = 6
+    descriptors: ClassVar[int] = 7
     """Of one interpreter: three pipes, and a few by which its sandbox is held."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
