@@ -57,8 +57,11 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
             private += _private_bytes(alive)
             shared |= _shared_anonymous(alive)
             pipes |= _pipes(threads)
-        except (PermissionError, OverflowError):
+        except OverflowError:
             countable = False
+        except PermissionError:
+            # The kernel says so of a process that is ending, too.
+            countable = countable and not _has_memory(pid)
         except (OSError, ValueError, IndexError):
             continue
     kept += len(shared) * SHARED_ANONYMOUS_BYTES + len(pipes) * _PIPE_BYTES + _socket_bytes(init_pid)
@@ -104,6 +107,13 @@ def _cpu_ticks(pid: int) -> int:
 def _with_memory(threads: list[Path]) -> Path | None:
     """Return a thread that has not ended: the first may have, and what all share is not told of it any more."""
     return next((thread for thread in threads if _stat(thread)[0] not in {b"Z", b"X"}), None)
+
+
+def _has_memory(pid: int) -> bool:
+    try:
+        return any(b"RssAnon:" in (thread / "status").read_bytes() for thread in _threads(pid))
+    except OSError:
+        return False
 
 
 def _private_bytes(thread: Path) -> int:

@@ -97,7 +97,8 @@ refused(os.unlink, "/usr/bin/env")
     ),
     "links where the supervisor might write": Hostile(
         """
-for path in ("/run/start", "/box/program.py", "/box/out", "/box/result.json"):
+refused(os.symlink, "{secret}", "/run/start")
+for path in ("/box/program.py", "/box/out", "/box/result.json"):
     try:
         os.unlink(path)
     except OSError:
