@@ -137,6 +137,7 @@ REACHED = {
     "kapelle.runtime.seeds": "tests/runtime/test_http.py::test_its_episode_fails_soon_and_the_others_go_on",
     "kapelle.runtime.stepped": "tests/rollout/workers/test_same_episodes.py::test_a_game_is_the_same",
     "kapelle.runtime.tensor_files": "tests/runtime/test_randomness.py::test_the_random_generators_go_on_where_they_were",
+    "kapelle.sandbox.cgroups": "tests/sandbox/test_cgroups.py::test_a_run_is_bounded_counted_killed_and_removed",
     "kapelle.sandbox.interpreter": "tests/setup/test_recipe_values.py::test_so_do_those_on_the_real_files",
     "kapelle.sandbox.task_clock": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
     "kapelle.sandbox.watching": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",

@@ -39,7 +39,10 @@ def test_the_layers_that_must_be_there_are_named_and_there(sandbox: Bubblewrap) 
         "seccomp",
         "user id per run",
         "cgroups",
+        "mode",
     }
+    (mode,) = (layer for layer in layers("bubblewrap") if layer.name == "mode")
+    assert mode.detail.startswith(("strong: ", "weak: "))
     require(sandbox)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from kapelle.errors import SandboxError
 from kapelle.sandbox.arguments import ENVIRONMENT, SHARED_MEMORY, WORK, arguments, drop_privileges, require
 from kapelle.sandbox.boot import UNPACK, opening
+from kapelle.sandbox.cgroups import strong_or_why_not
 from kapelle.sandbox.contract import Layer, Limits, check_files
 from kapelle.sandbox.interpreter import Interpreter, reachable_interpreter
 from kapelle.sandbox.namespaces import NamespaceGroup
@@ -65,7 +66,9 @@ class PreparedBubblewrap:
 
     def __init__(self, limits: Limits, interpreter: Interpreter) -> None:
         self.limits = limits
-        program = filter_program(children_counted=task_clock_works())
+        folder = strong_or_why_not()
+        strong = folder if isinstance(folder, Path) else None
+        program = filter_program(children_counted=strong is not None or task_clock_works())
         info_read, info_write = os.pipe()
         try:
             filter_fd = None if program is None else _memory_file(program)
@@ -96,7 +99,7 @@ class PreparedBubblewrap:
         finally:
             for fd in inherited:
                 os.close(fd)
-        self._group = NamespaceGroup(self._process, info_read, (WORK, SHARED_MEMORY), limits)
+        self._group = NamespaceGroup(self._process, info_read, (WORK, SHARED_MEMORY), limits, strong)
         self._used = False
 
     def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> ProcessSession:
@@ -169,12 +172,26 @@ def _layers() -> tuple[Layer, ...]:
             if root
             else "every run has the id of the user who started it, mapped to 1000",
         ),
-        Layer(
-            "cgroups",
-            False,
-            False,
-            "not used: limits of the kernel bind single processes, the supervisor sums over all every 20 ms",
-        ),
+        *_mode(),
+    )
+
+
+def _mode() -> tuple[Layer, Layer]:
+    """Return by what a run is bounded as a whole: `strong` by the kernel, `weak` by the supervisor's sums."""
+    folder = strong_or_why_not()
+    if isinstance(folder, Path):
+        return (
+            Layer("cgroups", False, True, f"one for each run, in {folder}"),
+            Layer("mode", False, True, "strong: the kernel bounds memory and processes of a run as a whole"),
+        )
+    clock = (
+        "with CPU counted by a clock"
+        if task_clock_works()
+        else "and nobody may change SIGCHLD (no perf_event_open)"
+    )
+    return (
+        Layer("cgroups", False, False, folder),
+        Layer("mode", False, True, f"weak: the supervisor sums what a run uses every 20 ms, {clock}"),
     )
 
 

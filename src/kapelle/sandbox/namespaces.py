@@ -9,22 +9,31 @@ import select
 import signal
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 from kapelle.errors import SandboxError
+from kapelle.sandbox.cgroups import RunCgroup
 from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.task_clock import open_clock, read_clock
 from kapelle.sandbox.task_clock import works_here as task_clock_works
-from kapelle.sandbox.usage import Usage, parent_of, usage_of
+from kapelle.sandbox.usage import Usage, parent_of, usage_of, written_by
 
 
 class NamespaceGroup:
     """All processes of one pid namespace, held by a descriptor of its process 1."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], info_fd: int, mounts: tuple[str, ...], limits: Limits
+        self,
+        process: subprocess.Popen[bytes],
+        info_fd: int,
+        mounts: tuple[str, ...],
+        limits: Limits,
+        cgroups: Path | None,
     ) -> None:
         self._process = process
-        self._memory_limit = limits.memory_bytes
+        self._limits = limits
+        self._cgroups = cgroups
+        self._cgroup: RunCgroup | None = None
         self._clock: int | None = None
         self._last: Usage | None = None
         self._counted_s: float | None = None
@@ -34,26 +43,44 @@ class NamespaceGroup:
         self._init_fd: int | None = None
 
     def usage(self) -> Usage | None:
-        """Return what all processes of the namespace and its tmpfs mounts use now."""
-        if not self._found(0.0):
+        """Return what all processes of the namespace and its tmpfs mounts use now, or used at their end."""
+        if not self._found(0.0) or self._init_fd is None:
             return None
+        if self._cgroup is not None:
+            return self._usage_of(self._cgroup)
         cpu_s = None if self._clock is None else read_clock(self._clock)
         if self._last is not None and cpu_s is not None and cpu_s == self._counted_s:
             # Nothing of it ran since the last look.
             return self._last
-        usage = usage_of(self._init_pid, self._mounts, self._memory_limit)
+        if readable(self._init_fd, 0.0):
+            # Its number may be another process's by now.
+            ended = self._last or Usage(0.0, 0, 0)
+            return replace(ended, cpu_s=max(ended.cpu_s, cpu_s or 0.0))
+        usage = usage_of(self._init_pid, self._mounts, self._limits.memory_bytes)
         if cpu_s is not None:
             # Time in the kernel is in the one, time of children that nobody waited for in the other.
             usage = replace(usage, cpu_s=max(usage.cpu_s, cpu_s))
         self._last, self._counted_s = usage, cpu_s
         return usage
 
+    def _usage_of(self, cgroup: RunCgroup) -> Usage:
+        files, _ = written_by(self._init_pid, self._mounts)
+        # The kernel has ended what went above its limit: no look can see more than that.
+        memory = self._limits.memory_bytes + 1 if cgroup.ran_out_of_memory() else cgroup.memory_bytes()
+        return Usage(cgroup.cpu_s(), memory, files)
+
     def count(self, within_s: float) -> None:
-        """Count CPU time from here on: before the program starts, while process 1 is alone.
+        """Count CPU time, or all use, from here on: before the program starts, while process 1 is alone.
 
         Raises SandboxError when that fails although this machine can.
         """
-        if task_clock_works() and self._found(within_s):
+        if not self._found(within_s):
+            return
+        if self._cgroups is not None:
+            self._cgroup = RunCgroup(self._cgroups, self._limits)
+            for pid in (self._process.pid, self._init_pid):
+                self._cgroup.add(pid)
+        elif task_clock_works():
             try:
                 self._clock = open_clock(self._init_pid)
             except ProcessLookupError:
@@ -65,6 +92,8 @@ class NamespaceGroup:
 
     def kill(self, within_s: float) -> None:
         """Kill process 1: the kernel takes every other process of the namespace with it."""
+        if self._cgroup is not None:
+            self._cgroup.kill()
         if self._found(within_s) and self._init_fd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
@@ -76,10 +105,12 @@ class NamespaceGroup:
     def close(self) -> None:
         """Close the descriptors."""
         held = (self._info_fd, self._init_fd, self._clock)
-        self._info_fd = self._init_fd = self._clock = None
+        self._info_fd, self._init_fd, self._clock = None, None, None
         for fd in held:
             if fd is not None:
                 os.close(fd)
+        if self._cgroup is not None:
+            self._cgroup.close()
 
     def _found(self, within_s: float) -> bool:
         """Learn process 1 from bubblewrap, which writes it once and closes the pipe."""

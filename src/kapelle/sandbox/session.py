@@ -118,8 +118,7 @@ class ProcessSession:
             if self._result is None and not self._ended and self._limit is None:
                 if self._waiting:
                     self._move(0.0)
-                self._check_use()
-                if self._limit is not None:
+                if self._is_above_a_limit():
                     self._group.kill(KILL_WITHIN_S)
         finally:
             self._turn.release()
@@ -207,8 +206,11 @@ class ProcessSession:
 
     def _end(self) -> None:
         self._ended = True
-        # What it wrote before it ended may have come after the last look at the pipes.
+        # What it wrote before it ended may have come after the last look at the pipes, and what it used after the
+        # last look at that.
         self._drain()
+        if self._limit is None:
+            self._is_above_a_limit()
 
     def _write(self) -> None:
         try:
@@ -253,13 +255,14 @@ class ProcessSession:
         if now < self._next_watch:
             return
         self._next_watch = now + WATCH_EVERY_S
-        self._check_use()
+        self._is_above_a_limit()
 
-    def _check_use(self) -> None:
+    def _is_above_a_limit(self) -> bool:
+        """Look at what the run uses and keep in mind the limit that it is above."""
         # Before the greeting the mounts may still be the host's, and what is used is not the program's.
         usage = None if self._waiting else self._group.usage()
         if usage is None:
-            return
+            return False
         self._peak_memory = max(self._peak_memory, usage.memory_bytes)
         self._seen_cpu_s = max(self._seen_cpu_s, usage.cpu_s)
         if usage.memory_bytes > self._limits.memory_bytes or not usage.countable:
@@ -268,6 +271,9 @@ class ProcessSession:
             self._limit = "files"
         elif usage.cpu_s > self._limits.cpu_s:
             self._limit = "cpu"
+        else:
+            return False
+        return True
 
     def _reap(self) -> Result:
         wall_s = self._clock.now() - self._started

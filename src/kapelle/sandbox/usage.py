@@ -65,7 +65,16 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
         except (OSError, ValueError, IndexError):
             continue
     kept += len(shared) * SHARED_ANONYMOUS_BYTES + len(pipes) * _PIPE_BYTES + _socket_bytes(init_pid)
-    files = 0
+    files, written = written_by(init_pid, mounts)
+    kept += written
+    if private + kept > memory_limit:
+        private = min(private, sum(map(_divided_bytes, pids)))
+    return Usage(cpu_ticks / _TICKS_PER_S, private + kept, files, countable)
+
+
+def written_by(init_pid: int, mounts: tuple[str, ...]) -> tuple[int, int]:
+    """Return the number of files in the tmpfs `mounts` that a process sees, and their bytes."""
+    files, size = 0, 0
     for mount in mounts:
         try:
             # The mount point itself cannot be renamed or replaced from within.
@@ -73,10 +82,8 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
         except OSError:
             continue
         files += status.f_files - status.f_ffree
-        kept += (status.f_blocks - status.f_bfree) * status.f_frsize
-    if private + kept > memory_limit:
-        private = min(private, sum(map(_divided_bytes, pids)))
-    return Usage(cpu_ticks / _TICKS_PER_S, private + kept, files, countable)
+        size += (status.f_blocks - status.f_bfree) * status.f_frsize
+    return files, size
 
 
 def parent_of(pid: int) -> int:
