@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Literal
 
 Json = Any
@@ -168,6 +169,23 @@ class Episode:
     def total(self, agent: str) -> float:
         """Return the undiscounted return of one agent."""
         return sum(turn.reward for turn in self.by(agent)) + self.rewards.get(agent, 0.0)
+
+    def _repr_html_(self) -> str:
+        """Return the conversation as a table, for notebooks; whatever was said is text."""
+        said = [(turn.agent, turn.text) for turn in self.turns]
+        paid = ", ".join(f"{agent} {self.total(agent):.3g}" for agent in self.agents)
+        rows = [("task", self.task.question or self.task.id), *said, ("return", self.error or paid)]
+        return as_table(rows)
+
+
+def as_table(rows: Sequence[tuple[str, str]]) -> str:
+    """Return names and texts as an HTML table in which nothing but the table is markup."""
+    cells = "".join(
+        f'<tr><th style="text-align:left;vertical-align:top">{escape(name)}</th>'
+        f'<td style="text-align:left;white-space:pre-wrap"><bdi>{escape(text)}</bdi></td></tr>'
+        for name, text in rows
+    )
+    return f"<table>{cells}</table>"
 
 
 @dataclass(frozen=True, slots=True)

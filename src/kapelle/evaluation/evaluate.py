@@ -16,7 +16,7 @@ from kapelle.rollout.play import Play, rollout
 from kapelle.rollout.shared import shared_rollout
 from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runtime.seeds import derive_seed
-from kapelle.types import Episode, Group, Sampling, Split, Task
+from kapelle.types import Episode, Group, Sampling, Split, Task, as_table
 
 Returns = Callable[[Episode], Mapping[str, float]]
 """What each agent earned in an episode."""
@@ -65,6 +65,12 @@ class Evaluation:
         paid = ", ".join(f"{agent} {value:.3f}" for agent, value in self.reward.items())
         failed = f", {self.failed} failed: {self.reason}" if self.failed else ""
         return f"return {paid}, played {self.problems - self.failed} of {self.problems}{failed}"
+
+    def _repr_html_(self) -> str:
+        """Return the result as a table, for notebooks."""
+        parts = [(name, str(part)) for name, part in self.parts.items()]
+        paid = [(f"return of {agent}", f"{value:.4g}") for agent, value in self.reward.items()]
+        return as_table([("result", str(self)), *parts, *paid, ("tokens per problem", f"{self.tokens:.4g}")])
 
     def row(self) -> dict[str, Any]:
         """Return the numbers as plain JSON."""
