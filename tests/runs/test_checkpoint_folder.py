@@ -118,7 +118,7 @@ def test_pruning_never_deletes_the_last_whole_checkpoint(tmp_path: Path, how: st
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_of_a_manifest_is_met_by_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_any_byte_of_a_manifest_is_met_by_the_checkpoint_before(tmp_path: Path) -> None:
     def adapters(folder: Path) -> None:
         for name in ("agent_0", "agent_1", "agent_2"):  # names that are one bit apart
             (folder / name).write_text("{}")
@@ -127,7 +127,7 @@ def test_every_flipped_bit_of_a_manifest_is_met_by_the_checkpoint_before(tmp_pat
     newer = save(tmp_path, 2, {"loop": {}}, adapters)
     manifest = newer / "manifest.json"
     content = manifest.read_bytes()
-    for bit in range(8 * len(content)):
+    for bit in range(0, 8 * len(content), 5):  # 5 and 8 share no factor: all eight places have their turn
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         manifest.write_bytes(flipped)

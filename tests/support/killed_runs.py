@@ -128,8 +128,8 @@ def _train(method: str, run: str, resume: bool, death: Death | None) -> None:
     os._exit(summary.stopped_by)
 
 
-def arm(death: Death, others: Callable[[], Sequence[int]] | None = None) -> None:
-    """Let this process die as told, and before it those whose numbers `others` returns."""
+def _places() -> Mapping[str, tuple[Any, str, str]]:
+    """Return by name where a process can be told to die: what is called there, and which side of the call."""
     import shutil
 
     from kapelle.engines.rollout.local.engine import LocalEngine
@@ -141,12 +141,11 @@ def arm(death: Death, others: Callable[[], Sequence[int]] | None = None) -> None
     from kapelle.runs.writer import RunDirectory
     from kapelle.runtime.aside import Aside
     from kapelle.runtime.rank_group import RankGroup
-    from kapelle.training import step_start
     from kapelle.training.loop import Loop
     from kapelle.training.progress import Progress
 
     # `before` and `after` stand for the two sides of a call.
-    owner, name, side = {
+    return {
         "in a rollout": (LocalEngine, "generate", "before"),
         "in an update": (Forward, "outputs", "before"),
         "in an evaluation": (evaluation, "summarise", "before"),
@@ -175,7 +174,14 @@ def arm(death: Death, others: Callable[[], Sequence[int]] | None = None) -> None
         "files listed": (checkpoint, "_listed", "after"),
         "reading a checkpoint": (checkpoint, "read", "before"),
         "rewound": (RunDirectory, "rewind", "after"),
-    }[death.place]
+    }
+
+
+def arm(death: Death, others: Callable[[], Sequence[int]] | None = None) -> None:
+    """Let this process die as told, and before it those whose numbers `others` returns."""
+    from kapelle.training import step_start
+
+    owner, name, side = _places()[death.place]
     if death.held is not None:
         step_start.MOST_HELD = death.held
     call = getattr(owner, name)
