@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Page
+from tests.support.viewed_runs import write_run
 
 from kapelle.cli import main
+from kapelle.services.binding import Binding
+from kapelle.services.http.server import HttpServer
+from kapelle.viewer.library import Library
+from kapelle.viewer.server import viewer
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -117,3 +122,19 @@ async def test_an_exported_page_needs_no_server(page: Page, runs: Path, tmp_path
     assert await page.locator("article.turn").count() == 8
     await page.locator("#color").select_option("advantage")
     assert outside == [file.as_uri()]
+
+
+async def test_a_curve_moves_when_a_step_is_written(page: Page, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "live", steps=2)
+    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
+        await page.goto(f"{server.url}/run/live")
+        await page.locator("html[data-ready]").wait_for(state="attached")
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 3, "success": 0.125, "reward/solver": 7.5, "reward/critic": 1.0}\n')
+        await page.locator("html[data-step='3']").wait_for(state="attached")
+        assert await page.locator("figure[data-name=reward] li").all_inner_texts() == [
+            "solver\n7.5",
+            "critic\n1",
+        ]
+        assert await page.locator("[data-figure=success]").inner_text() == "12.5 %"
+        await page.goto("about:blank")
