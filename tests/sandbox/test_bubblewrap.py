@@ -15,7 +15,7 @@ import pytest
 
 from kapelle.errors import SandboxError
 from kapelle.sandbox import arguments, boot, bubblewrap
-from kapelle.sandbox.backends import BACKENDS, backend, layers, require
+from kapelle.sandbox.backends import BACKENDS, backend, layers, modes_required, require
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Layer, Limits, run
 from kapelle.sandbox.interpreter import needs
@@ -44,6 +44,7 @@ def test_the_layers_that_must_be_there_are_named_and_there(sandbox: Bubblewrap) 
     (mode,) = (layer for layer in layers("bubblewrap") if layer.name == "mode")
     assert mode.detail.startswith(("strong: ", "weak: "))
     require(sandbox)
+    assert f"bubblewrap: {mode.detail}" in modes_required()
 
 
 @pytest.mark.parametrize("missing", ["network namespace", "pid namespace"])
@@ -158,6 +159,22 @@ def test_the_result_tells_what_a_run_used(sandbox: Bubblewrap) -> None:
     result = run(sandbox, {"p.py": program}, [sandbox.python, "p.py"])
     assert 0.2 <= result.cpu_s < 1.0
     assert 50_000_000 < result.peak_memory_bytes < 100_000_000
+
+
+def test_sockets_and_pipes_count_as_full(sandbox: Bubblewrap) -> None:
+    program = b"""
+import os, socket, sys
+held = [socket.socketpair() for _ in range(50)], [os.pipe() for _ in range(10)]
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    session = sandbox.prepare(Limits()).start({"p.py": program}, [sandbox.python, "p.py"])
+    assert session.receive(60.0) == b"ready"
+    usage = session._group.usage()
+    session.finish(kill=True)
+    sending = int(Path("/proc/sys/net/core/wmem_default").read_text())
+    assert usage is not None
+    assert usage.memory_bytes > 100 * sending + 10 * 65536 + 2_000_000
 
 
 def test_the_shared_library_of_the_host_is_not_mistaken_for_the_works(sandbox: Bubblewrap) -> None:

@@ -40,3 +40,17 @@ def require(chosen: Backend) -> None:
             "Nothing falls back to a weaker one: `unsafe_subprocess`, which contains nothing, must be asked "
             "for by name."
         )
+    _required.add(chosen.name)
+
+
+def modes_required() -> tuple[str, ...]:
+    """Return a line for each sandbox that this process has asked for: by what its runs are bounded as a whole."""
+    return tuple(
+        f"{name}: {layer.detail}"
+        for name in sorted(_required)
+        for layer in layers(name)
+        if layer.name == "mode"
+    )
+
+
+_required: set[str] = set()

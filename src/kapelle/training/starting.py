@@ -26,6 +26,7 @@ from kapelle.rollout.play import Play, make_play
 from kapelle.rollout.workers.process import HeldHere, Hold
 from kapelle.runs.checkpoint_contents import check_start, check_verifier, load_policies, load_verifier
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others
+from kapelle.sandbox.backends import modes_required
 from kapelle.services.policy.outside import serve_outside
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
 from kapelle.setup.preparation import Prepared
@@ -116,6 +117,8 @@ def load_pieces(
         if not algorithm.plays:
             acting = replace(play, engine=teacher(config, team, models))
         sampler = None
+        for mode in modes_required():
+            say("sandbox", mode)
         failing.enter_context(told_of_changes(lambda line: say("environment", line)))
         if isinstance(config.environment, External):
             failing.enter_context(serve_outside(config.environment, play, lambda line: say("serving", line)))
