@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from kapelle.errors import SandboxError
-from kapelle.sandbox import arguments, boot, bubblewrap
+from kapelle.sandbox import arguments, boot, bubblewrap, namespaces
 from kapelle.sandbox.backends import BACKENDS, backend, layers, modes_required, require
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Layer, Limits, run
@@ -161,6 +161,17 @@ def test_the_result_tells_what_a_run_used(sandbox: Bubblewrap) -> None:
     assert 50_000_000 < result.peak_memory_bytes < 100_000_000
 
 
+def test_where_nobody_can_count_lost_children_none_can_be_lost(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignore = [sandbox.python, "-c", "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"]
+    catch = [sandbox.python, "-c", "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print(1)"]
+    for module in (bubblewrap, namespaces):
+        monkeypatch.setattr(module, "task_clock_works", lambda: False)
+    assert b"PermissionError" in run(sandbox, {}, ignore).stderr
+    assert run(sandbox, {}, catch).stdout == b"1\n"
+
+
 def test_sockets_and_pipes_count_as_full(sandbox: Bubblewrap) -> None:
     program = b"""
 import os, socket, sys
@@ -191,9 +202,10 @@ def test_the_interpreter_can_be_reached(sandbox: Bubblewrap) -> None:
     assert result.stdout == b"True\n"
 
 
+@pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_is_a_program_of_whole_instructions(machine: str) -> None:
-    program = filter_program(machine)
+def test_the_filter_is_a_program_of_whole_instructions(machine: str, counted: bool) -> None:
+    program = filter_program(machine, children_counted=counted)
     assert program is not None
     steps = list(struct.iter_unpack("=HBBI", program))
     # The kernel refuses more than 4096 steps, and jumps past the end.
