@@ -7,6 +7,7 @@ socket as full, shared anonymous memory as touched.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import stat
@@ -41,8 +42,8 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
     A process that ends while it is read counts as nothing. Memory that several processes share is divided among them
     only when the plain sum is above the limit: that is slower to read.
     """
-    cpu_ticks, private, kept, countable = 0, 0, 0, True
-    pids, shared, pipes = [], set[bytes](), set[tuple[int, int]]()
+    cpu_ticks, countable = 0, True
+    held, shared, pipes = [], set[bytes](), set[tuple[int, int]]()
     waiting = [init_pid]
     while waiting:
         pid = waiting.pop()
@@ -50,13 +51,11 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
             threads = _threads(pid)
             waiting += _children(threads)
             cpu_ticks += _cpu_ticks(pid)
-            alive = _with_memory(threads)
-            if alive is None:
-                continue
-            pids.append(alive)
-            private += _private_bytes(alive)
-            shared |= _shared_anonymous(alive)
             pipes |= _pipes(threads)
+            found = _private_bytes(pid, threads)
+            if found is not None:
+                held.append(found)
+                shared |= _shared_anonymous(found[0])
         except OverflowError:
             countable = False
         except PermissionError:
@@ -64,11 +63,12 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
             countable = countable and not _has_memory(pid)
         except (OSError, ValueError, IndexError):
             continue
-    kept += len(shared) * SHARED_ANONYMOUS_BYTES + len(pipes) * _PIPE_BYTES + _socket_bytes(init_pid)
+    kept = len(shared) * SHARED_ANONYMOUS_BYTES + len(pipes) * _PIPE_BYTES + _socket_bytes(init_pid)
     files, written = written_by(init_pid, mounts)
     kept += written
+    private = sum(size for _, size in held)
     if private + kept > memory_limit:
-        private = min(private, sum(map(_divided_bytes, pids)))
+        private = sum(_divided_bytes(place, size) for place, size in held)
     return Usage(cpu_ticks / _TICKS_PER_S, private + kept, files, countable)
 
 
@@ -104,16 +104,16 @@ def _threads(pid: int) -> list[Path]:
 
 
 def _children(threads: list[Path]) -> list[int]:
-    return [int(pid) for thread in threads for pid in (thread / "children").read_bytes().split()]
+    found: list[int] = []
+    for thread in threads:
+        # Of many threads some end while they are read: that hides neither the others nor their children.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (thread / "children").read_bytes().split())
+    return found
 
 
 def _cpu_ticks(pid: int) -> int:
     return sum(int(ticks) for ticks in _stat(Path(f"/proc/{pid}"))[11:15])
-
-
-def _with_memory(threads: list[Path]) -> Path | None:
-    """Return a thread that has not ended: the first may have, and what all share is not told of it any more."""
-    return next((thread for thread in threads if _stat(thread)[0] not in {b"Z", b"X"}), None)
 
 
 def _has_memory(pid: int) -> bool:
@@ -123,22 +123,31 @@ def _has_memory(pid: int) -> bool:
         return False
 
 
-def _private_bytes(thread: Path) -> int:
-    """Return the anonymous memory of a process, what it shares with its forks included."""
-    return _sum_of(thread / "status", (b"RssAnon:", b"VmSwap:"))
+def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
+    """Return the anonymous memory of a process, what it shares with its forks included, and where that was read.
+
+    Any living thread tells: the first one may have ended, and then does not.
+    """
+    for place in (Path(f"/proc/{pid}"), *threads):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            size = _sum_of(place / "status", (b"RssAnon:", b"VmSwap:"))
+            if size is not None:
+                return place, size
+    return None
 
 
-def _divided_bytes(thread: Path) -> int:
-    """Return the same, with what several processes share divided by their number."""
+def _divided_bytes(place: Path, size: int) -> int:
+    """Return the same, with what several processes share divided by their number; `size` where that is not told."""
     try:
-        return _sum_of(thread / "smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
-    except (OSError, ValueError, IndexError):
-        return 0
+        divided = _sum_of(place / "smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
+    except OSError:
+        return size
+    return size if divided is None else min(divided, size)
 
 
-def _sum_of(file: Path, names: tuple[bytes, ...]) -> int:
-    lines = (line.split() for line in file.read_bytes().splitlines() if line.startswith(names))
-    return sum(int(line[1]) * 1024 for line in lines)
+def _sum_of(file: Path, names: tuple[bytes, ...]) -> int | None:
+    lines = [line.split() for line in file.read_bytes().splitlines() if line.startswith(names)]
+    return sum(int(line[1]) * 1024 for line in lines) if lines else None
 
 
 def _shared_anonymous(thread: Path) -> set[bytes]:
@@ -166,11 +175,13 @@ def _pipes(threads: list[Path]) -> set[tuple[int, int]]:
 
 
 def _descriptors(folder: Path) -> Iterator[os.stat_result]:
-    for name in os.listdir(folder):  # noqa: PTH208 (many, every few milliseconds)
-        try:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 (many, every few milliseconds)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             yield os.stat(f"{folder}/{name}")  # noqa: PTH116
-        except FileNotFoundError:
-            continue
 
 
 def _socket_bytes(init_pid: int) -> int:
