@@ -166,6 +166,25 @@ def test_a_fault_of_the_tests_grades_nobody(sandbox: Bubblewrap, tests: ProgramT
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("solution", "said"),
+    [
+        ("def f(x: return x", "SyntaxError: invalid syntax (solution.py, line 1)"),
+        ("def f(x): return {}['k']", "KeyError: 'k'"),
+        ("def f(x): return b'\\xff'.decode()", "UnicodeDecodeError: "),
+        ("def f(x): raise OSError(2, 'no such file')", "FileNotFoundError: [Errno 2] no such file"),
+        ("class Odd(Exception): pass\ndef f(x): raise Odd('oh')", "CandidateError: Odd: oh"),
+        ("def f(x): raise StopIteration", "CandidateError: StopIteration: "),
+        ("def f(x): return other(x)", "NameError: name 'other' is not defined"),
+    ],
+)
+def test_what_a_candidate_raises_is_said(sandbox: Bubblewrap, solution: str, said: str) -> None:
+    [outcome] = grade_program(solution, ProgramTests(("assert f(1)",), candidate=("f",)), sandbox).tests
+    assert outcome.explanation.startswith(said)
+    assert outcome.status == "error"
+
+
+@pytest.mark.slow
 def test_what_the_candidate_lacks_is_its_own_fault(sandbox: Bubblewrap) -> None:
     # A single name is what is asked for, however it is called.
     tests = ProgramTests(("assert deepcopy([4]) == [4]",))

@@ -279,14 +279,22 @@ def _raise(names: tuple[str, ...], text: str) -> NoReturn:
     if issubclass(builtin, (*_ENDS_ITERATIONS, AssertionError)) or builtin is Exception:
         builtin = CandidateError
     own = next((_Channel.exceptions[name] for name in names if name in _Channel.exceptions), CandidateError)
-    shown = text if own is not CandidateError or builtin is not CandidateError else f"{names[:1]}: {text}"
+    ours = own is CandidateError and builtin is CandidateError
+    shown = f"{', '.join(names[:1])}: {text}" if ours else text
     raised: Any
     try:
         kind: Any = own if builtin is CandidateError else builtin
         if own is not CandidateError and builtin is not CandidateError:
             kind = type(names[0], (own, builtin), {})
-        raised = kind.__new__(kind, shown)
+        raised = _made(kind, shown)
     except TypeError:
         raised = CandidateError(shown)
     raised.raised_by_candidate = True
     raise raised
+
+
+def _made(kind: Any, text: str) -> Any:
+    try:
+        return kind(text)
+    except TypeError:  # a UnicodeDecodeError wants more than a text
+        return kind.__new__(kind, text)
