@@ -221,6 +221,11 @@ def test_no_text_takes_long(policy: ExtractionRule, text: str) -> None:
     assert timed(lambda: extract(text, (policy,)), 1.0)[1] < 1.0
 
 
+def test_a_formula_that_opens_twice_begins_at_the_last() -> None:
+    # Else each of many openings looks through the whole text for its end.
+    assert extract(r"so the area is \( and then \(5x\)", ["prose"]).text == "5x"
+
+
 def test_a_text_of_ten_million_characters_has_no_answer() -> None:
     result = extract("x" * 10_000_000 + "#### 5", ("hash",))
     assert result.text is None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-r"""A formula, between `$…$`, `$$…$$`, `\(…\)` or `\[…\]`."""
+FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
+)
+r"""A formula, between `$…$`, `$$…$$`, `\(…\)` or `\[…\]`. One that opens twice begins at the last: that takes linear time."""
 
 _SPACE = r"(?:\s|[,;~]|\\[,;: ]|\\q?quad)*"
 _WORD = r"(?:(?P<word>and|or)|\\(?:text|mathrm)\{\s*,?\s*(?P<text>and|or)\s*\})?"
