@@ -58,6 +58,21 @@ def strange(): raise Strange("oh")
 def loud(n): print("x" * n); return n
 def long(n): return list(range(n))
 def nothing(): return float("nan")
+class Words:
+    def __init__(self, *words): self.words = words
+    def __contains__(self, word): return word in self.words
+    def __repr__(self): return "words"
+class Vector:
+    def __init__(self, x): self.x, self.next = x, None
+    def __add__(self, other): return Vector(self.x + other.x)
+    def __rmul__(self, k): return Vector(k * self.x)
+    def __abs__(self): return abs(self.x)
+class Pile:
+    def __init__(self): self.things = []
+    def put(self, thing): self.things.append(thing)
+    def __len__(self): return len(self.things)
+    def __iter__(self): return iter(self.things)
+    def take(self): return self.things.pop()
 """
 PASSED = (
     "assert list(count(3)) == [0, 1, 2] and sum(count(1000)) == 499500",
@@ -81,6 +96,12 @@ PASSED = (
     "try:\n    strange()\n    assert False\nexcept (KeyError, Strange):\n    pass",
     "assert loud(3_000_000) == 3_000_000",
     "assert sum(len(long(40_000)) for _ in range(6)) == 240_000",
+    "assert 'a' in Words('a', 'b') and 'c' not in Words('a')",
+    "assert abs(Vector(-2)) == 2 and (Vector(1) + Vector(2)).x == 3 and (2 * Vector(3)).x == 6",
+    "p, v = Pile(), Vector(1)\np.put(v)\nassert len(p) == 1\np.put(2)\nassert len(p) == 2 and p.take() == 2 and p.take() == v",
+    "v, steps = Vector(1), 0\nwhile v:\n    v, steps = v.next, steps + 1\nassert steps == 1 and repr(Words()) == 'words'",
+    "assert 3 in count(4) and 5 not in count(4)",
+    "g = count(1)\ndef drain():\n    yield next(g, None)\n    yield next(g, None)\nassert list(drain()) == [0, None]",
     "import math\nassert math.isnan(nothing()) and nothing() != nothing()",
 )  # fmt: skip
 
@@ -107,6 +128,18 @@ def own(*_): return Own()
 def gone(*_):
     import os
     os._exit(0)
+def complex_nan(*_): return complex("nan")
+class Difference:
+    __sub__ = __truediv__ = lambda self, other: self
+    __bool__ = lambda self: False
+    __contains__ = lambda self, other: True
+    __len__ = lambda self: 3
+    __iter__ = lambda self: iter([])
+    __abs__ = __float__ = lambda self: 0.0
+    def __add__(self, other): return 9
+def difference(*_): return Difference()
+def none(*_): return iter([])
+def emptied(xs): xs.clear()
 def kind(*_):
     class AssertionError(Exception): pass
     raise AssertionError("passed")
@@ -125,6 +158,19 @@ UNPAID = (
     "assert 5 != own()",
     "assert [own()] != [5]",
     "assert own() not in [5]",
+    "assert complex_nan() != 5",
+    "assert abs(difference(3) - 9.0) < 1e-6",
+    "import math\nassert math.isclose(difference(3) - 9.0, 0.0)",
+    "import math\nassert math.isclose(difference(3) / 9.0, 0.0)",
+    "assert difference(3) + 5 == 9",
+    "assert not (difference(3) - 9)",
+    "assert 9 in difference(3)",
+    "d = difference(3)\nassert len(d) == 3 and all(a == b for a, b in zip(d, [1, 2, 3]))",
+    "d = difference(3)\nassert all(a == b for a, b in zip(d, [1, 2, 3])) and len(d) == 3",
+    "g = none()\nassert all(map(lambda wanted: next(g) == wanted, [2, 3, 5]))",
+    "def largest(xs):\n    return max(xs) if xs else None\nxs = [1, 3]\nassert emptied(xs) == largest(xs)",
+    "for last in none():\n    pass\nassert last == 9",
+    "try:\n    got = stop(1)\nexcept Exception:\n    pass\nassert got == 1",
     "try:\n    gone()\nexcept Exception:\n    pass",
     "try:\n    gone()\nexcept:\n    pass",
     "assert kind()",
@@ -142,10 +188,52 @@ def test_what_is_no_value_passes_no_comparison(tricks: CodeGrade, test: int) -> 
     assert tricks.tests[test].status in {"failed", "error"}, tricks.tests[test]
 
 
+FORGER = """
+import sys
+driver = sys.modules["kapelle.grading.code.candidate_driver"]
+said = driver.Conversation._say
+driver.Conversation._say = lambda self, *reply: said(self, *((*reply[:2], {0: []}) if reply[0] == "value" else reply))
+driver.Solution.keep = lambda self, value: (self._kept.append(value), 0)[1]
+class P:
+    def __init__(self, x): pass
+    def __add__(self, other): return self
+def order(xs): return []
+"""
+
+
+@pytest.mark.slow
+def test_a_forged_reply_changes_no_argument_and_makes_no_two_objects_one(sandbox: Bubblewrap) -> None:
+    forged = ProgramTests(("xs = [3, 1]\nassert order(xs) == sorted(xs)", "assert P(1) + P(2) == P(3)"))
+    assert grade_program(FORGER, forged, sandbox).passed == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("solution", "tests"),
+    [
+        ("def f(g): return g(list(range(30_000)))", ProgramTests(("assert f(lambda v: set(v)) == 1",))),
+        (
+            "def f(g): return g([k * (2**61 - 1) for k in range(60)])",
+            ProgramTests(("assert f(lambda v: set(v)) == 1",)),
+        ),
+        (
+            "from decimal import Decimal\ndef f(g): return g(Decimal('1E5000'))",
+            ProgramTests(("assert f(lambda v: v * v) == 1",)),
+        ),
+        ("def f(x): return 'a'", ProgramTests(("assert y == 9",), setup="y = f(3) + 1")),
+    ],
+)
+def test_no_candidate_makes_the_tests_ungraded(
+    sandbox: Bubblewrap, solution: str, tests: ProgramTests
+) -> None:
+    assert grade_program(solution, tests, sandbox).status == "graded"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "tests",
     [
+        ProgramTests(("assert f(set(range(30_000))) == 1",)),
         ProgramTests(("assert f([1]) == Counter([1])",)),
         ProgramTests(("assert np.allclose(f(1), 1)",)),
         ProgramTests(("assert isclose(f(1), 1)",), candidate=("f",)),

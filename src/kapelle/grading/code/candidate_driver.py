@@ -5,12 +5,12 @@ answer for itself, as it may anyway. A request is one line, a typed value:
 
     (number, "call", target, args, kwargs) | (number, "get", target, name) | (number, "set", target, name, value)
     (number, "iterate", target) | (number, "take", iterator, count): its next items
-    (number, "await", target) | (number, "operate", target, name, args): a method such as `__len__`
+    (number, "await", target) | (number, "truth", target) | (number, "operate", target, name, args): a method such as `__len__`
 
 A reply carries the number of the last message:
 
     (number, "value", value, changed): `changed` are the arguments that a call which returns None changed in place, by place
-    or name; where it returns a value, the tests' own inputs stay what they are
+    or name; the tests decide whether they take them
     (number, "error", type names, text): those of the class and of what it derives from
     (number, "callback", function, args, kwargs): a function of the tests is called; the next message is its result,
     (number, "returned", value) or (number, "raised", type name, text), or another request before it
@@ -107,12 +107,15 @@ class Solution:
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
         self._kept: list[Any] = []
+        self._numbers: dict[int, int] = {}
         self._module: Any = None
 
     def keep(self, value: Any) -> int:
         """Return the number under which an object can be named from outside."""
-        self._kept.append(value)
-        return len(self._kept) - 1
+        number = self._numbers.setdefault(id(value), len(self._kept))
+        if number == len(self._kept):
+            self._kept.append(value)
+        return number
 
     def inside(self, value: Any) -> Any:
         """Return a value with the objects and functions that its references stand for."""
@@ -159,4 +162,5 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "take": lambda iterator, count: list(islice(iterator, count)),
     "await": _run,
     "operate": _operate,
+    "truth": bool,
 }

@@ -1,8 +1,9 @@
 """What stands for the candidate's objects inside the tests' sandbox; using one sends a message and waits.
 
-Nothing of the candidate's decides a comparison here. An object of its own equals itself and nothing else; comparing it, or
-NaN, with a value raises, so that neither `==` nor `!=` can be passed by what is no value. What a candidate raises cannot end
-an iteration of the tests.
+Nothing of the candidate's decides a comparison here. An object of its own equals itself, as the tests hold it or passed it,
+and all other comparisons of it, or of NaN, raise, so that neither `==` nor `!=` can be passed by what is no value. An
+operator of its own that was given a value gives an object that is no number (`f(3) - 9.0`). What a candidate raises cannot
+end an iteration of the tests. Only a call whose result nobody uses changes its arguments: `f(x) == expected(x)` does not.
 
 Standard library and the encoding only: the file is copied into sandboxes as it stands.
 """
@@ -10,7 +11,11 @@ Standard library and the encoding only: the file is copied into sandboxes as it 
 from __future__ import annotations
 
 import builtins
+import opcode
+import re
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, BinaryIO, NoReturn, Self
 
 from kapelle.grading.code.values import Callback, Coroutine, Reference, decode, encode, said_by
@@ -25,12 +30,24 @@ class _Channel:
     """The tests' own functions that were passed to the candidate."""
     exceptions: dict[str, type[Exception]]
     """The candidate's classes of exceptions that tests name."""
+    heard: bool
+    """Whether the candidate has said anything."""
+    has_classes: bool
+    """Whether the tests have made an object of a class of the candidate's."""
+    sizes: dict[Any, int]
+    """How many items objects said or showed that they have, until something may have changed that."""
 
 
 def connect(requests: BinaryIO, replies: BinaryIO) -> None:
     """Begin a conversation."""
     _Channel.requests, _Channel.replies = requests, replies
-    _Channel.functions, _Channel.exceptions = [], {}
+    _Channel.functions, _Channel.exceptions, _Channel.sizes = [], {}, {}
+    _Channel.heard = _Channel.has_classes = False
+
+
+def heard() -> bool:
+    """Return whether the candidate has said anything yet: before that, what goes wrong is the tests' fault."""
+    return _Channel.heard
 
 
 class CandidateError(Exception):
@@ -48,18 +65,26 @@ def is_candidates(error: BaseException) -> bool:
 
 
 class Remote:
-    """An object, function or name of the candidate's. Has no truth value."""
+    """An object, function or name of the candidate's."""
 
-    __slots__ = ("_target",)
+    __slots__ = ("_constructed", "_met_value", "_passed", "_target")
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, *, met_value: bool = False) -> None:
         object.__setattr__(self, "_target", target)
+        # Whether the tests made it by calling a class, gave it to the candidate, and whether an operator made it of a value.
+        object.__setattr__(self, "_constructed", False)
+        object.__setattr__(self, "_passed", False)
+        object.__setattr__(self, "_met_value", met_value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 (a call, passed on)
         given = [_outside(a) for a in args], {k: _outside(v) for k, v in kwargs.items()}
         value, changed = _ask("call", self._target, *given)
-        for place, new in changed.items():
-            _change(args[place] if isinstance(place, int) else kwargs[place], _here(new))
+        if value is None and changed and _is_unused(sys._getframe(1)):  # noqa: SLF001 (its caller)
+            for place, new in changed.items():
+                _change(args[place] if isinstance(place, int) else kwargs[place], _here(new))
+        if isinstance(value, Remote) and isinstance(self._target, str) and self._target[:1].isupper():
+            object.__setattr__(value, "_constructed", True)
+            _Channel.has_classes = True
         return value
 
     def __getattr__(self, name: str) -> Any:
@@ -71,11 +96,21 @@ class Remote:
         _ask("set", self._target, name, _outside(value))
 
     def __bool__(self) -> bool:
-        raise TypeError("the candidate returned an object of its own where a value belongs")
+        # Only where the tests make objects of its classes (`while node:`): elsewhere a value belongs.
+        asked = _Channel.has_classes and not self._met_value
+        truth = _ask("truth", self._target)[0] if asked else None
+        if type(truth) is not bool:
+            raise TypeError("the candidate returned an object of its own where a value belongs")
+        return truth
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Remote):
-            return bool(_target(self) == _target(other))
+            if self is other:
+                return True
+            # Of two objects that the candidate names one after the other, only its word says that they are one.
+            if self._passed or other._passed:
+                return bool(_target(self) == _target(other))
+            raise TypeError("two objects of the candidate's were compared with each other")
         if other is None:
             return False
         raise TypeError("the candidate's own object was compared with a value")
@@ -87,9 +122,12 @@ class Remote:
         iterator = _ask("iterate", self._target)[0]
         if not isinstance(iterator, Remote):
             raise TypeError("the candidate's object is not iterable")
-        count = 1
+        count, size = 1, 0
         while True:
             items = _ask("take", _target(iterator), count)[0]
+            size += len(items)
+            if len(items) < count:
+                _agree(self, size)
             yield from items
             if len(items) < count:
                 return
@@ -97,40 +135,90 @@ class Remote:
 
     def __next__(self) -> Any:
         items = _ask("take", self._target, 1)[0]
+        if not items and not _awaits_end(sys._getframe(1)):  # noqa: SLF001 (its caller)
+            raise CandidateError("the candidate's iterator has no more items")
         if not items:
             raise StopIteration
         return items[0]
+
+    def __len__(self) -> int:
+        size = _ask("operate", self._target, "__len__", [])[0]
+        if type(size) is int:
+            _agree(self, size)
+        return size  # type: ignore[no-any-return]
+
+    def __contains__(self, item: object) -> bool:
+        if self._constructed:
+            return bool(_ask("operate", self._target, "__contains__", [_outside(item)])[0])
+        # What a function returns does not learn what is looked for in it.
+        return any(each == item for each in self)
 
     def __instancecheck__(self, instance: object) -> bool:
         raise TypeError("whether an object is of the candidate's class is not known here")
 
 
+def _agree(remote: Remote, size: int) -> None:
+    """Raise TypeError where an object said or showed another number of items before, and nothing was called since."""
+    if _Channel.sizes.setdefault(_target(remote), size) != size:
+        raise TypeError("the candidate's object does not have as many items as it says")
+
+
 def _operation(name: str) -> Callable[..., Any]:
     def operate(self: Remote, *args: Any) -> Any:
-        return _ask("operate", _target(self), name, [_outside(a) for a in args])[0]
+        met_value = any(
+            object.__getattribute__(each, "_met_value") if isinstance(each, Remote) else name in _ARITHMETIC
+            for each in (self, *args)
+        )
+        value = _ask("operate", _target(self), name, [_outside(each) for each in args])[0]
+        if met_value and name in (*_ARITHMETIC, *_CONVERSIONS):
+            if not isinstance(value, Remote) or name in _CONVERSIONS:
+                raise TypeError("an operator of the candidate's was given a value, and made another of it")
+            return Remote(_target(value), met_value=True)
+        return value
 
     return operate
 
 
-for _name in [
-    "__len__",
+_ARITHMETIC = tuple(
+    f"__{side}{name}__"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+    for side in ("", "r")
+)
+_CONVERSIONS = ("__int__", "__float__", "__abs__", "__str__", "__repr__", "__neg__")
+for _name in (
+    *_ARITHMETIC,
+    *_CONVERSIONS,
     "__getitem__",
     "__setitem__",
     "__delitem__",
-    "__contains__",
-    "__str__",
-    "__add__",
-    "__sub__",
-    "__mul__",
-    "__truediv__",
-    "__neg__",
     "__enter__",
     "__exit__",
-    "__int__",
-    "__float__",
-    "__abs__",
-]:
+):
     setattr(Remote, _name, _operation(_name))
+
+_UNUSED = re.compile(r"POP_TOP|POP_JUMP_\w*IF_(?:NOT_)?NONE")
+_CACHE = opcode.opmap.get("CACHE", 0)
+
+
+def _is_unused(caller: FrameType) -> bool:
+    """Return whether the result of the call that a frame waits for is dropped, or only asked whether it is None."""
+    code, place = caller.f_code.co_code, caller.f_lasti + 2
+    while place < len(code) and code[place] == _CACHE:
+        place += 2
+    return _UNUSED.fullmatch(opcode.opname[code[place]]) is not None
+
+
+def _awaits_end(caller: FrameType) -> bool:
+    """Return whether a frame that calls `next` may see the end: it names StopIteration, has a default, or is no function.
+
+    In a function that `map` calls, the end would end what the tests iterate over.
+    """
+    code = caller.f_code
+    alone = (
+        opcode.opname[code.co_code[caller.f_lasti]] in ("CALL", "PRECALL")
+        and code.co_code[caller.f_lasti + 1] == 1
+    )
+    return not alone or code.co_name == "<module>" or "StopIteration" in code.co_names
 
 
 class NoNumber(float):
@@ -186,6 +274,7 @@ def _target(value: Remote) -> Any:
 def _outside(value: Any) -> Any:
     """Return a value with the targets of the remote objects in it, and numbers for the tests' own functions."""
     if isinstance(value, Remote):
+        object.__setattr__(value, "_passed", True)
         return _target(value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return type(value)(_outside(item) for item in value)
@@ -203,7 +292,7 @@ def _here(value: Any) -> Any:
         return _awaited(Reference(value.number))
     if isinstance(value, Reference):
         return Remote(value)
-    if isinstance(value, float) and value != value:  # noqa: PLR0124 (NaN alone is not itself)
+    if isinstance(value, (float, complex)) and value != value:  # noqa: PLR0124 (NaN alone is not itself)
         return NoNumber()
     if isinstance(value, (list, tuple, set, frozenset)):
         return type(value)(_here(item) for item in value)
@@ -250,8 +339,11 @@ def say(*message: Any) -> None:
 def _ask(*message: Any) -> tuple[Any, dict[Any, Any]]:
     """Return the candidate's value, and the arguments that it changed; its calls of the tests' functions are made meanwhile."""
     say(*message)
+    if message[0] in ("call", "set") or message[2:3] in [("__setitem__",), ("__delitem__",)]:
+        _Channel.sizes.clear()
     while True:
         kind, *rest = decode(_Channel.replies.readline())
+        _Channel.heard = True
         if kind == "value":
             return _here(rest[0]), rest[1]
         if kind == "error":

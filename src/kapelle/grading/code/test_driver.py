@@ -22,6 +22,7 @@ from typing import Any
 
 from kapelle.grading.code import remote
 from kapelle.grading.code.remote import Remote, say
+from kapelle.grading.code.values import ValueFault
 
 _EXPECTS = {"raises", "assertRaises", "suppress"}
 """Calls whose arguments are classes of exceptions."""
@@ -72,8 +73,15 @@ _FORGOTTEN = frozenset(
 
 def missing_names(programs: list[str]) -> list[str]:
     """Return the names that programs use and neither define nor import, built-in ones left out."""
+    used = {
+        node.id for node in _nodes(programs) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    return sorted(used - _defined(programs) - set(vars(builtins)))
+
+
+def _defined(programs: list[str]) -> set[str]:
+    """Return the names that programs define or import."""
     nodes = _nodes(programs)
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     defined = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     defined |= {node.name for node in nodes if isinstance(node, kinds)}
@@ -82,7 +90,7 @@ def missing_names(programs: list[str]) -> list[str]:
     for node in nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    return sorted(used - defined - set(vars(builtins)))
+    return defined
 
 
 def _nodes(programs: list[str]) -> list[ast.AST]:
@@ -156,7 +164,7 @@ def _begin(namespace: dict[str, Any], count: int) -> dict[str, Any] | None:
         defined = runpy.run_path("setup.py", init_globals=namespace, run_name="setup")
     except Exception as error:  # noqa: BLE001 (whatever it is, it is said whose fault it is)
         shown = f"{type(error).__name__}: {error}"[:500]
-        if not remote.is_candidates(error):
+        if _is_the_tests_fault(error, "setup.py"):
             say("broken", f"the setup of the tests failed: {shown}")
             return None
         for index in range(count):
@@ -174,10 +182,24 @@ def _run(path: str, namespace: dict[str, Any]) -> tuple[str, str]:
         return "failed", f"{error}"[:500] or "the assertion does not hold"
     except Exception as error:  # noqa: BLE001 (a test that raises has not passed, whatever it raises)
         shown = f"{type(error).__name__}: {error}"[:500]
-        if isinstance(error, (ImportError, NameError)) and not remote.is_candidates(error):
+        lacks = isinstance(error, (ImportError, NameError, ValueFault))
+        if lacks and _is_the_tests_fault(error, path):
             return "broken", f"a test lacks what it needs: {shown}"
         return "error", shown
     return "passed", ""
+
+
+def _is_the_tests_fault(error: Exception, path: str) -> bool:
+    """Return whether a program would have failed with any candidate: else what one says could leave it ungraded."""
+    if remote.is_candidates(error):
+        return False
+    if not remote.heard() or isinstance(error, ImportError):
+        return True
+    if not isinstance(error, NameError):
+        return False
+    # `for item in f(3): last = item` gives `last` no value where nothing is returned.
+    own = _defined([Path(name).read_text(encoding="utf-8") for name in ("setup.py", path)])
+    return not isinstance(error, UnboundLocalError) and error.name not in own
 
 
 def serve() -> None:
