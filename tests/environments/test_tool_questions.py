@@ -91,7 +91,8 @@ async def test_the_whole_prompt_is_as_stated() -> None:
         (call("fail", kindly=False), "Error: RuntimeError: broken"),
         (call("fail", kindly=1), "Error: `kindly` must be boolean, not integer."),
         (call("sleep", seconds=0.5), "Error: `sleep` did not answer within 0.05 s."),
-        ("<tool_call>", "Error: The tool_call tags do not open and close in turns."),
+        ("</tool_call>", "Error: The tool_call tags do not open and close in turns."),
+        ("<tool_call>", "Error: A call cannot be read. It is not JSON"),
         (
             '<tool_call>{"name": "fail"}</tool_call>',
             "Error: A call has a `name`, `arguments` and nothing else.",

@@ -292,7 +292,8 @@ def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str])
     if isinstance(given, Settings):
         return given
     if not isinstance(given, Mapping) or "name" not in given:
-        raise ConfigError(f"The recipe has no `{section}.name`. Add `{section}: {{name: …}}`.")
+        recipe = f"Recipe '{origin['name']}'" if "name" in origin else "The recipe"
+        raise ConfigError(f"{recipe} has no `{section}.name`. Add `{section}: {{name: …}}`.")
     found = SECTIONS[section](str(given["name"]))
     if not issubclass(found, Settings):
         raise ConfigError(f"The {section} '{given['name']}' must be a subclass of kapelle.Settings.")
