@@ -68,9 +68,20 @@ def tidy(text: str) -> str:
     body = _SPACING.sub(lambda match: " " if match[0] in {"\\ ", "~"} else "", body)
     body = _ARRAY.sub(lambda match: rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}", body)
     body = _ONE_LETTER.sub(r"\1", body)
+    body = _REPEATING.sub(_as_fraction, body)
     body = _NAMED_PATTERN.sub(lambda match: _NAMED[match[0]], body)
     body = re.sub(r"\s*\{,\s*\}", ",", body).replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
     return re.sub(r"(?<!\\)\\$", "", body.strip()).strip()
+
+
+_REPEATING = re.compile(r"(?<![0-9.,])([0-9]{1,20})\.([0-9]{0,20})\\overline\{([0-9]{1,20})\}")
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    r"""Return a decimal number that repeats as the fraction that it is: `0.1\overline{6}` is 15/90."""
+    whole, digits, repeated = match.groups()
+    top = int(whole + digits + repeated) - int(whole + digits)
+    return rf"\frac{{{top}}}{{{(10 ** len(repeated) - 1) * 10 ** len(digits)}}}"
 
 
 def with_commas(body: str) -> str:
