@@ -119,6 +119,7 @@ class Remote:
         return hash(_target(self))
 
     def __iter__(self) -> Iterator[Any]:
+        _need_own(self)
         iterator = _ask("iterate", self._target)[0]
         if not isinstance(iterator, Remote):
             raise TypeError("the candidate's object is not iterable")
@@ -142,12 +143,14 @@ class Remote:
         return items[0]
 
     def __len__(self) -> int:
+        _need_own(self)
         size = _ask("operate", self._target, "__len__", [])[0]
         if type(size) is int:
             _agree(self, size)
         return size  # type: ignore[no-any-return]
 
     def __contains__(self, item: object) -> bool:
+        _need_own(self)
         if self._constructed:
             return bool(_ask("operate", self._target, "__contains__", [_outside(item)])[0])
         # What a function returns does not learn what is looked for in it.
@@ -155,6 +158,15 @@ class Remote:
 
     def __instancecheck__(self, instance: object) -> bool:
         raise TypeError("whether an object is of the candidate's class is not known here")
+
+
+_MADE_OF_A_VALUE = "an operator of the candidate's was given a value, and made another of it"
+
+
+def _need_own(remote: Remote) -> None:
+    """Raise TypeError for what an operator made of a value: `len(f(3) - {1, 2})` could be anything."""
+    if object.__getattribute__(remote, "_met_value"):
+        raise TypeError(_MADE_OF_A_VALUE)
 
 
 def _agree(remote: Remote, size: int) -> None:
@@ -172,7 +184,7 @@ def _operation(name: str) -> Callable[..., Any]:
         value = _ask("operate", _target(self), name, [_outside(each) for each in args])[0]
         if met_value and name in (*_ARITHMETIC, *_CONVERSIONS):
             if not isinstance(value, Remote) or name in _CONVERSIONS:
-                raise TypeError("an operator of the candidate's was given a value, and made another of it")
+                raise TypeError(_MADE_OF_A_VALUE)
             return Remote(_target(value), met_value=True)
         return value
 
@@ -246,25 +258,8 @@ class NoNumber(float):
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
-for _name in [
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "pow",
-    "rpow",
-    "mod",
-    "rmod",
-    "neg",
-    "pos",
-    "abs",
-    "round",
-]:
-    setattr(NoNumber, f"__{_name}__", lambda *_: NoNumber())
+for _name in (*_ARITHMETIC, "__neg__", "__pos__", "__abs__", "__round__"):
+    setattr(NoNumber, _name, lambda *_: NoNumber())
 
 
 def _target(value: Remote) -> Any:
