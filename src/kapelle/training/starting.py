@@ -93,11 +93,7 @@ def load_pieces(
     engine = build_train_engine(config, algorithm, warmed.team, models, ranks)
     with ExitStack() as failing:
         failing.callback(engine.close)
-        verifier = algorithm.need(VerifierScores)
-        if verifier is not None:
-            load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
-        past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
-        load_policies(past, team, engine, hashes)
+        _load_saved(algorithm, team, models, engine, hashes)
         player = rollout_engine
         hold: Hold = HeldHere
         placed = placed_here()
@@ -130,6 +126,21 @@ def load_pieces(
         loop.publish()
         closing = failing.pop_all()
     return Pieces(team, models, hashes, engine, play, acting, loop, closing)
+
+
+def _load_saved(
+    algorithm: Algorithm,
+    team: Team,
+    models: Mapping[str, LanguageModel],
+    engine: TrainEngine,
+    hashes: Mapping[str, str],
+) -> None:
+    """Load what other runs have saved: the verifier that pays, and past policies."""
+    verifier = algorithm.need(VerifierScores)
+    if verifier is not None:
+        load_verifier(Path(verifier.folder), team.critics[VERIFIER], models, engine)
+    past = {policy.name: Path(policy.past) for policy in team.every.values() if policy.past}
+    load_policies(past, team, engine, hashes)
 
 
 def _check_partial(player: RolloutEngine, ranks: Ranks) -> None:
