@@ -27,7 +27,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-fast test-sandbox test-vllm test-ranks test-faults check format docs clean help
+.PHONY: demo test test-fast test-sandbox test-vllm test-ranks test-types test-models test-oldest test-faults check format docs wheel clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -36,7 +36,7 @@ test: $(STAMPS)/test ## run the test suite (TESTS=tests/functional runs a part o
 	@$(BIN)/python -m pytest $(or $(TESTS),$(PARALLEL))
 
 test-fast: $(STAMPS)/test ## run what is quick of every module (3 minutes on two cores); the rest is in `make test`
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full and not vllm" $(TESTS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full and not vllm and not ranks and not models and not types" $(TESTS)
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; the suite takes a sample)
 	@$(BIN)/python -m pytest -m "not vllm" tests/sandbox tests/grading tests/environments
@@ -46,6 +46,15 @@ test-vllm: $(VLLM_VENV)/.ready ## ask vLLM's CPU build what every engine is aske
 
 test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, and kill some (minutes)
 	@$(BIN)/python -m pytest -m ranks $(or $(TESTS),tests/training tests/cli)
+
+test-types: $(STAMPS)/test ## let mypy and pyright read README, pages and examples, without a plugin (minutes; seconds the second time)
+	@$(BIN)/python -m pytest -m types $(or $(TESTS),tests/repository)
+
+test-models: $(STAMPS)/test ## train a model of every family, and compare with what `kapelle validate` says (minutes)
+	@$(BIN)/python -m pytest -m models $(or $(TESTS),tests/cli)
+
+test-oldest: $(BIN)/python ## run what is quick with the oldest versions that pyproject.toml allows (minutes, and GBs of CUDA)
+	@$(BIN)/python tools/try_oldest.py $(TESTS)
 
 test-faults: $(STAMPS)/test ## break everything around runs: kills, disks, bits, worlds (20 minutes; ARGS="--only kills")
 	@$(BIN)/python -m tests.faults --page docs/faults.md $(ARGS)
@@ -64,8 +73,18 @@ format: $(STAMPS)/dev ## rewrite the code in the project's format, with lint fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs: ## check that every internal link of the documentation leads somewhere
-	@$(PYTHON) tools/check_links.py
+docs: $(STAMPS)/docs ## check links, run the tutorials and how-tos, build the site of the documentation in build/site
+	@echo "== links of the pages"
+	@$(BIN)/python tools/check_links.py
+	@echo "== how-to pages"
+	@$(BIN)/python -m tools.docs_site.howto
+	@echo "== site, with the tutorials' outputs (mkdocs --strict)"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "== links of the site"
+	@$(BIN)/python -m tools.docs_site.check build/site
+
+wheel: $(BIN)/python ## build the wheel and use it in an environment of its own, without this checkout (minutes)
+	@$(BIN)/python tools/try_wheel.py $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 clean: ## remove the environment and build output; runs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -93,12 +112,17 @@ $(STAMPS)/torch: constraints.txt | $(BIN)/python
 
 $(STAMPS)/kapelle: pyproject.toml constraints.txt $(STAMPS)/torch
 	@echo "installing kapelle (once) ..." >&2
-	@$(PIP) install -c constraints.txt -e .
+	@$(PIP) install -c constraints.txt -e '.[viewer]'
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/kapelle
 	@echo "installing what the tests need (once) ..." >&2
 	@$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(STAMPS)/docs: $(STAMPS)/kapelle
+	@echo "installing what the documentation needs (once) ..." >&2
+	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VLLM_VENV)/.ready: tools/vllm_environment.py constraints.txt

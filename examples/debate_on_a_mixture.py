@@ -6,11 +6,9 @@ python examples/debate_on_a_mixture.py     # a few minutes
 import sys
 
 import kapelle
-from kapelle.algorithms.grpo import GRPO
-from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.mixture import Mixture, Part
-from kapelle.environments.multi_step import MultiStep
-from kapelle.workflows.debate import Debate
+from kapelle.algorithms import GRPO
+from kapelle.environments import Arithmetic, Mixture, MultiStep, Part
+from kapelle.workflows import Debate
 
 
 def main(steps: int = 20) -> None:

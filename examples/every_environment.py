@@ -12,14 +12,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from kapelle.environments.algebra import Algebra
-from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.debate_topics import DebateTopics
-from kapelle.environments.matrix import Matrix
-from kapelle.environments.mixture import Mixture
-from kapelle.environments.multi_step import MultiStep
-from kapelle.environments.openspiel.environment import OpenSpiel
-from kapelle.environments.word_problems import WordProblems
+from kapelle.environments import (
+    Algebra,
+    Arithmetic,
+    DebateTopics,
+    Matrix,
+    Mixture,
+    MultiStep,
+    OpenSpiel,
+    WordProblems,
+)
+from kapelle.errors import ConfigError
 from kapelle.types import Message
 
 PARTS = {"sums": {"environment": {"name": "arithmetic"}}, "chains": {"environment": {"name": "multi_step"}}}
@@ -56,7 +59,11 @@ async def shown(name: str) -> tuple[str, str, Mapping[str, float]]:
 
 def main(*names: str) -> None:
     for name in names or SHOWN:
-        saw, said, earned = asyncio.run(shown(name))
+        try:
+            saw, said, earned = asyncio.run(shown(name))
+        except ConfigError as missing:  # OpenSpiel is an extra
+            print(f"== {name}\n{missing}\n")
+            continue
         rewards = ", ".join(f"{agent} {reward:g}" for agent, reward in earned.items())
         print(f"== {name}\n{saw}\n-> {said}\nrewards: {rewards}\n")
 

@@ -10,24 +10,26 @@ from collections.abc import Mapping, Sequence
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.openspiel.environment import OpenSpiel
+from kapelle.environments import Arithmetic, OpenSpiel
 from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
-from kapelle.workflows.chain import Chain
-from kapelle.workflows.cory import Cory
-from kapelle.workflows.dag import Dag, Node
-from kapelle.workflows.debate import Debate
-from kapelle.workflows.parallel import Parallel
-from kapelle.workflows.play import PlayWorkflow
-from kapelle.workflows.reflect import Reflect
-from kapelle.workflows.router import Router
-from kapelle.workflows.solo import Solo
-from kapelle.workflows.summary import Summary
-from kapelle.workflows.tool_use import ToolUse
-from kapelle.workflows.vote import Vote
+from kapelle.workflows import (
+    Chain,
+    Cory,
+    Dag,
+    Debate,
+    Node,
+    Parallel,
+    PlayWorkflow,
+    Reflect,
+    Router,
+    Solo,
+    Summary,
+    ToolUse,
+    Vote,
+)
 
 SUM = Task("47+85", "47+85", {"answer": 132})
 PLAN = Node(id="plan", agent="ann", prompt="Plan ${question}:")
@@ -75,7 +77,8 @@ def main(*names: str) -> None:
         episode = asyncio.run(played(name))
         said = "  ".join(f"{turn.agent}: {turn.text!r} (after {turn.seen})" for turn in episode.turns)
         earned = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.rewards.items())
-        print(f"{name:9s} {said}\n          rewards: {earned}; success {episode.success}")
+        won = "" if episode.success is None else f"; success {episode.success}"
+        print(f"{name:9s} {said}\n          {episode.error or f'rewards: {earned}{won}'}")
 
 
 if __name__ == "__main__":

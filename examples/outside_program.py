@@ -7,8 +7,14 @@ so that nothing here names one. The reward is the program's own: here the share 
 """
 
 import os
+import sys
 
-from openai import OpenAI
+try:
+    from openai import OpenAI
+except ModuleNotFoundError:
+    sys.exit(
+        "This example talks through OpenAI's client, which is not installed: pip install openai 'kapelle[serve]'"
+    )
 
 
 def main() -> None:

@@ -10,7 +10,12 @@ back once; the coder then goes on with its own conversation, token for token.
 import sys
 from typing import Any
 
-from openai import APIConnectionError, APIStatusError, OpenAI
+try:
+    from openai import APIConnectionError, APIStatusError, OpenAI
+except ModuleNotFoundError:
+    sys.exit(
+        "This example talks through OpenAI's client, which is not installed: pip install openai 'kapelle[serve]'"
+    )
 
 
 def ask(client: OpenAI, agent: str, conversation: list[Any], words: str) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import kapelle
-from kapelle.algorithms.grpo import GRPO
+from kapelle.algorithms import GRPO
 from kapelle.types import Split
-from kapelle.workflows.solo import Solo
+from kapelle.workflows import Solo
 
 
 class ParityWorld:

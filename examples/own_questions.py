@@ -9,10 +9,9 @@ import sys
 from typing import Literal
 
 import kapelle
-from kapelle.algorithms.grpo import GRPO
-from kapelle.environments.procedural import Difficulty, Generated, Problem
-from kapelle.environments.questions import Answers, numbers
-from kapelle.workflows.solo import Solo
+from kapelle.algorithms import GRPO
+from kapelle.environments import Answers, Difficulty, Generated, Problem, numbers
+from kapelle.workflows import Solo
 
 
 class Largest(Generated):

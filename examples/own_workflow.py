@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import kapelle
-from kapelle.algorithms.grpo import GRPO
-from kapelle.environments.arithmetic import Arithmetic
+from kapelle.algorithms import GRPO
+from kapelle.environments import Arithmetic
 from kapelle.workflow import Scene, need_answers
-from kapelle.workflows.voting import majority
+from kapelle.workflows import majority
 
 
 class SecondOpinion(kapelle.Settings):

@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environments.code.environment import Code
+from kapelle.environments import Code
 from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode
-from kapelle.workflows.parallel import Parallel
+from kapelle.workflows import Parallel
 
 # Two problems in the form of MBPP's rows: one to train on, one to test on. The first assert is shown to the
 # agent; the others are hidden.

@@ -9,7 +9,7 @@ import yaml
 
 import kapelle
 from kapelle.setup.recipe import lay_over
-from kapelle.workflows.dag import Dag
+from kapelle.workflows import Dag
 from kapelle.workflows.dag_file import read_workflow
 
 WORKFLOW = """

@@ -6,9 +6,9 @@ python examples/train_a_team.py            # about a minute
 import sys
 
 import kapelle
-from kapelle.algorithms.grpo import GRPO
-from kapelle.environments.matrix import Matrix
-from kapelle.workflows.parallel import Parallel
+from kapelle.algorithms import GRPO
+from kapelle.environments import Matrix
+from kapelle.workflows import Parallel
 
 PAYOFFS = {"AA": 1.0, "AB": 0.0, "BA": 0.0, "BB": 0.4}
 """What a pair of moves pays; agents find it out, as `rules: none` tells them nothing."""

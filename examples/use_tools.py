@@ -11,14 +11,13 @@ import tempfile
 from pathlib import Path
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environments.math import Math
-from kapelle.environments.tool_questions import Tools
+from kapelle.environments import Math, Tools
 from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.search import Search
 from kapelle.rollout.play import Play, rollout
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode
-from kapelle.workflows.tool_use import ToolUse
+from kapelle.workflows import ToolUse
 
 CORPUS = [
     {"title": "Aare", "text": "The Aare is 288 km long. It rises in the Bernese Alps."},

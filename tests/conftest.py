@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -87,3 +88,15 @@ def pytest_xdist_auto_num_workers() -> int:
     A quarter of the suite's time passes in waiting: for deadlines, signals and processes. The one more uses it.
     """
     return min((os.cpu_count() or 1) + 1, 8)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds between attempts, which do not pass."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return slept

@@ -10,49 +10,56 @@ Names are loaded when they are first used, so that `import kapelle` is quick.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from kapelle.early_stop import is_command, take_ctrl_c
 
-from kapelle.former_names import install, renamed_in
+if is_command():  # before anything slower is imported
+    take_ctrl_c()
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kapelle import former_names, lazy_names
 
 __version__ = "0.1.0"
 
-install()
+former_names.install()
+lazy_names.install()
 
-_HOME = {
-    "Agent": "team",
-    "AgentConfig": "settings.schema",
-    "Algorithm": "algorithm",
-    "ConfigError": "errors",
-    "Settings": "settings.base",
-    "Credit": "algorithm",
-    "DataError": "errors",
-    "Environment": "environment",
-    "Episode": "types",
-    "Evaluation": "evaluation.evaluate",
-    "Group": "types",
-    "KapelleError": "errors",
-    "LanguageModel": "models.language_model",
-    "Message": "types",
-    "Outcome": "environment",
-    "Policy": "team",
-    "RunConfig": "settings.schema",
-    "Sampling": "types",
-    "Scene": "workflow",
-    "Step": "training.loop",
-    "Summary": "training.summary",
-    "Task": "types",
-    "Team": "team",
-    "TeamConfig": "settings.schema",
-    "Trainer": "training.trainer",
-    "Turn": "types",
-    "Workflow": "workflow",
-    "World": "environment",
-    "load_recipe": "setup.recipe",
+HOMES: Mapping[str, str] = {
+    "Agent": "kapelle.team",
+    "AgentConfig": "kapelle.settings.schema",
+    "Algorithm": "kapelle.algorithm",
+    "ConfigError": "kapelle.errors",
+    "Settings": "kapelle.settings.base",
+    "Credit": "kapelle.algorithm",
+    "DataError": "kapelle.errors",
+    "Environment": "kapelle.environment",
+    "Episode": "kapelle.types",
+    "Evaluation": "kapelle.evaluation.evaluate",
+    "Group": "kapelle.types",
+    "KapelleError": "kapelle.errors",
+    "LanguageModel": "kapelle.models.language_model",
+    "Message": "kapelle.types",
+    "Outcome": "kapelle.environment",
+    "Policy": "kapelle.team",
+    "RunConfig": "kapelle.settings.schema",
+    "Sampling": "kapelle.types",
+    "Scene": "kapelle.workflow",
+    "Step": "kapelle.training.loop",
+    "Summary": "kapelle.training.summary",
+    "Task": "kapelle.types",
+    "Team": "kapelle.team",
+    "TeamConfig": "kapelle.settings.schema",
+    "Trainer": "kapelle.training.trainer",
+    "Turn": "kapelle.types",
+    "Workflow": "kapelle.workflow",
+    "World": "kapelle.environment",
+    "load_recipe": "kapelle.setup.recipe",
+    "train": "kapelle.one_call",
 }
 """Public name → module that defines it."""
 
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - built from the table above
+__all__ = ["__version__", *sorted(HOMES)]  # noqa: PLE0604 - built from the table above
 
 if TYPE_CHECKING:
     from kapelle.algorithm import Algorithm as Algorithm
@@ -65,6 +72,7 @@ if TYPE_CHECKING:
     from kapelle.errors import KapelleError as KapelleError
     from kapelle.evaluation.evaluate import Evaluation as Evaluation
     from kapelle.models.language_model import LanguageModel as LanguageModel
+    from kapelle.one_call import train as train
     from kapelle.settings.base import Settings as Settings
     from kapelle.settings.schema import AgentConfig as AgentConfig
     from kapelle.settings.schema import RunConfig as RunConfig
@@ -85,12 +93,4 @@ if TYPE_CHECKING:
     from kapelle.workflow import Scene as Scene
     from kapelle.workflow import Workflow as Workflow
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"kapelle.{_HOME[name]}"), name)
-    return renamed_in("kapelle")(name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names.lazy("kapelle", HOMES, former_names.renamed_in("kapelle"))

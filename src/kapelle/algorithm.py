@@ -324,6 +324,8 @@ class Algorithm:
     """Done in this order after every update."""
     checks: tuple[Callable[[Team], None], ...] = ()
     """Each raises ConfigError if the algorithm cannot train a team."""
+    lacks: str = "no turn has credit"
+    """What is missing where a step's episodes teach nothing, in words."""
 
     def need(self, kind: type[S]) -> S | None:
         """Return the signal of a kind that it needs; None if it needs none."""

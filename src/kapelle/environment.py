@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from kapelle.former_names import renamed_in
 from kapelle.runtime.plugins import catalogue, find_class
-from kapelle.types import Json, Message, Split, Task
+from kapelle.types import Episode, Json, Message, Split, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +216,23 @@ class Scripted(Protocol):
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text of the scripted expert in this role; `seed` decides where its intended flaws occur."""
         ...
+
+
+@runtime_checkable
+class PaysEpisodes(Protocol):
+    """An environment that pays an episode when it is over, by everything that was said in it."""
+
+    async def pay(self, episode: Episode, outcome: Outcome) -> Outcome:
+        """Return the outcome with its rewards; `episode` has its turns, and `outcome` is what the world found.
+
+        Called where the agents are played, not where the world lives. What it raises fails the episode.
+        """
+        ...
+
+
+def pays_episodes(environment: object) -> TypeGuard[PaysEpisodes]:
+    """Return whether it pays whole episodes; a setting that is called `pay` does not."""
+    return isinstance(environment, PaysEpisodes) and callable(environment.pay)
 
 
 @runtime_checkable

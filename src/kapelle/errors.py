@@ -87,10 +87,22 @@ def need_known(setting: str, kind: str, name: str | None, known: Collection[str]
         raise ConfigError(f"{setting} names the unknown {kind} '{name}'.{did_you_mean(name, known)}")
 
 
+LONGEST_LIST = 120
+"""Characters of names that a message lists; of more it names the nearest ones."""
+NEAREST = 3
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the closest known word, else the list of known words."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    """Return ` Did you mean 'x'?` for the closest known word, else the known words: all where they are few, else the nearest."""
+    names = sorted(set(known))
+    if not names:
+        return ""
+    folded = {name.lower(): name for name in reversed(names)}
+    close = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
     if close:
-        return f" Did you mean '{close[0]}'?"
-    return f" Known: {', '.join(known)}." if known else ""
+        return f" Did you mean '{folded[close[0]]}'?"
+    listed = ", ".join(names)
+    if len(listed) <= LONGEST_LIST:
+        return f" Known: {listed}."
+    nearest = difflib.get_close_matches(word.lower(), folded, n=NEAREST, cutoff=0.0)
+    return f" The nearest of {len(names)} known: {', '.join(folded[name] for name in nearest)}."

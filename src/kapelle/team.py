@@ -52,11 +52,14 @@ class Lora:
     """Size and place of a low-rank adapter (2106.09685): W + (alpha / rank) · B·A."""
 
     rank: int = 16
+    """r, the width between B and A."""
     alpha: float = 32.0
+    """Scale of the update."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """Names of the linear layers that it adapts, like PEFT's `target_modules`; or `all-linear`, by a rule for each
     architecture (`models/targets.py`)."""
     dropout: float = 0.0
+    """Share of the adapter's inputs that are dropped while it learns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Sampling:
     temperature: float = 1.0
     """0 is greedy: the log-probs are then those of the untempered distribution."""
     top_p: float = 1.0
+    """Smallest set of tokens whose probabilities reach this; 1 keeps all."""
     top_k: int = 0
     """0 keeps all tokens."""
     stop: tuple[str, ...] = ()

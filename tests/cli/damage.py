@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.cli.conftest import Said
 
-Damage = Callable[[], None]
+Damage = Callable[[], object]
 
 
 def bytes_in(path: str, data: bytes) -> Damage:

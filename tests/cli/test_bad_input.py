@@ -39,6 +39,10 @@ def model_without_weights() -> None:
     Path("model/config.json").write_text('{"model_type": "qwen3"}')
 
 
+def a_file() -> None:
+    Path("weights.bin").write_bytes(b"")
+
+
 def nothing() -> None:
     """Prepare nothing."""
 
@@ -62,6 +66,8 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
     "prompt beyond the context": (nothing, ("demo", "model.embedded.context=16", "team.agents.0.system=You are a careful helper."), "The prompt of agent 'reasoner' for task train-0 has"),
     "unknown key": (nothing, ("demo", "training.stpes=3"), "Unknown key 'training.stpes' (set in command line). Did you mean 'steps'?"),
     "impossible value": (nothing, ("demo", "training.steps=many"), "'training.steps' cannot be 'many' (set in command line)"),
+    "value without an end": (nothing, ("demo", "optimizer.lr=inf"), "'optimizer.lr' cannot be 'inf' (set in command line): it must be a finite number."),
+    "file as a model": (a_file, ("demo", "model.path=./weights.bin"), "'./weights.bin' is a file. A model is a folder"),
     "unknown environment": (nothing, ("demo", "environment.name=aritmetic"), "Unknown environment 'aritmetic'. Did you mean 'arithmetic'?"),
     "tracker that is not installed": (nothing, ("demo", "trackers=[{name: wandb}]"), "The tracker 'wandb' is not installed. Install it with: pip install 'kapelle[wandb]'"),
 }  # fmt: skip
@@ -105,7 +111,7 @@ def test_a_run_is_never_written_over(kapelle: Kapelle) -> None:
     said = kapelle("demo", *TINY, "--run-dir", "run")
     assert (said.code, said.err) == (
         2,
-        "kapelle: run already holds a run. Continue it with --resume, or choose another --run-dir.\n",
+        "kapelle: run already holds a run. Continue it with --resume, or choose another --run-dir (in Python: `resume=True`, or another `run_dir`).\n",
     )
 
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import io
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Kapelle, Said
 
-from kapelle.cli.chat import _Turns
+from kapelle.cli.chat import _lines, _Turns, _unless_stopped
 from kapelle.services.policy.teams import Spoken
 
 
@@ -33,12 +36,36 @@ def test_turns_of_one_moment_are_printed_one_after_another(capsys: pytest.Captur
     assert capsys.readouterr().out == "a: 12\\x1b\nb: xy\na: 3\n"
 
 
+def test_ctrl_c_breaks_an_answer_off_and_not_the_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    async def long() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(3600)
+        return "never"
+
+    async def short() -> str:
+        return "42"
+
+    assert asyncio.run(_unless_stopped(long())) is None
+    assert "broken off" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
+    assert asyncio.run(_unless_stopped(short())) == "42"
+
+
+def test_an_input_that_is_closed_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert list(_lines()) == []
+
+
 @pytest.mark.slow
 def test_a_team_is_talked_with(
     kapelle: Kapelle, finished: tuple[Path, Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = finished
-    monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n\n/new\n2+2\n" + "9" * 500 + "\n"))
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("1+1\n\n/reset\n/what\n2+2\n" + "9" * 500 + "\n/quit\n3+3\n")
+    )
     said = kapelle("chat", str(run))
     assert said.code == 0
     spoke = [
@@ -47,6 +74,7 @@ def test_a_team_is_talked_with(
         if line.startswith(("reasoner", "actor", "team"))
     ]
     assert spoke == ["reasoner", "actor", "team"] * 2
+    assert "/what is no command: /reset begins anew" in said.err
     assert "tokens; its model reads 64" in said.err, (
         "a question that is too long is said to be, and the talk goes on"
     )

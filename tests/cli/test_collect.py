@@ -10,6 +10,7 @@ from tests.support.stopping import interrupt_at
 from tests.support.tiny import tiny_model
 
 from kapelle.cli import collect
+from kapelle.environments.data.source import read_rows
 from kapelle.models.weights import save_model
 
 
@@ -47,8 +48,20 @@ def test_what_is_played_together_changes_nothing(
     words = ("collect", str(finished[0]), "--min-reward", "0", "--tasks", "5", "--samples", "1")
     assert kapelle(*words, "--out", "at_once.jsonl").code == 0
     monkeypatch.setattr(collect, "TASKS_AT_ONCE", 2)
-    assert kapelle(*words, "--out", "in_parts.jsonl").code == 0
-    assert Path("at_once.jsonl").read_bytes() == Path("in_parts.jsonl").read_bytes()
+    assert kapelle(*words, "--out", "in_parts.jsonl.zst").code == 0
+    packed = read_rows(Path("in_parts.jsonl.zst"))
+    assert rows("at_once.jsonl") == [row.fields for row in packed], "the compressed form holds the same rows"
+    assert Path("in_parts.jsonl.zst").stat().st_size < Path("at_once.jsonl").stat().st_size
+
+
+def test_a_form_that_is_not_written_is_refused_before_anything_is_played(
+    kapelle: Kapelle, finished: tuple[Path, Said]
+) -> None:
+    said = kapelle("collect", str(finished[0]), "--out", "sft.jsonl.gz", "--min-reward", "0")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "writes JSON lines. Name it .jsonl, or .jsonl.zst" in said.err
+    said = kapelle("collect", str(finished[0]), "--out", "sft.jsonl", "--min-reward", "nan")
+    assert (said.code, said.err) == (2, "kapelle: --min-reward is nan. Give a number.\n")
 
 
 def test_nothing_good_enough_is_said_and_leaves_no_file(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.conftest import Kapelle, call
+from tests.support.episode_lines import lines_in
 from tests.support.killed_runs import spawn
 from tests.support.tiny import sections
 
@@ -53,7 +54,7 @@ def left(run: Path) -> dict[str, Any]:
             for row in read_metrics(run)
         ],
         "evaluations": read_evaluations(run),
-        "episodes": {p.name: p.read_bytes() for p in (run / "episodes" / "train").iterdir()},
+        "episodes": lines_in(run),
     }
 
 
@@ -126,12 +127,7 @@ def test_a_given_up_episode_is_counted_and_too_many_stop_the_run(kapelle: Kapell
     said = kapelle("train", "stuck.yaml", *stuck, "training.max_failed_share=1.0", "--run-dir", "run")
     assert said.code == 0, said.err
     for row in read_metrics(Path("run")):
-        episodes = [
-            json.loads(line)
-            for line in (Path("run") / "episodes" / "train" / f"{int(row['step']):08d}.jsonl")
-            .read_text()
-            .splitlines()
-        ]
+        episodes = [json.loads(line) for line in lines_in(Path("run"))[f"train/{row['step']}"].splitlines()]
         late = [each for each in episodes if each["error"]]
         assert 0 < len(late) < len(episodes)
         assert all("took more than 0.2 s (`environment.timeout`)" in each["error"] for each in late)

@@ -7,6 +7,7 @@ from tests.cli.conftest import TINY, Kapelle, Said
 from tests.support.tiny import tiny_model
 
 from kapelle.models.weights import save_model
+from kapelle.runs.findings import read_evaluated
 from kapelle.runs.reader import read_evaluations
 
 
@@ -14,15 +15,16 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_is_measured_as_it_measured_itself_and_only_read(
+def test_a_run_is_measured_as_it_measured_itself_and_gets_one_row(
     kapelle: Kapelle, finished: tuple[Path, Said]
 ) -> None:
     run, _ = finished
     before = tree(run)
     said = kapelle("eval", str(run), "--json")
     assert said.code == 0, said.err
-    assert tree(run) == before
+    assert tree(run) == before | {str(run / "evaluated.jsonl"): (run / "evaluated.jsonl").read_bytes()}
     row = said.json
+    assert {key: value for key, value in read_evaluated(run)[-1].items() if key in row} == row
     last = read_evaluations(run)[-1]
     assert row["team"] == {key: value for key, value in last.items() if key != "step"}
     assert (row["steps"], row["environment"], row["greedy"]) == (2, "arithmetic", True)

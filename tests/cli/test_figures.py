@@ -1,16 +1,18 @@
-"""What is printed and kept of runs whose figures could mislead: nothing scored, a dead endpoint, zero-sum games, SFT."""
+"""What is printed and kept of runs whose figures could mislead: nothing scored, a deaf endpoint, zero-sum games, SFT."""
 
 from __future__ import annotations
 
 import json
 import re
-import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.cli.conftest import Kapelle, Said
+from tests.support.plain_server import answering
 
+from kapelle.cli.progress import point_of
 from kapelle.runs.reader import read_evaluations, read_metrics
 from kapelle.training.trainer import Trainer
 
@@ -28,20 +30,20 @@ def recipe(name: str, **sections: object) -> str:
     return f"{name}.yaml"
 
 
-def dead_port() -> str:
-    """Return the URL of a port of this machine that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """Return the URL of a server that is there, and answers every question with HTTP 501."""
+    with answering(200) as server:
+        yield f"{server.url}/v1"
 
 
-def behind_a_dead_endpoint(**training: object) -> str:
+def behind_a_deaf_endpoint(url: str, **training: object) -> str:
     agents = [
-        {"name": "reasoner", "prompt": "{question}", "weights": {"endpoint": dead_port(), "model": "m"}},
+        {"name": "reasoner", "prompt": "{question}", "weights": {"endpoint": url, "model": "m"}},
         {"name": "actor", "prompt": "{question} {reasoner}"},
     ]
     return recipe(
-        "dead",
+        "deaf",
         team={"sharing": "lora", "lora": {"rank": 2}, "sampling": {"max_tokens": 4}, "agents": agents},
         environment={"name": "arithmetic", "digits": 1},
         workflow={"name": "chain"},
@@ -54,13 +56,13 @@ def rates_in(said: Said) -> list[str]:
     return re.findall(r"[\d.]+ %", said.out.replace("95 % intervals", ""))
 
 
-def test_a_dead_endpoint_gives_no_rate_but_its_reason(kapelle: Kapelle) -> None:
-    said = kapelle("train", behind_a_dead_endpoint(max_failed_share=1.0), "--run-dir", "run")
+def test_a_deaf_endpoint_gives_no_rate_but_its_reason(kapelle: Kapelle, deaf: str) -> None:
+    said = kapelle("train", behind_a_deaf_endpoint(deaf, max_failed_share=1.0), "--run-dir", "run")
     assert said.code == 0, said.err
     assert rates_in(said) == [], "nothing was measured, so there is no figure"
     assert "accuracy  no score  →  no score  scored 0 of 4 unseen problems, 4 failed" in said.out
     assert "not scored: EpisodeError: The endpoint of policy 'reasoner'" in said.out
-    assert re.search(r"step 1/1  4 of 4 episodes failed", said.out)
+    assert "step 1/1  nothing to learn from: every episode failed  4 of 4 episodes failed" in said.out
     [step] = read_metrics(Path("run"))
     assert {"success", "return/actor", "reward/actor"} & set(step) == set()
     for row in read_evaluations(Path("run")):
@@ -69,7 +71,7 @@ def test_a_dead_endpoint_gives_no_rate_but_its_reason(kapelle: Kapelle) -> None:
     assert measured.code == 2, "nothing was measured"
     assert rates_in(measured) == []
     assert "scored 0 of 4, 4 failed" in measured.out
-    assert "did not answer: ConnectError" in measured.out
+    assert "did not answer: HTTP 501" in measured.out
 
 
 def test_what_is_collected_names_the_episodes_that_failed(
@@ -107,8 +109,8 @@ def test_what_is_collected_names_the_episodes_that_failed(
     )
 
 
-def test_the_step_that_stops_on_a_dead_endpoint_says_why(kapelle: Kapelle) -> None:
-    said = kapelle("train", behind_a_dead_endpoint(), "--run-dir", "run")
+def test_the_step_that_stops_on_a_deaf_endpoint_says_why(kapelle: Kapelle, deaf: str) -> None:
+    said = kapelle("train", behind_a_deaf_endpoint(deaf), "--run-dir", "run")
     assert said.code == 2
     assert (
         "unseen problems after step 0: no score, scored 0 of 4, 4 failed: EpisodeError: The endpoint"
@@ -226,10 +228,14 @@ def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
         on_records(records), "training.steps=0", "evaluation.before_and_after=false"
     ) as t:
         result = t.evaluate(4)
+        everything = t.evaluate(99)
     assert str(result) == (
         "no score, scored 0 of 4: what was said is not on record, so nothing says what it is worth"
     )
     assert "groups" not in repr(result)
+    assert everything.row()["fewer"] == f"99 asked, its test split has {everything.problems}"
+    assert f"scored 0 of {everything.problems} (99 asked, its test split has" in str(everything)
+    assert point_of({"step": 0, **everything.row()}).counts() in str(everything)
     assert result.scalars() == {"problems": 4.0, "scored": 0.0, "failed": 0.0, "tokens": result.tokens}
 
 

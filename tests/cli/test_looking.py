@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import TINY, Kapelle
 
-from kapelle.cli.info import extras
+from kapelle.cli.info import NEEDS, extras
 from kapelle.setup.recipe import builtin_recipes
 
 
@@ -38,8 +38,10 @@ def test_a_recipe_is_not_copied_to_nowhere(kapelle: Kapelle) -> None:
         said.err
         == "kapelle: no/such/x.yaml cannot be written: No such file or directory. Name another destination.\n"
     )
-    known = ", ".join(sorted(builtin_recipes()))
-    assert kapelle("recipes", "cp").err == f"kapelle: `kapelle recipes cp` needs a name. Known: {known}.\n"
+    assert (
+        kapelle("recipes", "cp").err
+        == "kapelle: `kapelle recipes cp` needs a name. `kapelle recipes ls` lists them.\n"
+    )
 
 
 def test_validation_says_what_it_checked(kapelle: Kapelle) -> None:
@@ -76,4 +78,35 @@ def test_an_extra_that_is_missing_names_what_it_lacks(
     assert extras()["games"] == ["open_spiel", "pettingzoo"]
     real = version
     monkeypatch.setattr("kapelle.cli.info._version", lambda name: None if name == "peft" else real("torch"))
-    assert kapelle("info", "--json").json["extras"]["peft"] == "not installed (peft)"
+    assert kapelle("info", "--json").json["extras"]["peft"] == "missing peft: pip install 'kapelle[peft]'"
+
+
+def test_what_brings_other_extras_is_there_when_they_are(
+    monkeypatch: pytest.MonkeyPatch, kapelle: Kapelle
+) -> None:
+    monkeypatch.setattr("kapelle.cli.info._requirements", lambda: NESTED)
+    there = {"peft": "0.21", "kapelle": "0.1.0"}
+    monkeypatch.setattr("kapelle.cli.info._version", there.get)
+    said = kapelle("info", "--json").json["extras"]
+    assert said["all"] == "missing open_spiel: pip install 'kapelle[all]'"
+
+
+NESTED = [
+    'peft>=0.21; extra == "peft"',
+    'open_spiel>=2.0; extra == "games"',
+    'kapelle[games,peft]; extra == "all"',
+]
+
+
+def test_info_lists_what_recipes_may_name_and_what_is_missing(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NEEDS, "openspiel", "no_such_module")
+    found = kapelle("info", "--json").json
+    assert {"grpo", "sft"} <= {*found["names"]["algorithms"]}
+    assert {"arithmetic", "openspiel"} <= {*found["names"]["environments"]}
+    assert {"solo", "chain"} <= {*found["names"]["workflows"]}
+    assert {"local", "vllm"} <= {*found["names"]["engines"]}
+    assert "torch" in found["names"]["train_engines"]
+    assert found["missing"]["openspiel"] == "needs no_such_module, which is not installed"
+    assert not any(set("<>=[") & set(package) for packages in extras().values() for package in packages)

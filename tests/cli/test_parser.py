@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Kapelle
+from tests.cli.conftest import Kapelle, Said
 
 from kapelle.cli.parser import COMMANDS, parse, split_words
 from kapelle.errors import ConfigError
-from kapelle.setup.recipe import builtin_recipes
 
 
 def test_help_lists_every_command(kapelle: Kapelle) -> None:
@@ -42,7 +42,18 @@ def test_the_version_is_the_package_s(kapelle: Kapelle) -> None:
         (["recipes", "list"], "kapelle: Unknown action 'list' of `kapelle recipes`. Did you mean 'ls'?\n"),
         (["recipes", "cp", "dmo"], "kapelle: Unknown recipe 'dmo'. Did you mean 'demo'?\n"),
         (["train", "dmeo"], "kapelle: Unknown recipe 'dmeo'. Did you mean 'demo'?\n"),
-        (["train"], f"kapelle: No recipe is named. Known: {', '.join(sorted(builtin_recipes()))}. Or write one as a YAML file.\n"),
+        (["train"], "kapelle: No recipe is named. Name one that comes with kapelle (`kapelle recipes ls` lists them), or a YAML file of yours.\n"),
+        (["train", "demo", "--steps", "5"], "kapelle: `kapelle train` does not know '--steps'. Settings are written without dashes: training.steps=5\n"),
+        (["train", "demo", "--group-size=5"], "kapelle: `kapelle train` does not know '--group-size=5'. Settings are written without dashes: algorithm.group_size=5\n"),
+        (["train", "demo", "--algorithm", "rloo"], "kapelle: `kapelle train` does not know '--algorithm'. Settings are written without dashes: algorithm.name=rloo\n"),
+        (["train", "demo", "--seed"], "kapelle: `kapelle train` does not know '--seed'. Settings are written without dashes: seed=VALUE\n"),
+        (["train", "--config", "demo"], "kapelle: `kapelle train` does not know '--config'. A recipe is named without it: `kapelle train RECIPE`.\n"),
+        (["compare", "demo", "--algorithms", "grpo", "--seeds", "x"], "kapelle: argument --seeds: 'x' is no whole number. See `kapelle compare --help`.\n"),
+        (["mine.yaml"], "kapelle: Unknown command 'mine.yaml'. Did you mean `kapelle train mine.yaml`?\n"),
+        (["kuhn"], "kapelle: Unknown command 'kuhn'. Did you mean `kapelle train kuhn`?\n"),
+        (["train", "training.steps"], "kapelle: 'training.steps' is neither a recipe nor a setting, which has no spaces: write training.steps=VALUE.\n"),
+        (["train", "demo", "training.steps", "5"], "kapelle: 'training.steps' is neither a recipe nor a setting, which has no spaces: write training.steps=VALUE.\n"),
+        (["train", "demo", "training.steps:", "5"], "kapelle: 'training.steps:' is neither a recipe nor a setting, which has no spaces: write training.steps=VALUE.\n"),
         (["demo", "gsm8k"], "kapelle: `kapelle demo` takes no 'gsm8k'. Settings look like training.steps=20.\n"),
         (["eval"], "kapelle: Name one run directory, or --model PATH and --environment NAME.\n"),
         (["eval", "--model", "x"], "kapelle: --model goes with --environment NAME, and without a run directory.\n"),
@@ -53,6 +64,17 @@ def test_words_that_mean_nothing_are_one_line_and_exit_code_2(
 ) -> None:
     said = kapelle(*words)
     assert (said.code, said.err) == (2, line)
+
+
+def test_a_folder_and_a_run_are_told_from_a_recipe(kapelle: Kapelle, finished: tuple[Path, Said]) -> None:
+    run, _ = finished
+    said = kapelle("train", run)
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        f"kapelle: '{run}' is a run. Continue it with `kapelle train --resume {run}`; its settings alone are "
+        f"{run / 'config.yaml'}.\n"
+    )
+    assert "is a folder. Name the YAML file in it" in kapelle("train", run.parent).err
 
 
 def test_options_may_stand_between_words() -> None:

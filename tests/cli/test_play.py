@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspiel")
 
 from tests.cli.conftest import Kapelle
+from tests.faults.data import write_data
+from tests.faults.recipes import write_recipes
 
 from kapelle.cli.play import Person, Table, seated
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.errors import ConfigError
+from kapelle.setup.recipe import builtin_recipes
 from kapelle.workflows.play import PlayWorkflow
 
 Type = Callable[..., None]
@@ -93,6 +98,19 @@ def test_what_cannot_be_played_is_said_in_one_line(kapelle: Kapelle, words: list
     assert said.err.count("\n") == 1
 
 
+def test_without_openspiel_the_package_is_named_first(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspiel", None)
+    said = kapelle("play", "kuhn_poker", "--against", "nash").err
+    assert said.startswith("kapelle: The environment `openspiel` needs the package open_spiel")
+    assert "'kuhn_poker' is not an environment" in said
+    misspelt = kapelle("play", "demmo").err
+    assert misspelt.startswith(
+        "kapelle: 'demmo' is not an environment, recipe or run directory. Did you mean"
+    )
+
+
 @pytest.mark.slow
 def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> None:
     tiny = ["model.embedded.hidden=16", "model.embedded.layers=1", "model.embedded.intermediate=32"]
@@ -135,3 +153,30 @@ def test_a_solver_leaves_one_seat(typed: Type) -> None:
     assert Person(input).policies == ("you",)
     with pytest.raises(ConfigError):
         seated(Table(OpenSpiel(), PlayWorkflow(), None), 3, input)
+
+
+@pytest.fixture(scope="session")
+def recipes_with_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipes that come with kapelle, small, on made-up data."""
+    folder = tmp_path_factory.mktemp("recipes")
+    write_data(folder / "data")
+    write_recipes(folder / "recipes", folder / "data", folder / "ended")
+    return folder / "recipes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_every_recipe_can_be_played(
+    kapelle: Kapelle, typed: Type, recipes_with_data: Path, name: str
+) -> None:
+    typed(*["1", "Pass", "a0", "P0"] * 10)
+    file = recipes_with_data / f"{name}.yaml"
+    said = kapelle("play", file if file.is_file() else name)
+    assert (said.code, said.err) == (0, "")
+    assert " reads:\n" in said.out
+    assert "\nyou " in said.out
+
+
+def test_a_seat_that_is_not_there_is_answered_with_those_that_are(kapelle: Kapelle) -> None:
+    said = kapelle("play", "demo", "--seat", "9")
+    assert (said.code, said.err) == (2, "kapelle: --seat 9: there are seats 1 to 2 (reasoner, actor).\n")

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import sys
+
+import pytest
 from tests.support.episodes import episode, group, turn
 
-from kapelle.cli.progress import Conversation, Progress, Watch, choose, conversation
+from kapelle.cli.lines import Lines
+from kapelle.cli.progress import Conversation, Progress, Watch, choose, clock_text, conversation
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.training.loop import Step
 from kapelle.types import Episode, Group, Task
@@ -117,3 +121,28 @@ def test_before_the_first_step_an_evaluation_s_conversations_are_shown() -> None
     watch.step(Step(1, GROUPS, {}), 2)
     watch.evaluation(1, Evaluation(3, 1.0, None, {}, 1.0, 0, groups=groups))
     assert [shown.question for shown in watch.now.conversations] == ["q1", "q3", "q5"]
+
+
+def test_what_is_left_follows_from_the_pace_of_the_last_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    watch = Watch(Lines(sys.stdout, clock), clock)
+    watch.phase("training", "grpo")
+    left = []
+    for number, second in enumerate((10.0, 70.0, 130.0, 190.0), start=1):
+        clock.now = second
+        watch.step(Step(number, (), {}), 4)
+        left.append(watch.now.left)
+    assert left == [None, 120.0, 60.0, None]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith(" left") for line in lines] == [False, False, True, True, False]
+    assert lines[2].endswith("  2:00 left")
+
+
+def test_times_are_shown_as_a_clock_shows_them() -> None:
+    assert [clock_text(seconds) for seconds in (0.4, 7, 65, 725, 10_800)] == [
+        "0:00",
+        "0:07",
+        "1:05",
+        "12:05",
+        "3:00:00",
+    ]

@@ -113,7 +113,8 @@ def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
         "optimizer.lr: 0.01  (command line)",
         "00000002 is damaged",
         "metrics of step 4",
-        "evaluation: {",
+        "evaluation after step 4 on unseen problems: ",
+        ", scored ",
         "interrupted in phase 'rolled back' at step 4",
         "rolled back:",
     ):

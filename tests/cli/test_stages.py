@@ -233,12 +233,13 @@ def test_a_folder_of_stages_that_was_not_finished_being_made_is_begun_again(
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400, limits[1]))  # room for who has the lock
     try:
-        with pytest.raises(RunDirectoryError, match=r"Cannot write .*stages\.yaml"):
+        with pytest.raises(RunDirectoryError, match=r"Cannot write .*stages\.yaml") as refused:
             open_stages(run, stages, resume=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(path.name for path in run.iterdir()) == [".stages.yaml.partial", "lock"]
     open_stages(run, stages, resume=False)
+    assert refused.tb is not None  # what failed is still in sight, and holds no lock all the same
     again = read_stages(str(run / "stages.yaml"))
     assert [s.recipe.config for s in again] == [s.recipe.config for s in stages]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,38 @@ def test_signals_mean_to_others_what_they_meant_before(kapelle: Kapelle) -> None
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     kapelle("recipes")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+PROGRAM = """
+import importlib, signal, sys
+signal.signal(signal.SIGINT, {handler})
+sys.argv = [{called!r}, "runs", "ls"]
+sys.orig_argv = ["python", "-m", "kapelle", "runs", "ls"]
+import kapelle
+if {early}:
+    signal.raise_signal(signal.SIGINT)
+from kapelle.cli import main
+importlib.import_module("kapelle.cli.runs").run = lambda _: signal.raise_signal(signal.SIGINT) or 0
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("handler", ["signal.default_int_handler", "signal.SIG_IGN"])
+def test_ctrl_c_is_one_line_however_the_process_was_started(handler: str) -> None:
+    # A shell starts background jobs with SIGINT ignored; who sends it to a command of ours means it all the same.
+    program = PROGRAM.format(handler=handler, early=False, called="/somewhere/kapelle")
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "kapelle: stopped.\n")
+
+
+@pytest.mark.parametrize("called", ["/somewhere/kapelle", "-m"])
+def test_ctrl_c_while_the_command_is_imported_is_one_line_too(called: str) -> None:
+    program = PROGRAM.format(handler="signal.default_int_handler", early=True, called=called)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "kapelle: stopped.\n")
+
+
+def test_a_program_that_imports_kapelle_keeps_its_own_ctrl_c() -> None:
+    program = PROGRAM.format(handler="signal.default_int_handler", early=True, called="/somewhere/mine.py")
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"

@@ -57,3 +57,13 @@ def test_an_unknown_name_is_still_an_unknown_recipe(kapelle: Kapelle) -> None:
     said = kapelle("validate", "multistep")
     assert said.code == 2
     assert "Unknown recipe 'multistep'" in said.err
+
+
+def test_an_environment_is_checked_with_the_agents_that_it_knows(kapelle: Kapelle) -> None:
+    words = ("validate", "arithmetic", "environment.flaws={reasoner: 0.5}")
+    alone = kapelle(*words)
+    assert alone.code == 2
+    assert alone.err.endswith("If it needs certain agents, name them: --agents A,B.\n")
+    assert kapelle(*words, "--agents", "reasoner, actor").code == 0
+    refused = kapelle("validate", "demo", "--agents", "a")
+    assert "a recipe names its agents in `team.agents`" in refused.err

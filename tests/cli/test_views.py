@@ -106,7 +106,7 @@ def test_long_conversations_stay_on_one_line() -> None:
 
 def drawn(progress: Progress, width: int = 100) -> str:
     stream, clock = io.StringIO(), Clock()
-    panel = Panel("kapelle demo", "A tiny model.", "runs/x", Console(file=io.StringIO()), clock)
+    panel = Panel("kapelle demo", ["A team.", "A tiny\nmodel."], "runs/x", Console(file=io.StringIO()), clock)
     clock.now = 83.0
     panel(progress)
     console = Console(file=stream, width=width, force_terminal=False, color_system=None)
@@ -118,7 +118,8 @@ def test_the_panel_shows_everything_at_once() -> None:
     text = drawn(STEP)
     for part in (
         "kapelle demo",
-        "A tiny model.",
+        "│ A team. ",
+        "│ A tiny⏎model. ",
         "training",
         "23/50 steps",
         "reasoner 0.70   actor 0.70   ▅▅▆",

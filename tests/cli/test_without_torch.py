@@ -76,6 +76,7 @@ def test_looking_at_recipes_and_runs_imports_no_torch(tmp_path: Path) -> None:
         ["recipes", "ls"],
         ["recipes", "show", "demo"],
         ["runs", "ls"],
+        ["info"],
     ]
     codes, libraries = done(commands, WITH_DATA, tmp_path)
     assert codes == dict.fromkeys(codes, 0)

@@ -36,8 +36,8 @@ def contenders(tmp_path: Path) -> tuple[Contender, ...]:
 
 
 def measured(label: str, seed: int, success: float, reward: dict[str, float], tokens: float) -> Measured:
-    counts = {"scored": 99, "problems": 100, "failed": 1}
-    return Measured(label, seed, f"{label}/seed-{seed}", None, success, reward, tokens, 1.5, **counts)
+    where = f"{label}/seed-{seed}"
+    return Measured(label, seed, where, None, success, reward, tokens, 1.5, scored=99, problems=100, failed=1)
 
 
 RUNS = [

@@ -57,6 +57,7 @@ ELSEWHERE = {
     "trajectories": "records are read, not played",
     "preferences": "records are read, not played",
     "labelled": "records are read, not played",
+    "rewarded": "functions pay: tests/environments/rewarded/test_environment.py",
     "reward_server": "a server pays: tests/services/reward/test_client.py",
     "remote": "it is what its server holds: tests/environments/remote",
     "external": "an outside program plays it: tests/services/policy/test_outside.py",

@@ -71,14 +71,10 @@ def half_way(world: World, kind: str) -> Path:
     if run.is_dir():
         return run
     log, recorded = world.scratch / "half.log", world.scratch / "half.operations"
-    plan = partial(Plan, classes=Calls.RENAME)
+    plan = partial(Plan, classes=Calls.WRITE)
     go_on(world, kind, run, log, within=partial(shim.under, plan(run, Action.RECORD), counted=recorded))
-    renamed = [o for o in shim.read_operations(recorded, run) if o.kind is Calls.RENAME]
-    # Those that went past the C library are not counted.
-    seen = [o.target for o in renamed if "/.tmp" not in o.path]
-    at = 2 + next(
-        k for k, name in enumerate(seen) if name.endswith(f"episodes/train/{STEPS // 2 + 1:08d}.jsonl")
-    )
+    written = [o.path for o in shim.read_operations(recorded, run) if o.kind is Calls.WRITE]
+    at = 2 + [k for k, path in enumerate(written) if "episodes/train/" in path][STEPS // 2]
     shutil.rmtree(run)
     go_on(world, kind, run, log, within=partial(shim.under, plan(run, Action.KILL, at)))
     recorded.unlink()

@@ -221,8 +221,13 @@ def _resumed(
         verdict = judge_end(ended, run, expected) if _can_be_read(run) else _unread(ended.code, run)
         if verdict.outcome is Outcome.LOST:
             # A row or an episode of before the checkpoint that was damaged stays so; it decides no weight.
-            other = {part.split("/")[0] for part in differing(remains(run), expected)}
-            if other <= {"metrics", "evaluations", "episodes"} and damage.path.endswith(".jsonl"):
+            # So does the place to which a checkpoint says that whole rows of it reach.
+            lost = damage.path.rpartition("/")[0]
+            parts = set(differing(remains(run), expected)) - {f"state/loop/positions/{lost}"}
+            other = {part.split("/")[0] for part in parts}
+            if other <= {"metrics", "evaluations", "episodes"} and damage.path.endswith(
+                (".jsonl", ".jsonl.zst")
+            ):
                 verdict = Verdict(Outcome.RECOVERED, verdict.detail)
         if verdict.outcome is Outcome.CLEAR and any(not (run / name).exists() for name in before):
             verdict = Verdict(Outcome.LOST, f"something kept is gone: {verdict.detail}")

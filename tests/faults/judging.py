@@ -60,6 +60,7 @@ def remains(run: Path) -> dict[str, str]:
 def _remains(run: Path, whole: Path) -> dict[str, str]:
     from kapelle.runs import checkpoint
     from kapelle.runs.reader import read_evaluations, read_latest, read_metrics, read_status
+    from kapelle.runs.step_rows import lines_of, stored_steps
 
     status = read_status(run)
     found = {
@@ -68,8 +69,9 @@ def _remains(run: Path, whole: Path) -> dict[str, str]:
     }
     found["metrics"] = hashed(_untimed(read_metrics(run)))
     found["evaluations"] = hashed(read_evaluations(run))
-    for file in sorted(run.glob("episodes/*/*.jsonl")):
-        found[file.relative_to(run).as_posix()] = hashed(_plain(file, whole))
+    for folder in sorted(run.glob("episodes/*")):
+        for step, stored in stored_steps(folder).items():
+            found[f"episodes/{folder.name}/{step}"] = hashed(_placeless(b"\n".join(lines_of(stored)), whole))
     newest = read_latest(run)
     if newest is None:
         return found
@@ -93,7 +95,7 @@ def kept_bytes(run: Path) -> dict[str, bytes]:
     for pattern in (
         "**/metrics.jsonl",
         "**/evaluations.jsonl",
-        "**/episodes/*/*.jsonl",
+        "**/episodes/*/*.jsonl.zst",
         "**/checkpoints/[0-9]*/*",
     ):
         for file in run.glob(pattern):
@@ -141,7 +143,10 @@ def last_line(text: str) -> str:
 
 def _plain(file: Path, whole: Path) -> bytes:
     """Return a file's content without the place where the run lies; nothing for a file that is gone."""
-    content = file.read_bytes() if file.is_file() else b""
+    return _placeless(file.read_bytes() if file.is_file() else b"", whole)
+
+
+def _placeless(content: bytes, whole: Path) -> bytes:
     return content.replace(str(whole.resolve()).encode(), b"RUN").replace(str(whole).encode(), b"RUN")
 
 

@@ -14,6 +14,7 @@ from tests.faults import servers, worlds
 from tests.faults.forks import command, fork
 from tests.faults.judging import Outcome, Verdict, defect_of, last_line
 from tests.faults.world import Trial, World
+from tests.support.episode_lines import lines_in
 
 _RECIPE: Mapping[str, Any] = {
     "name": "odd",
@@ -117,8 +118,8 @@ def _judge_shares(run: Path) -> Verdict:
     """Judge which episodes failed: all odd ones or none of them, and no other."""
     failed = {True: 0, False: 0}
     total = dict(failed)
-    for file in run.glob("episodes/*/*.jsonl"):
-        for row in map(json.loads, file.read_text("utf-8").splitlines()):
+    for lines in lines_in(run).values():
+        for row in map(json.loads, lines.splitlines()):
             odd = int(row["task"]["id"].partition("-")[2]) % 3 == 0
             total[odd] += 1
             failed[odd] += row.get("error") is not None

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tests.faults.judging import Outcome, Verdict, differing, last_line, remains
 from tests.faults.world import Trial, World
+from tests.support.episode_lines import lines_in
 from tests.support.killed_ranks import AT_RESUME, WHERE, Kill, Way, said, train
 from tests.support.killed_runs import Death
 
@@ -116,11 +117,9 @@ def _tensors(tree: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _episodes(run: Path) -> dict[str, list[list[list[int]]]]:
-    """Return the tokens that were sampled, in each file of episodes."""
+    """Return the tokens that were sampled, in each step."""
     found = {}
-    for file in sorted(run.glob("episodes/*/*.jsonl")):
-        rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-        found[file.relative_to(run).as_posix()] = [
-            [turn["completion_ids"] for turn in row["turns"]] for row in rows
-        ]
+    for name, lines in lines_in(run).items():
+        rows = [json.loads(line) for line in lines.splitlines()]
+        found[name] = [[turn["completion_ids"] for turn in row["turns"]] for row in rows]
     return found

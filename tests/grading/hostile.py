@@ -34,7 +34,7 @@ EXTRACTION = [
     Hostile("correct then retracted", (r"\boxed{5}. No, I was wrong: \boxed{7}",)),
     Hostile("box inside thinking only", (r"<think>\boxed{5}</think> I do not know.", r"<think>\boxed{5}")),
     Hostile("unclosed", (r"\boxed{5", r"\boxed{\frac{5}{1}")),
-    Hostile("nested", (r"\boxed{\boxed{5}}", r"\boxed{6 \boxed{5}}")),
+    Hostile("nested", (r"\boxed{5\boxed{}}", r"\boxed{6 \boxed{5}}", r"\boxed{\boxed{6} \boxed{5}}")),
     Hostile("empty", (r"\boxed{}", r"\boxed{ }", "")),
     Hostile(
         "in a code fence or a quote of the prompt",

@@ -79,6 +79,7 @@ WAYS: Mapping[str, Callable[[Json], Json]] = {
     "ignore signals": ignore_signals,
     "power": lambda _: len(str(9 ** (9**9) % 7)),
     "exit": exit_at_once,
+    "crash": lambda _: signal.raise_signal(signal.SIGSEGV),
     "half a line": half_a_line,
     "memory": memory,
     "recursion": recursion,

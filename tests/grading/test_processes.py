@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.grading.processes import AnswerLimits, GaveUp, KillableProcesses
+from kapelle.grading.processes import AnswerLimits, GaveUp, KillableProcesses, TooCostly
 
 WORKER = "tests.grading.misbehaving_worker"
 
@@ -53,6 +53,23 @@ def test_work_that_fails_gives_up_and_the_next_is_answered(
         assert time.monotonic() - start < 20.0
         assert all(path.stat().st_size == 0 for path in tmp_path.iterdir())
         assert processes.ask({"do": "echo", "value": "still here"}) == "still here"
+
+
+@pytest.mark.parametrize(
+    ("do", "its_own_fault"),
+    [
+        ("loop", True),
+        ("memory", True),
+        ("recursion", True),
+        ("raise", True),
+        ("crash", True),
+        ("exit", False),
+    ],
+)
+def test_whose_fault_it_is_that_there_is_no_answer(do: str, its_own_fault: bool) -> None:
+    with pool(cpu_s=0.1) as processes, pytest.raises(GaveUp) as gave_up:
+        processes.ask({"do": do})
+    assert isinstance(gave_up.value, TooCostly) is its_own_fault
 
 
 def test_work_that_waits_is_ended_by_the_clock() -> None:

@@ -45,18 +45,6 @@ def client(server: Server, retries: int = 3, kept: int = 10) -> ServedScores:
     )
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds between attempts, which do not pass."""
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    return slept
-
-
 async def test_it_is_asked_by_content_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THEIR_TOKEN", "secret")
     server = Server(scored(0.25), scored(0.5))

@@ -1,9 +1,11 @@
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from kapelle.metrics.definitions import METRICS, describe, rollout_metrics
-from kapelle.types import Episode, FinishReason, Group, Task, Turn
+from kapelle.metrics.definitions import METRICS, MOST_REPORTED, describe, rollout_metrics
+from kapelle.types import Episode, FinishReason, Group, Json, Task, Turn
 
 TASK = Task("a", "12+30")
 
@@ -121,7 +123,14 @@ def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> No
         branches=(branch,),
         continued={"actor-lora": 5},
     )
-    rows = [rollout_metrics([Group(scored[0].task, scored)]), rollout_metrics([Group(tree.task, (tree,))])]
+    reported = replace(tree, info={"moves": 3, "tricks": {"actor": 1}})
+    silent = replace(reported, info={"unscored": "nobody said"}, success=None, rewards={})
+    rows = [
+        rollout_metrics([Group(scored[0].task, scored)]),
+        rollout_metrics([Group(tree.task, (reported,))]),
+        rollout_metrics([Group(tree.task, (silent, reported))]),
+    ]
+    assert ["unscored" in row for row in rows] == [False, False, True]
     assert rows[1]["tokens/actor-lora"] == 2 + 2 + 5
     assert rows[1]["tokens_continued/actor-lora"] == 5
     assert rows[1]["dead_moments"] == 0.0
@@ -145,3 +154,34 @@ def test_what_the_loop_adds_is_described_too() -> None:
         found = describe(name)
         assert found is not None
         assert found.warning
+
+
+class TestWhatEnvironmentsReport:
+    """Numbers in `Outcome.info` are metrics by themselves."""
+
+    def of(self, *infos: Mapping[str, Json]) -> dict[str, float]:
+        episodes = tuple(Episode(TASK, k, ("ada", "ben"), info=info) for k, info in enumerate(infos))
+        row = rollout_metrics([Group(TASK, episodes)])
+        return {name: value for name, value in row.items() if name.startswith("info/")}
+
+    def test_a_number_is_averaged_over_the_episodes_that_report_it(self) -> None:
+        assert self.of({"steps": 3}, {"steps": 5}, {"other": "text"}) == {"info/steps": 4.0}
+
+    def test_a_number_for_each_agent_is_one_metric_each(self) -> None:
+        assert self.of({"tricks": {"ada": 2, "ben": 1}}, {"tricks": {"ada": 4}}) == {
+            "info/tricks/ada": 3.0,
+            "info/tricks/ben": 1.0,
+        }
+        assert self.of({"tricks": {"somebody": 2}}) == {}
+
+    def test_what_is_no_finite_number_is_left_out(self) -> None:
+        odd: dict[str, Json] = {"nan": math.nan, "inf": math.inf, "flag": True, "text": "3", "list": [1]}
+        assert self.of(odd, {"a/b": 1}, {"x" * 65: 1}) == {}
+        assert self.of({"x": math.nan}, {"x": 2.0}) == {"info/x": 2.0}
+
+    def test_a_name_for_each_task_does_not_flood_the_rows(self) -> None:
+        assert len(self.of(*({f"task_{k:03}": 1.0} for k in range(100)))) == MOST_REPORTED
+
+    def test_failed_episodes_report_nothing(self) -> None:
+        failed = Episode(TASK, 0, ("ada",), info={"x": 1.0}, error="boom")
+        assert "info/x" not in rollout_metrics([Group(TASK, (failed,))])

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 NAMELESS = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
-FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+FORBIDDEN_MODULES = {
+    *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"),
+    # Their answers are bounded neither in bytes nor in time: take `runtime/http.py`, or the tools' `web.py`.
+    *("requests", "aiohttp", "urllib3", "urllib.request", "ftplib", "xmlrpc"),
+}
 FORBIDDEN_NAMES = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_ATTRIBUTES = {
     "torch.load": "reads pickles; take safetensors",
     "torch.save": "writes pickles; take safetensors",
     "numpy.load": "may read pickles; take safetensors",
     "np.load": "may read pickles; take safetensors",
-    "yaml.load": "builds any object; take yaml.safe_load",
-    "yaml.unsafe_load": "builds any object; take yaml.safe_load",
-    "yaml.full_load": "builds objects; take yaml.safe_load",
-    "yaml.load_all": "builds any object; take yaml.safe_load_all",
+    "yaml.load": "builds any object; take parse_yaml",
+    "yaml.unsafe_load": "builds any object; take parse_yaml",
+    "yaml.full_load": "builds objects; take parse_yaml",
+    "yaml.safe_load": "has no bounds; take parse_yaml",
+    "yaml.safe_load_all": "has no bounds; take parse_yaml",
+    "yaml.full_load_all": "builds objects; take parse_yaml",
+    "yaml.unsafe_load_all": "builds any object; take parse_yaml",
+    "yaml.Loader": "builds any object; take parse_yaml",
+    "yaml.CLoader": "builds any object; take parse_yaml",
+    "yaml.FullLoader": "builds objects; take parse_yaml",
+    "yaml.UnsafeLoader": "builds any object; take parse_yaml",
+    "torch.hub.load": "runs a repository's code",
+    "torch.jit.load": "runs what a file holds; take safetensors",
+    "torch.hub.load_state_dict_from_url": "reads pickles; take safetensors",
+    "pandas.read_pickle": "reads pickles",
+    "transformers.pipeline": "may run a folder's code; take an `Auto…` class with its flags",
+    "shutil.unpack_archive": "writes where an archive says; read its members",
+    "tempfile.mktemp": "leaves its name to others; take mkstemp",
+    "yaml.load_all": "builds any object; take parse_yaml",
     "os.system": "runs a shell; take subprocess.run with a list",
     "os.popen": "runs a shell; take subprocess.run with a list",
     "subprocess.getoutput": "runs a shell; take subprocess.run with a list",
@@ -28,7 +48,27 @@ FORBIDDEN_ATTRIBUTES = {
 FORBIDDEN_FLAGS = {"shell", "trust_remote_code"}
 """Keywords that may not be passed unless literally False."""
 LOADERS = {"from_pretrained", "from_config"}
-"""Methods of transformers' `Auto…` classes that run a folder's own code where they are not told otherwise."""
+"""Methods that run a folder's own code, or read its pickles, where they are not told otherwise."""
+WITHOUT_WEIGHTS = re.compile(
+    r"Auto(Config|Tokenizer|Processor|ImageProcessor|FeatureExtractor)|GenerationConfig"
+)
+"""Classes whose `from_pretrained` reads no weights."""
+CLIENTS = {
+    "get",
+    "post",
+    "put",
+    "patch",
+    "delete",
+    "head",
+    "options",
+    "request",
+    "stream",
+    "Client",
+    "AsyncClient",
+}
+"""Names of httpx that send; only `runtime/http.py` bounds what comes back."""
+EXTRACTS = {"extractall"}
+"""Methods that write where an archive says."""
 UNFINISHED = ("TO" + "DO", "FIX" + "ME", "X" * 3)  # written apart so that this file keeps its own rule
 
 
@@ -76,7 +116,7 @@ def forbidden(text: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for module in _modules(node):
-                if module.split(".")[0] in FORBIDDEN_MODULES:
+                if {module, module.split(".")[0]} & FORBIDDEN_MODULES:
                     yield f"line {node.lineno}: imports {module}"
         if isinstance(node, ast.Name) and node.id in FORBIDDEN_NAMES:
             yield f"line {node.lineno}: {node.id}"
@@ -87,6 +127,7 @@ def forbidden(text: str) -> Iterator[str]:
         yield from _flagged(node)
         if isinstance(node, ast.Call):
             yield from _trusting(node, origin)
+    yield from _taken(tree)
 
 
 def _flagged(node: ast.AST) -> Iterator[str]:
@@ -103,17 +144,71 @@ def _flagged(node: ast.AST) -> Iterator[str]:
 
 
 def _trusting(call: ast.Call, origin: dict[str, str]) -> Iterator[str]:
-    """Yield what a call of transformers leaves to a folder or to whoever sits at the terminal."""
-    *_, holder, method = ["", "", *_dotted(call.func, origin).split(".")]
-    if not holder.startswith("Auto") or method not in LOADERS:
+    """Yield what a call of a loader leaves to a folder or to whoever sits at the terminal."""
+    function = call.func
+    if not (isinstance(function, ast.Attribute) and function.attr in LOADERS):
         return
+    holder = _dotted(function.value, origin).rpartition(".")[2] or "a class"
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     if not ("trust_remote_code" in given and _is_false(given["trust_remote_code"])):
-        yield f"line {call.lineno}: {holder}.{method} without `trust_remote_code=False`"
-    if holder.startswith("AutoModel") and method == "from_pretrained":
+        yield f"line {call.lineno}: {holder}.{function.attr} without `trust_remote_code=False`"
+    if function.attr == "from_pretrained" and not WITHOUT_WEIGHTS.fullmatch(holder):
         safe = given.get("use_safetensors")
         if not (isinstance(safe, ast.Constant) and safe.value is True):
-            yield f"line {call.lineno}: {holder}.{method} without `use_safetensors=True`"
+            yield f"line {call.lineno}: {holder}.{function.attr} without `use_safetensors=True`"
+
+
+def _taken(tree: ast.AST) -> Iterator[str]:
+    """Yield loaders that are taken without being called, so that nobody sees their flags, and archives that say where to write."""
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in LOADERS and id(node) not in called:
+            yield f"line {node.lineno}: {node.attr} is taken, not called"
+        if isinstance(node, ast.Attribute) and node.attr in EXTRACTS and id(node) in called:
+            yield f"line {node.lineno}: {node.attr} writes where an archive says"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            names = (arg.value for arg in node.args if isinstance(arg, ast.Constant))
+            yield from (
+                f"line {node.lineno}: {name} is taken by its name" for name in names if name in LOADERS
+            )
+
+
+def unbounded(text: str) -> Iterator[str]:
+    """Yield requests whose answers have no bounds."""
+    tree = ast.parse(text)
+    origin = dict(_imports(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            module, _, name = _dotted(node, origin).partition(".")
+            if module == "httpx" and name in CLIENTS:
+                yield f"line {node.lineno}: httpx.{name}; take `post` or `get` of runtime/http.py"
+
+
+def shallow(text: str) -> Iterator[str]:
+    """Yield places that read somebody's JSON and catch what is no JSON, but not what is nested too deeply."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Try):
+            continue
+        inside = [part for statement in node.body for part in ast.walk(statement)]
+        reads = any(
+            isinstance(part, ast.Attribute)
+            and part.attr in {"loads", "load"}
+            and ast.unparse(part.value) == "json"
+            for part in inside
+        )
+        caught = {
+            name.id
+            for handler in node.handlers
+            if handler.type
+            for name in ast.walk(handler.type)
+            if isinstance(name, ast.Name)
+        }
+        if (
+            reads
+            and "ValueError" in caught
+            and not caught & {"RecursionError", "Exception", "BaseException", "RuntimeError"}
+        ):
+            yield f"line {node.lineno}: JSON that is nested too deeply raises RecursionError"
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -130,7 +225,8 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    return [node.module or ""]
+    # `from urllib import request` imports a module, too.
+    return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
 def _dotted(node: ast.expr, origin: dict[str, str]) -> str:

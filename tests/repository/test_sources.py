@@ -50,6 +50,42 @@ def test_nothing_foreign_is_executed_or_unpickled() -> None:
     assert broken(rules.forbidden, SOURCES) == []
 
 
+@pytest.mark.slow
+def test_what_others_sent_is_bounded() -> None:
+    client = ROOT / "src/kapelle/runtime/http.py"
+    assert broken(rules.unbounded, [file for file in SOURCES if file != client]) == []
+    assert broken(rules.unbounded, [client]) != []
+    assert broken(rules.shallow, SOURCES) == []
+
+
+def test_one_module_makes_the_header_of_a_token() -> None:
+    made = [file.name for file in SOURCES if '"Authorization": f"Bearer' in file.read_text("utf-8")]
+    assert made == ["tokens.py"], "take `bearer` of runtime/tokens.py, which looks who could read it"
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import httpx\nhttpx.get('x')",
+        "import httpx as h\nwith h.Client() as c: c.get('x')",
+        "from httpx import AsyncClient\nAsyncClient()",
+        "from httpx import stream as s\ns('GET', 'x')",
+    ],
+)
+def test_a_request_without_bounds_is_found(planted: str) -> None:
+    assert list(rules.unbounded(planted))
+    assert not list(
+        rules.unbounded("import httpx\ntry: pass\nexcept httpx.HTTPError: pass\nhttpx.Timeout(1)")
+    )
+
+
+def test_json_that_nobody_expects_to_be_deep_is_found() -> None:
+    reads = "try:\n    x = f(json.loads(t))\nexcept ({}): pass"
+    assert list(rules.shallow(reads.format("ValueError, KeyError")))
+    assert not list(rules.shallow(reads.format("ValueError, RecursionError")))
+    assert not list(rules.shallow(reads.format("OSError")))
+
+
 @pytest.mark.parametrize(
     "planted",
     [
@@ -83,6 +119,22 @@ def test_nothing_foreign_is_executed_or_unpickled() -> None:
         "import transformers as t\nt.AutoTokenizer.from_pretrained('x')",
         "from transformers import AutoModel as M\nM.from_pretrained('x', trust_remote_code=False)",
         "from transformers import AutoModel\nAutoModel.from_config(c)",
+        "from transformers import LlamaForCausalLM as L\nL.from_pretrained('x', trust_remote_code=False)",
+        "from peft import PeftModel\nPeftModel.from_pretrained(m, 'x', trust_remote_code=False)",
+        "import transformers\ngetattr(transformers, n).from_pretrained('x')",
+        "getattr(kind, 'from_pretrained')('x')",
+        "from transformers import AutoProcessor\nread = AutoProcessor.from_pretrained",
+        "from transformers import pipeline\npipeline('x')",
+        "import joblib",
+        "import torch\ntorch.hub.load('a', 'b')",
+        "import yaml\nyaml.load('x', Loader=yaml.SafeLoader)",
+        "import yaml\nyaml.safe_load('x')",
+        "from yaml import UnsafeLoader\nUnsafeLoader('x')",
+        "import requests",
+        "from urllib import request\nrequest.urlopen('x')",
+        "import urllib.request",
+        "import tarfile\ntarfile.open('x').extractall('.')",
+        "import tempfile\ntempfile.mktemp()",
         "async def f():\n    if True:\n        return [eval(x) for x in y]",
     ],
 )
@@ -95,7 +147,7 @@ def test_a_planted_danger_is_found(planted: str) -> None:
     [
         "model.eval()",
         "import re\nre.compile('x')",
-        "import yaml\nyaml.safe_load('x')",
+        "import yaml\nyaml.safe_dump('x')",
         "import json\njson.load(file)",
         "import subprocess\nsubprocess.run(['ls'], shell=False)",
         "load_model('x', trust_remote_code=False)",

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from tests.runs.test_poisoned import POISONS, spoil
+from tests.support.episode_lines import lines_in
 from tests.support.five_steps import STEPS, content, files, run, stop_after, train, trained
 from tests.support.killed_runs import spawn
 from tests.support.tiny import same_bits
 
 from kapelle.errors import CheckpointError, RunDirectoryError
-from kapelle.runs import checkpoint, rollback
+from kapelle.runs import checkpoint, rollback, step_writer
 from kapelle.runs.lock import RunLock
 from kapelle.runs.rollback import ASIDE, plan_rollback, roll_back
 from kapelle.runs.writer import read_status
@@ -40,14 +41,18 @@ def test_what_goes_on_equals_a_run_that_was_never_beyond(
     assert same_bits(content(run), content(trained))
 
 
+TRAINED = [f"train/{step}" for step in range(1, STEPS + 1)]
+
+
 def test_what_came_later_is_kept_to_the_byte(run: Path) -> None:
-    before = files(run)
+    before, lines = files(run), {k: v for k, v in lines_in(run).items() if k not in ("test/0", "test/2")}
     plan = roll_back(run, 2)
     after, aside = files(run), files(plan.aside)
     gone = before.keys() - after.keys()
     assert {name for name in gone if not name.startswith(("checkpoints/", "episodes/", "traces/"))} == set()
     assert gone <= aside.keys()
     assert all(aside[name] == before[name] for name in gone)
+    assert {step: lines_in(run)[step] for step in TRAINED[:2]} | lines_in(plan.aside) == lines
     for table in ("metrics.jsonl", "evaluations.jsonl"):
         assert after[table] + aside[table] == before[table]
     told = json.loads(aside["rollback.json"])
@@ -150,13 +155,13 @@ class TestRefusals:
         }
 
     def test_a_step_without_a_checkpoint_names_those_that_are_whole(self, run: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"no checkpoint of step 9.*steps: 0, 1, 2, 3, 4, 5\."):
+        with pytest.raises(CheckpointError, match=r"no checkpoint of step 9.*the nearest: 3, 4, 5\."):
             roll_back(run, 9)
 
     def test_a_damaged_checkpoint_names_those_that_are_whole(self, run: Path) -> None:
         (run / "checkpoints" / "00000002" / "state.json").write_bytes(b"{}")
         (run / "checkpoints" / "00000004" / "manifest.json").unlink()
-        with pytest.raises(CheckpointError, match=r"00000002 is damaged.*steps: 0, 1, 3, 5\."):
+        with pytest.raises(CheckpointError, match=r"00000002 is damaged.*the nearest: 0, 1, 3\."):
             roll_back(run, 2)
         assert not (run / ASIDE).exists()
 
@@ -164,7 +169,7 @@ class TestRefusals:
     def test_a_poisoned_checkpoint_is_none_to_go_back_to(self, poison: str, run: Path) -> None:
         spoil(run, 2, poison)
         with pytest.raises(
-            CheckpointError, match=rf"is damaged: .*{POISONS[poison][2]}.*steps: 0, 1, 3, 4, 5\."
+            CheckpointError, match=rf"is damaged: .*{POISONS[poison][2]}.*the nearest: 0, 1, 3\."
         ):
             roll_back(run, 2)
 
@@ -217,13 +222,15 @@ def test_what_was_trained_after_a_killed_rollback_is_kept_beside_what_was_before
     attempt(run, 1, monkeypatch, moves=0)
     roll_back(run, 2)
     train(run, resume=True)
-    episode = run / "episodes" / "train" / "00000004.jsonl"
-    episode.write_bytes(episode.read_bytes() + b"\n")  # stands for other settings since
-    now = files(run)
+    step_writer.cut(run / "episodes" / "train", 3)  # stands for other settings since
+    for step in (4, 5):
+        step_writer.record(run / "episodes" / "train", step, b'{"other":%d}\n' % step)
+    now, lines = files(run), lines_in(run)
     plan = roll_back(run, 1)
     aside = files(plan.aside)
-    for name in ("episodes/train/00000003.jsonl", "episodes/train/00000004.jsonl"):
-        assert aside[name] == now[name]
+    assert {step: lines_in(plan.aside)[step] for step in TRAINED[1:]} == {
+        step: lines[step] for step in TRAINED[1:]
+    }
     assert files(run)["metrics.jsonl"] + aside["metrics.jsonl"] == now["metrics.jsonl"]
 
 

@@ -105,3 +105,18 @@ def test_an_evaluation_without_what_every_version_wrote_is_damaged(run: Run, mis
     (run.path / "evaluations.jsonl").write_text(json.dumps(old) + "\n")
     with pytest.raises(DataError, match=f"evaluations.jsonl, line 1 is damaged: it has no '{missing}'"):
         read_evaluations(run.path)
+
+
+def test_counts_of_agents_do_not_crowd_out_what_is_told() -> None:
+    row = {
+        "samples": 8.0,
+        "scored": 8.0,
+        "success": 0.5,
+        "samples/a": 256.0,
+        "reward/a": 1.0,
+        "failed_episodes": 0.0,
+    }
+    assert telling(row) == {"success": 0.5, "reward/a": 1.0}
+    assert telling({**row, "scored": 6.0}) == {
+        "success": 0.5, "scored": 6.0, "samples": 8.0, "failed_episodes": 0.0, "reward/a": 1.0
+    }  # fmt: skip

@@ -1,13 +1,21 @@
+import importlib
+import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.episodes import turn
 
 from kapelle.errors import ConfigError
-from kapelle.runs.trackers import TensorBoardTracker, WandbTracker, open_tracker
+from kapelle.runs import trackers
+from kapelle.runs.trackers import Guarded, TensorBoardTracker, WandbTracker, open_tracker
+from kapelle.runs.transcripts import transcripts
+from kapelle.settings.keeping import TrackerConfig
+from kapelle.types import Episode, Group, Task
 
 
 def read_events(folder: Path) -> Any:
@@ -131,8 +139,207 @@ def test_a_tracker_that_is_not_installed_names_its_extra(
 
 
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Known: tensorboard, wandb"):
-        open_tracker("mlflow", tmp_path)
+    with pytest.raises(ConfigError, match="Known: mlflow, tensorboard, trackio, wandb"):
+        open_tracker("neptune", tmp_path)
+
+
+class Breaking:
+    """A tracker whose server is gone after its first step."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.heard.append(f"log {step}")
+        if step > 1:
+            raise ConnectionError("gone\naway")
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self.heard.append("text")
+
+    def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
+        self.heard.append("table")
+
+    def close(self) -> None:
+        self.heard.append("close")
+
+
+def test_a_tracker_that_fails_stops_nothing_and_is_said_once() -> None:
+    said: list[str] = []
+    broken = Breaking()
+    tracker = Guarded("mine", lambda: broken, said.append)
+    for step in (1, 2, 3):
+        tracker.log(step, {})
+        tracker.table(step, "transcripts", [])
+    tracker.close()
+    assert broken.heard == ["log 1", "table", "log 2"]
+    assert said == [
+        "the tracker 'mine' has failed and gets nothing more (ConnectionError: gone away); the run directory has it all"
+    ]
+
+
+def test_a_tracker_whose_server_is_away_at_the_start_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    broken = Breaking()
+
+    def begin(name: str, *_: object, **__: object) -> Breaking:
+        if name == "wandb":
+            raise TimeoutError("no answer")
+        if name == "trackio":
+            raise ConfigError("pip install it")
+        return broken
+
+    monkeypatch.setattr(trackers, "open_tracker", begin)
+    away, there = trackers.open_trackers(
+        [TrackerConfig(name="wandb"), TrackerConfig(name="mlflow")], tmp_path, {}, said.append
+    )
+    for tracker in (away, there):
+        tracker.log(1, {})
+        tracker.close()
+    assert said == [
+        "the tracker 'wandb' has failed and gets nothing more (TimeoutError: no answer); the run directory has it all"
+    ]
+    assert broken.heard == ["log 1", "close"]
+    with pytest.raises(ConfigError, match="pip install it"):
+        trackers.open_trackers([TrackerConfig(name="mlflow"), TrackerConfig(name="trackio")], tmp_path, {})
+    assert broken.heard == ["log 1", "close", "close"]
+
+
+def test_a_table_of_transcripts_is_small_whatever_was_said() -> None:
+    task = Task("t", "12+30")
+    turns = (turn("solver", 0, text="x" * 9000), turn("critic", 1, text="<b>42</b>"))
+    episode = Episode(task, 1, ("solver", "critic"), turns, {"solver": 0.5})
+    rows = transcripts([Group(task, (episode,))] * 9)
+    assert len(rows) == 2 * 4
+    assert rows[0]["said"].endswith("… and 7000 characters more")
+    assert rows[1] == {
+        "task": "12+30",
+        "agent": "critic",
+        "said": "<b>42</b>",
+        "reward": "0",
+        "ended": "whole",
+    }
+
+
+def test_a_table_in_tensorboard_is_text(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    tracker = open_tracker("tensorboard", tmp_path)
+    tracker.table(
+        3, "transcripts", [{"agent": "solver", "said": "**42**"}, {"agent": "critic", "said": "no"}]
+    )
+    tracker.close()
+    (text,) = read_events(tmp_path / "tensorboard").Tensors("transcripts/text_summary")
+    assert text.tensor_proto.string_val[0].splitlines() == [
+        b"    agent: solver",
+        b"    said: **42**",
+        b"    ",
+        b"    agent: critic",
+        b"    said: no",
+    ]
+
+
+class FakeMlflow(ModuleType):
+    """The part of MLflow's client that the tracker uses."""
+
+    def __init__(self) -> None:
+        super().__init__("mlflow")
+        self.runs: dict[str, list[tuple[Any, ...]]] = {}
+        self.places: list[str | None] = []
+
+    def MlflowClient(self, tracking_uri: str | None) -> Any:  # noqa: N802 - MLflow's name
+        self.places.append(tracking_uri)
+        info = [SimpleNamespace(info=SimpleNamespace(run_id=name)) for name in self.runs]
+
+        def create(_experiment: str, tags: dict[str, str]) -> Any:
+            self.runs[tags["mlflow.runName"]] = []
+            return SimpleNamespace(info=SimpleNamespace(run_id=tags["mlflow.runName"]))
+
+        return SimpleNamespace(
+            get_experiment_by_name=lambda _: SimpleNamespace(experiment_id="1"),
+            search_runs=lambda _experiments, wanted: [r for r in info if f"'{r.info.run_id}'" in wanted],
+            create_run=create,
+            log_metric=lambda run, name, value, step: self.runs[run].append((name, value, step)),
+            log_text=lambda run, text, file: self.runs[run].append((file, text)),
+            set_terminated=lambda run: self.runs[run].append(("end",)),
+        )
+
+
+def test_mlflow_goes_on_with_the_run_that_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMlflow()
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    for step in (1, 2):
+        tracker = open_tracker("mlflow", tmp_path / "demo", project="team")
+        tracker.log(step, {"reward/a@1": 0.5})
+        tracker.close()
+    assert fake.runs == {"demo": [("reward/a_1", 0.5, 1), ("end",), ("reward/a_1", 0.5, 2), ("end",)]}
+    assert os.environ["MLFLOW_ALLOW_FILE_STORE"] == "true", "MLflow 3.17 refuses a folder without it"
+    assert fake.places == [(tmp_path / "demo" / "mlflow").as_uri()] * 2
+    open_tracker("mlflow", tmp_path / "demo", offline=False)
+    assert fake.places[-1] is None
+
+
+class FakeTrackio(ModuleType):
+    """The part of trackio that the tracker uses."""
+
+    def __init__(self) -> None:
+        super().__init__("trackio")
+        self.asked: dict[str, Any] = {}
+        self.run = FakeRun()
+
+    def init(self, **asked: Any) -> FakeRun:
+        sys.stdout.write("a banner")
+        self.asked = asked
+        return self.run
+
+    def Table(self, columns: list[str], data: list[list[str]]) -> list[dict[str, str]]:  # noqa: N802 - trackio's name
+        return [dict(zip(columns, row, strict=True)) for row in data]
+
+
+def test_trackio_stays_on_this_machine_and_says_nothing_on_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    tracker = open_tracker("trackio", tmp_path / "demo", project="team", config={"path": tmp_path})
+    tracker.log(1, {"loss": 0.5})
+    tracker.close()
+    assert (fake.asked["name"], fake.asked["space_id"], fake.asked["resume"]) == ("demo", None, "allow")
+    assert fake.run.rows == [({"loss": 0.5}, 1)]
+    assert fake.run.finished
+    assert capsys.readouterr().out == ""
+
+
+ROWS = [{"agent": "solver", "said": "42"}, {"agent": "critic", "said": "no"}]
+
+
+def test_a_table_for_trackio_needs_nothing_that_it_does_not_bring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    tracker = open_tracker("trackio", tmp_path / "demo")
+    tracker.table(2, "transcripts", ROWS)
+    tracker.table(3, "transcripts", [])
+    assert fake.run.rows == [({"transcripts": ROWS}, 2), ({"transcripts": []}, 3)]
+
+
+def test_what_trackio_itself_has_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    storage = importlib.import_module("trackio.sqlite_storage")
+    for module in ("trackio.utils", "trackio.sqlite_storage"):
+        monkeypatch.setattr(f"{module}.TRACKIO_DIR", tmp_path / "store")
+    for step in (1, 2):  # the second time it goes on
+        tracker = open_tracker("trackio", tmp_path / "demo", project="team", config={"seed": 3})
+        tracker.log(step, {"loss": 0.5 / step})
+        tracker.table(step, "transcripts", ROWS)
+        tracker.close()
+    kept = storage.SQLiteStorage.get_logs("team", "demo")
+    assert [(row["step"], row["loss"]) for row in kept if "loss" in row] == [(1, 0.5), (2, 0.25)]
+    assert [row["transcripts"]["_value"] for row in kept if "transcripts" in row] == [ROWS, ROWS]
 
 
 def test_importing_trackers_imports_neither() -> None:

@@ -25,7 +25,7 @@ ACTS: dict[str, Act] = {
 CALLS = {
     "metrics": ["open", "write"],
     "evaluation": ["open", "write"],
-    "episodes": ["open", "write", "replace"],
+    "episodes": ["open", "write"],
     "status": ["open", "write", "replace"],
     "latest": ["open", "write", "fsync", "replace"],
     "positions": ["open", "fsync"],
@@ -155,3 +155,21 @@ def test_every_row_that_was_recorded_survives_a_kill(tmp_path: Path) -> None:
     assert read_status(tmp_path / "run").state == "interrupted"
     with open_run(tmp_path / "run", resume=True, config="a: 1\n") as run:
         run.rewind({})
+
+
+def test_a_folder_of_episodes_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with open_run(tmp_path / "run") as run:
+        run.record_episodes(1, [group("a", 1)])
+        before = files(run.path)
+        for act in (run.positions, lambda: run.record_episodes(2, [group("a", 1)])):
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "iterdir", refuse)
+                with pytest.raises(RunDirectoryError, match=r"Cannot (read|write) .*episodes"):
+                    act()
+        assert files(run.path) == before
+        assert run.positions()["episodes/train"] == 1

@@ -19,7 +19,7 @@ from kapelle.grading.judge import endpoint as judge_endpoint
 from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
 from kapelle.rollout.play import Play, rollout
 from kapelle.runtime import http as chat_requests
-from kapelle.runtime.http import MAX_BYTES
+from kapelle.runtime.http import MAX_BYTES, exchange
 from kapelle.team import Endpoint
 from kapelle.types import Message
 
@@ -45,6 +45,8 @@ def trickling(begins: bytes, byte: bytes) -> Answer:
 
 
 trickles = trickling(b"content-length: 100000\r\n\r\n", b" ")
+trickles_chunks = trickling(b"transfer-encoding: chunked\r\n\r\n", b"1\r\n \r\n")
+trickles_trailers = trickling(b"transfer-encoding: chunked\r\n\r\n0\r\nx-long: ", b"a")
 trickles_headers = trickling(b"x-long: ", b"a")
 
 
@@ -73,6 +75,8 @@ async def is_packed(writer: asyncio.StreamWriter) -> None:
 BAD: dict[Answer, str] = {
     trickles: "not complete after 0.5 seconds",
     trickles_headers: "not complete after 0.5 seconds",
+    trickles_chunks: "not complete after 0.5 seconds",
+    trickles_trailers: "not complete after 0.5 seconds",
     never: "not complete after 0.5 seconds|Timeout",
     sends_200_megabytes: f"more than {MAX_BYTES:,} bytes",
     never_ends: f"more than {MAX_BYTES:,} bytes",
@@ -133,10 +137,18 @@ async def test_its_episode_fails_soon_and_the_others_go_on(bad: Answer) -> None:
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
 async def test_a_judge_too(bad: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_endpoint, "TIMEOUT", 0.5)
+    monkeypatch.setattr(judge_endpoint, "RETRIES", 0)
     async with served(bad) as (url, _):
         ask = ask_endpoint(JudgeEndpoint(endpoint=url, model="big"))
         with pytest.raises(EpisodeError, match=f"gave no answer: .*({BAD[bad]})"):
             await asyncio.wait_for(ask([Message("user", "?")]), 45)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
+async def test_what_is_asked_of_a_server_too(bad: Answer) -> None:
+    async with served(bad) as (url, _):
+        with pytest.raises(EpisodeError, match=BAD[bad]):
+            await asyncio.wait_for(exchange("GET", f"{url}/models", None, {}, 0.5), 45)
 
 
 async def test_no_more_connections_are_open_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

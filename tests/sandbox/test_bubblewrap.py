@@ -20,6 +20,7 @@ from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Layer, Limits, run
 from kapelle.sandbox.interpreter import needs
 from kapelle.sandbox.seccomp import filter_program, refused_calls
+from kapelle.sandbox.session import WATCH_CLOSELY_S, WATCH_EVERY_S, look_again_s
 from kapelle.sandbox.unsafe_subprocess import UnsafeSandboxWarning, UnsafeSubprocess
 
 
@@ -159,6 +160,27 @@ def test_the_result_tells_what_a_run_used(sandbox: Bubblewrap) -> None:
     result = run(sandbox, {"p.py": program}, [sandbox.python, "p.py"])
     assert 0.2 <= result.cpu_s < 1.0
     assert 50_000_000 < result.peak_memory_bytes < 100_000_000
+
+
+def test_a_run_ends_before_the_trainer_when_the_machine_runs_out_of_memory(sandbox: Bubblewrap) -> None:
+    assert run(sandbox, {}, ["sh", "-c", "cat /proc/self/oom_score_adj & wait"]).stdout == b"1000\n"
+
+
+def test_a_sandbox_that_is_not_ready_in_time_says_so(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = sandbox.prepare(Limits())
+    monkeypatch.setattr("kapelle.sandbox.session.BEGIN_WITHIN_S", 0.0)
+    with pytest.raises(SandboxError, match="not ready within 0 s"):
+        prepared.start({}, ["true"]).finish()
+
+
+def test_a_run_that_grows_fast_is_looked_at_soon() -> None:
+    mib = 1024**2
+    # Still, growing slowly, full in three looks; then in half of one, and full by now.
+    assert {look_again_s(grown * mib, 0.02, 100 * mib) for grown in (-50, 0, 1, 33)} == {WATCH_EVERY_S}
+    assert look_again_s(100 * mib, 0.02, 100 * mib) == pytest.approx(0.005)
+    assert look_again_s(100 * mib, 0.02, 1 * mib) == look_again_s(1, 0.02, 0) == WATCH_CLOSELY_S
 
 
 def test_where_nobody_can_count_lost_children_none_can_be_lost(

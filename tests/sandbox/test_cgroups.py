@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from kapelle.errors import SandboxError
+from kapelle.sandbox import cgroups
 from kapelle.sandbox.cgroups import RunCgroup, find_folder
 from kapelle.sandbox.contract import Limits
 
@@ -77,6 +79,33 @@ def test_a_run_is_bounded_counted_killed_and_removed(kernel: None, tmp_path: Pat
     run.close()
     assert list(tmp_path.iterdir()) == []
     run.close()
+
+
+def test_a_run_whose_dead_stay_a_while_is_removed_with_the_next_one(
+    kernel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "_GONE_WITHIN_S", 0.0)
+    late, other = (RunCgroup(tmp_path, Limits()) for _ in range(2))
+    remove = Path.rmdir
+
+    def busy(self: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "rmdir", busy)
+    late.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(Path, "rmdir", remove)
+    other.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_trainer_left_is_removed(kernel: None, tmp_path: Path) -> None:
+    folder = tree(tmp_path, "user.slice/kapelle.scope/kapelle", control="memory pids")
+    (folder / "kapelle").mkdir(exist_ok=True)
+    own = RunCgroup(folder, Limits())
+    (folder / "run-999999999-0123").mkdir()
+    find(tmp_path)
+    assert [path.name for path in folder.glob("run-*")] == [own._folder.name]
 
 
 def test_a_kernel_that_lacks_a_bound_is_no_strong_mode(tmp_path: Path) -> None:

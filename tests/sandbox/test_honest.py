@@ -45,6 +45,13 @@ for _ in range(6):
 assert [os.read(reader, 100) for reader in children] == [b"40000000"] * 6
 import time; time.sleep(0.2)
 """
+CHILDREN = """
+import subprocess
+# Until it starts its program, a child has its parent's memory: that is not twice as much.
+held = b"x" * 130_000_000
+for _ in range(150):
+    subprocess.run(["/bin/true"])
+"""
 COMMANDS = """
 import mmap, os, shutil, subprocess, tempfile
 done = subprocess.run(["sh", "-c", "sleep 0.05 & wait; echo waited"], capture_output=True)
@@ -53,6 +60,8 @@ assert subprocess.run("cat | wc -c", shell=True, input=b"x" * 200_000, capture_o
 with tempfile.TemporaryDirectory() as folder:
     with open(f"{folder}/a", "w") as file:
         file.write("x" * 100_000)
+        file.flush()
+        os.fsync(file.fileno())
     shutil.copy(f"{folder}/a", f"{folder}/b")
     shutil.copytree(folder, "copied")
 assert os.path.getsize("copied/b") == 100_000
@@ -79,6 +88,44 @@ for mode in ("delete", "wal"):
     one.commit()
     assert other.execute("select count(*) from numbers").fetchone() == (2,)
 """
+SHELVES = """
+import dbm, fcntl, mailbox, mmap, os, shelve, shutil, sqlite3, subprocess, sys, tarfile, tempfile
+for kind in dbm._names:
+    try:
+        with __import__(kind, fromlist=["open"]).open(f"/box/{kind}", "n") as store:
+            store["key"] = "value"
+    except ImportError:
+        continue
+with shelve.open("/box/shelf") as shelf:
+    shelf["numbers"] = [1, 2]
+with shelve.open("/box/shelf") as shelf:
+    assert shelf["numbers"] == [1, 2]
+base = sqlite3.connect("/box/base", timeout=0.0)
+base.execute("create table numbers (x)")
+base.execute("begin exclusive")
+other = "import sqlite3; sqlite3.connect('/box/base', timeout=0.0).execute('insert into numbers values (1)').connection.commit()"
+assert b"database is locked" in subprocess.run([sys.executable, "-c", other], capture_output=True).stderr
+base.commit()
+assert subprocess.run([sys.executable, "-c", other]).returncode == 0
+assert base.execute("select count(*) from numbers").fetchone() == (1,)
+letters = mailbox.mbox("/box/letters")
+letters.add("hello")
+letters.flush()
+with tempfile.TemporaryFile() as one, tempfile.NamedTemporaryFile() as two, tempfile.SpooledTemporaryFile(10) as three:
+    for file in (one, two, three):
+        file.write(b"x" * 5000)
+    two.flush()
+    fcntl.lockf(two, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.utime(two.name, (1, 1))
+    assert os.stat(shutil.copy2(two.name, "/box/copy")).st_mtime == 1
+    assert mmap.mmap(two.fileno(), 0, access=mmap.ACCESS_READ)[4999:] == b"x"
+with tarfile.open("/box/all.tar.gz", "w:gz") as archive:
+    archive.add("/box/copy")
+done = subprocess.run("cp -a /box/copy /box/more && mv /box/more /box/moved && dd if=/box/moved | sort | tee /box/tee | wc -c && "
+    "ls -la /box && du /box && find /box -newer /box/copy && stat -f /box && od -An -N4 /dev/urandom && sed -i s/x/y/ /box/tee",
+    shell=True, capture_output=True)
+assert done.returncode == 0 and done.stdout.startswith(b"5001"), done
+"""
 LOOPS = """
 import asyncio
 async def echo(reader, writer):
@@ -101,7 +148,9 @@ asyncio.run(main())
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", [POOLS, FORKS, COMMANDS, DATABASES, LOOPS], ids=lambda text: text.split()[1]
+    "program",
+    [POOLS, FORKS, CHILDREN, COMMANDS, DATABASES, SHELVES, LOOPS],
+    ids=["pools", "forks", "children", "commands", "databases", "shelves", "loops"],
 )
 def test_an_honest_program_runs_to_its_end(sandbox: Bubblewrap, program: str) -> None:
     limits = Limits(wall_s=120.0, cpu_s=60.0, memory_bytes=192 * 1024**2)

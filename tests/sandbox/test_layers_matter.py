@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.sandbox.hostile.program import Hostile, ends
-from tests.sandbox.test_hostile import PROGRAMS, Host, assert_contained, attack, host, survivors
+from tests.sandbox.test_hostile import PROGRAMS, Host, alive, assert_contained, attack, host
 
 from kapelle.sandbox import arguments, boot, bubblewrap
 from kapelle.sandbox.bubblewrap import Bubblewrap
@@ -144,6 +144,15 @@ def test_without_the_layer_a_program_gets_through(
         assert_contained(hostile, attack(sandbox, hostile, host, "layer"))
 
 
+@pytest.mark.slow
+def test_a_run_that_has_lost_its_clock_is_looked_at_all_the_same(
+    sandbox: Bubblewrap, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_filter(monkeypatch)
+    hostile = PROGRAMS["memory of a program that may not be read"]
+    assert_contained(hostile, attack(sandbox, hostile, host, "clock"))
+
+
 SUPERVISOR = """
 import sys, time
 from kapelle.sandbox import arguments
@@ -173,10 +182,12 @@ def test_a_supervisor_that_is_killed_takes_its_runs_with_it(sandbox: Bubblewrap,
         supervisor.kill()
         supervisor.wait()
         until = time.monotonic() + 30.0
-        while (left := survivors(marker)) and time.monotonic() < until and layer == "with":
-            os.sched_yield()
-        assert (left == []) == (layer == "with")
+        while alive(marker) and time.monotonic() < until and layer == "with":
+            time.sleep(0.01)
+        if layer == "without":
+            time.sleep(1.0)  # long after it would have ended
+        assert (alive(marker) == []) == (layer == "with")
     finally:
         supervisor.stdout.close()
-        for pid in survivors(marker):
+        for pid in alive(marker):
             os.kill(int(pid), signal.SIGKILL)

@@ -47,14 +47,17 @@ ATTACKS = """
 import json, sys
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import run
+from tests.sandbox.hostile.channels import CHANNELS
 from tests.sandbox.hostile.files import FILES
 from tests.sandbox.hostile.kernel import KERNEL
+from tests.sandbox.hostile.machine import MACHINE
 from tests.sandbox.hostile.processes import PROCESSES
 from tests.sandbox.hostile.resources import RESOURCES
+from tests.sandbox.hostile.unseen import UNSEEN
 from tests.sandbox.hostile.whole import WHOLE
 fill = json.loads(sys.argv[1])
 box, through = Bubblewrap(), []
-programs = {**RESOURCES, **PROCESSES, **FILES, **KERNEL, **WHOLE}
+programs = {**RESOURCES, **PROCESSES, **FILES, **KERNEL, **WHOLE, **MACHINE, **CHANNELS, **UNSEEN}
 for name, hostile in programs.items():
     text = hostile.source
     for key, value in fill.items():
@@ -111,4 +114,4 @@ def test_the_process_limit_counts_one_sandbox(sandbox: Bubblewrap, library: Path
 @pytest.mark.sandbox_full
 def test_every_hostile_program_is_contained(sandbox: Bubblewrap, library: Path, host: Host) -> None:
     fill = json.dumps({"secret": str(host.secret), "port": host.port, "socket": host.socket})
-    assert json.loads(as_user(sandbox, library, ATTACKS, fill)) == [74, []]
+    assert json.loads(as_user(sandbox, library, ATTACKS, fill)) == [105, []]

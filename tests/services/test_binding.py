@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kapelle.errors import ConfigError
+from kapelle.runtime.tokens import is_loopback
 from kapelle.services.binding import Binding
-from kapelle.settings.addresses import is_loopback
 
 LONG = "a-token-that-is-long-enough"
 

@@ -23,6 +23,10 @@ WITH_SECRETS = [
     "https://hunter2@example.org/v1",
     "https://example.org/v1?api_key=hunter2",
     "https://example.org/v1?a=1&Token=hunter2",
+    "https://example.org/v1?X-Amz-Signature=hunter2",
+    "https://example.org/v1?client_secret=hunter2",
+    "https://example.org/v1?sv=1&sig=hunter2",
+    "https://example.org/v1#accessToken=hunter2",
 ]
 
 
@@ -52,7 +56,7 @@ def test_what_is_no_address(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://localhost:8000/v1", "https://[::1]:9/", "https://example.org/v1?version=2"]
+    "url", ["http://localhost:8000/v1", "https://[::1]:9/", "https://example.org/v1?version=2&keyword=monkey"]
 )
 def test_addresses_without_secrets_stay_as_they_are(url: str) -> None:
     assert open_address(url) == url

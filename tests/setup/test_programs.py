@@ -35,7 +35,7 @@ def test_looking_at_a_recipe_starts_no_server(words: tuple[str, ...], tmp_path: 
     assert said.code == 0, said.err
     assert not trace.exists()
     if words == ("validate",):
-        assert "is not started; `--start` starts it" in said.out
+        assert "is left alone; `--start` starts or asks it" in said.out
 
 
 def test_it_is_started_when_that_is_asked_for(tmp_path: Path) -> None:
@@ -47,10 +47,13 @@ def test_it_is_started_when_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_servers_are_found_inside_of_mixtures_and_nothing_else_changes() -> None:
-    tools = Tools(questions=Arithmetic(digits=1), tools=(Calculator(), Mcp(command=("serve", "it"))))
+    tools = Tools(
+        questions=Arithmetic(digits=1),
+        tools=(Calculator(), Mcp(command=("serve", "it")), Mcp(url="https://tools.example/mcp")),
+    )
     plain = Tools(questions=Arithmetic(digits=1))
     mixed = Mixture(parts={"one": Part(environment=tools), "other": Part(environment=plain)})
     checked, left_out = without_programs(mixed)
-    assert left_out == ["serve it"]
+    assert left_out == ["serve it", "https://tools.example/mcp"]
     assert checked == Mixture(parts={name: Part(environment=plain) for name in ("one", "other")})
     assert without_programs(checked)[0] is checked

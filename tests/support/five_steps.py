@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.episode_lines import lines_in
 from tests.support.tiny import sections
 
 from kapelle.runs import checkpoint
-from kapelle.runs.reader import episode_steps
 from kapelle.runs.writer import read_evaluations, read_metrics
 from kapelle.training.trainer import Trainer
-from kapelle.types import Split
 
 STEPS = 5
-SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 def settings() -> dict[str, Any]:
@@ -61,13 +59,14 @@ def content(run: Path) -> dict[str, Any]:
     for state in learned.values():
         # The rows hold times, which differ in length; the process draws from its generators for others too.
         del state["loop"]["positions"], state["loop"]["random"]
-    episodes = {
-        f"{split}/{step}": (run / "episodes" / split / f"{step:08d}.jsonl").read_text()
-        for split in SPLITS
-        for step in episode_steps(run, split)
-    }
     latest = (run / "latest").read_text()
-    return {"m": metrics, "e": read_evaluations(run), "c": learned, "episodes": episodes, "latest": latest}
+    return {
+        "m": metrics,
+        "e": read_evaluations(run),
+        "c": learned,
+        "episodes": lines_in(run),
+        "latest": latest,
+    }
 
 
 def files(folder: Path) -> dict[str, bytes]:

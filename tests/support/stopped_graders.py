@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from kapelle.environments.tools.contract import ToolFault
-from kapelle.environments.tools.mcp import Connection, Lost, Mcp
+from kapelle.environments.tools.contract import Lost, ToolFault
+from kapelle.environments.tools.mcp import Mcp
+from kapelle.environments.tools.mcp_session import Connection
 from kapelle.environments.tools.python import Python
 from kapelle.errors import KapelleError
 from kapelle.grading.code.calls import CallTest, grade_calls
@@ -45,6 +46,9 @@ for line in sys.stdin:
         time.sleep({WORKS_S})
     if "id" in asked:
         said = {{"content": [{{"type": "text", "text": "2"}}]}}
+        if asked["method"] == "initialize":
+            version = asked["params"]["protocolVersion"]
+            said = {{"protocolVersion": version, "capabilities": {{}}, "serverInfo": {{"name": "two", "version": "1"}}}}
         print(json.dumps({{"jsonrpc": "2.0", "id": asked["id"], "result": said}}), flush=True)
 """
 

@@ -23,11 +23,11 @@ from kapelle.models.embedded import build_tokenizer
 from kapelle.models.renderer import ChatRenderer
 from kapelle.training.loop import Step
 
-SUMS = {"name": "arithmetic", "digits": 1}
+PAID = {"name": "tests.support.plugins:Digest"}  # for noise, so that every step has something to learn from
 DEBATE = {"name": "debate", "rounds": 2, "score_rounds": True}
 FEW = {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 4}}
-TWO = {"environment": SUMS, "workflow": DEBATE, "team": FEW}
-SOLO = {"environment": SUMS, "workflow": {"name": "solo"}, "team": {**FEW, "agents": 1}}
+TWO = {"environment": PAID, "workflow": DEBATE, "team": FEW}
+SOLO = {"environment": PAID, "workflow": {"name": "solo"}, "team": {**FEW, "agents": 1}}
 FIT = {"target": "monte_carlo", "capacity": 8, "min_fill": 4, "updates": 1}
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "environment": {
             "name": "tools",
             "form": "hermes",
-            "questions": SUMS,
+            "questions": PAID,
             "tools": [{"tool": "calculator"}],
         },
         "workflow": {"name": "tool_use"},
@@ -103,6 +103,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     kind = {
         "training": {"steps": 40, "tasks_per_step": 2},
         "checkpoint": {"every": 4},
+        "record": {"credit_episodes": 1},  # of two, DPO learns from both in some steps and from one in others
         **KINDS[request.param],
     }
     folder = tmp_path_factory.mktemp("growth") / "run"

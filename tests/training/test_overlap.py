@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.episode_lines import lines_in
 from tests.support.tiny import frozen_copy, same_bits, tiny_model
 from tests.training.test_queue import PPO, SMALL
 
@@ -57,9 +58,7 @@ def assert_same(run: Path, trainer: Trainer, alone: tuple[Path, dict[str, Any]])
     folder, weights = alone
     assert all(same_bits(end_of(trainer)[name], weights[name]) for name in weights)
     assert rows(run) == rows(folder)
-    episodes = [sorted((path / "episodes").rglob("*.jsonl")) for path in (run, folder)]
-    for one, other in zip(*episodes, strict=True):
-        assert one.read_bytes() == other.read_bytes()
+    assert lines_in(run) == lines_in(folder) != {}
 
 
 def sampler_of(trainer: Trainer) -> SamplingProcess:

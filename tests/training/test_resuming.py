@@ -37,8 +37,9 @@ OTHERWISE: dict[str, Any] = {
     "engine.timeout": 77.0,
     "grader.timeout": 77.0,
     "record": {"credit_episodes": 0},
+    "episodes": {"keep": 1, "keep_evaluations": 1},
     "evaluation": {"every": 1, "problems": 5, "problems_while_training": 3, "greedy": False},
-    "checkpoint": {"every": 1, "keep": 1},
+    "checkpoint": {"every": 1, "keep": 1, "best": "success", "best_is": "lowest"},
     "trackers": [{"name": "tensorboard"}],
 }
 """Another value of each setting of a run that no result depends on."""
@@ -61,6 +62,8 @@ ELSEWHERE = {
     ("Python", "cpu_s"),
     ("Python", "memory_mb"),
     ("Mcp", "call_s"),
+    ("Mcp", "key_env"),
+    ("Mcp", "headers_env"),
     # How long and how often a server is asked.
     ("RewardServer", "attempt_s"),
     ("RewardServer", "retries"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.episode_lines import lines_in
 from tests.support.killed_runs import SETTINGS, STEPS, Death, start, trainer
 from tests.support.tiny import same_bits
 
@@ -34,7 +35,7 @@ def remains(run: Path) -> dict[str, Any]:
         "evaluation rows": positions["evaluations.jsonl"],
         "metrics": rows(run),
         "evaluations": read_evaluations(run),
-        "episodes": {path.name: path.read_bytes() for path in sorted((run / "episodes/train").iterdir())},
+        "episodes": lines_in(run),
         "traces": {path.name: path.read_bytes() for path in sorted((run / "traces").iterdir())},
         "policies": {
             path.relative_to(latest).as_posix(): path.read_bytes()

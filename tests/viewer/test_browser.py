@@ -85,12 +85,16 @@ async def test_an_episode_is_searched_opened_and_read_as_an_agent(page: Page) ->
     assert await page.locator("article.turn").count() == 2
     assert "read by critic" in await page.locator("#turn-0 footer").inner_text()
     await page.get_by_role("link", name="critic", exact=True).click()
+    await page.wait_for_url("**as=critic**")
     assert await page.locator(".hidden-turn").count() == 0, "the critic read the solver's turn"
     await page.get_by_role("link", name="solver", exact=True).click()
+    await page.wait_for_url("**as=solver**")
     assert "not read by solver" in await page.locator("#turn-1").inner_text()
+    await page.wait_for_load_state()  # keys are heard once the scripts are there
     await page.keyboard.press("]")
     await page.wait_for_url("**/episode/train/5/2")
     await page.get_by_role("link", name="side by side").click()
+    await page.wait_for_url("**/together?**")
     assert await page.locator(".beside section").count() == 2
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tests.support.viewed_runs import append_step, write_run
 
+from kapelle.runs.findings import keep_evaluation
 from kapelle.runs.writer import RunDirectory
 from kapelle.services.binding import Binding
 from kapelle.services.http.server import HttpServer
@@ -61,6 +62,7 @@ def test_every_page_comes_with_the_policy(path: str, web: httpx.Client) -> None:
         "/run/%00",
         "/run/pair-0/episode/train/3/99",
         "/run/pair-0/episode/other/3/0",
+        f"/run/pair-0/episode/train/{'9' * 400}/{'9' * 400}",
         "/run/pair-0/episode/train/3/0/9",
         "/run/pair-0/together?e=train.9.0",
     ],
@@ -101,6 +103,24 @@ def test_a_token_is_asked_for_where_one_is_set(runs: Path) -> None:
         assert web.get("/").status_code == 401
         assert web.get("/static/page.js").status_code == 401
         assert web.get("/", auth=("me", LONG)).status_code == 200
+
+
+def test_a_team_stands_beside_what_its_tokens_do_without_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    team = {"success": 0.5, "interval": [0.25, 0.75], "scored": 40, "tokens": 12.5}
+    alone = {"agents": ["solver", "critic"], "answers": 1, **team, "success": 0.375}
+    keep_evaluation(run, {"steps": 2, "team": team, "baselines": [alone, {**alone, "answers": 3}, 7]}, [])
+    keep_evaluation(run, {"steps": 2, "team": {"success": None}, "baselines": None}, [])
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as web,
+    ):
+        text = web.get("/run/run").text
+    assert [text.count(each) for each in ("solver, critic alone", "majority of 3 answers", "37.5 %")] == [
+        1,
+        1,
+        2,
+    ]
 
 
 def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:

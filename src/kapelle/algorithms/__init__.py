@@ -1,1 +1,38 @@
-"""algorithms of kapelle."""
+"""Built-in algorithms, each by its class; `BUILTIN_ALGORITHMS` of `kapelle.algorithm` has their names in recipes."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kapelle.algorithm import BUILTIN_ALGORITHMS
+from kapelle.lazy_names import classes, lazy
+
+HOMES: Mapping[str, str] = classes(BUILTIN_ALGORITHMS)
+"""Class → module that defines it: `from kapelle.algorithms import GRPO`."""
+
+if TYPE_CHECKING:
+    from kapelle.algorithms.at_grpo import ATGRPO as ATGRPO
+    from kapelle.algorithms.cory import CORY as CORY
+    from kapelle.algorithms.distill import Distill as Distill
+    from kapelle.algorithms.dpo import DPO as DPO
+    from kapelle.algorithms.dr_mas import DrMAS as DrMAS
+    from kapelle.algorithms.grpo import GRPO as GRPO
+    from kapelle.algorithms.happo import HAPPO as HAPPO
+    from kapelle.algorithms.magrpo import MAGRPO as MAGRPO
+    from kapelle.algorithms.maporl import MAPoRL as MAPoRL
+    from kapelle.algorithms.mappo import MAPPO as MAPPO
+    from kapelle.algorithms.marft import MARFT as MARFT
+    from kapelle.algorithms.mars import MARS as MARS
+    from kapelle.algorithms.opo import OPO as OPO
+    from kapelle.algorithms.ppo import IPPO as IPPO
+    from kapelle.algorithms.ppo import PPO as PPO
+    from kapelle.algorithms.qmix import QMIX as QMIX
+    from kapelle.algorithms.rae import RAE as RAE
+    from kapelle.algorithms.reinforce_plus_plus import ReinforcePlusPlus as ReinforcePlusPlus
+    from kapelle.algorithms.remax import ReMax as ReMax
+    from kapelle.algorithms.rloo import RLOO as RLOO
+    from kapelle.algorithms.sft import SFT as SFT
+    from kapelle.algorithms.vdn import VDN as VDN
+    from kapelle.algorithms.vdn_token import VDNToken as VDNToken
+    from kapelle.algorithms.verifier import Verifier as Verifier
+
+__getattr__, __dir__ = lazy(__name__, HOMES)

@@ -37,6 +37,7 @@ class ATGRPO(TreeSampling):
 
     name: Literal["at_grpo"] = "at_grpo"
     scale: Literal["std", "none"] = "std"
+    """`std`: divided by the spread of the candidates; `none`: differences from their mean alone."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""

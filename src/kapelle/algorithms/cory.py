@@ -34,7 +34,7 @@ class CORY(Settings):
     name: Literal["cory"] = "cory"
     base: Annotated[AlgorithmSettings, Plugged()]
     """Settings of the algorithm that learns; its `team_reward` is `sum`."""
-    swap_every: int = Field(5, ge=0)
+    swap_every: int = Field(default=5, ge=0)
     """Steps between exchanges; 0 never."""
 
     @field_validator("base", mode="before")

@@ -44,12 +44,14 @@ class Distill(Settings):
     teacher: str | dict[str, str]
     """Path of the model that teaches, or the PEFT folder of an adapter that an earlier run saved; one for all policies,
     or one for each, by policy."""
-    discount: float = Field(1.0, ge=0.0, le=1.0)
+    discount: float = Field(default=1.0, ge=0.0, le=1.0)
     """γ: 1 lowers the divergence of whole completions, 0 that of each token alone."""
-    group_size: int = Field(4, ge=1)
+    group_size: int = Field(default=4, ge=1)
     """Episodes per task; one alone has no baseline."""
-    epochs: int = Field(1, ge=1)
-    minibatches: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the samples of a step."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimiser steps into which each pass is divided."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""

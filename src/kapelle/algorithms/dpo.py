@@ -41,17 +41,20 @@ class DPO(Settings):
     """`rollout`: the team plays and its episodes are compared. `recorded`: recorded pairs of the environment, or
     the answers of its script."""
     kind: Literal["dpo", "ipo"] = "dpo"
-    beta: float = Field(0.1, gt=0.0)
+    """`dpo` (2305.18290) or `ipo` (2310.12036)."""
+    beta: float = Field(default=0.1, gt=0.0)
     """How strongly the policy is kept close to its reference."""
-    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
+    label_smoothing: float = Field(default=0.0, ge=0.0, lt=0.5)
     """Probability that a pair is the wrong way round."""
-    group_size: int = Field(2, ge=1)
+    group_size: int = Field(default=2, ge=1)
     """Episodes per task, of which the best and the worst are compared."""
     team_reward: TeamReward = "mean"
-    reference_every: int = Field(0, ge=0)
+    reference_every: int = Field(default=0, ge=0)
     """Steps between refreshes of the reference policy; 0 never refreshes it."""
-    epochs: int = Field(1, ge=1)
-    minibatches: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the samples of a step."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimiser steps into which each pass is divided."""
 
     @model_validator(mode="after")
     def _makes_pairs(self) -> DPO:
@@ -75,6 +78,7 @@ class DPO(Settings):
             update=Update(self.epochs, self.minibatches),
             returns=shared_by(self.team_reward),
             after_update=refreshed(self.reference_every),
+            lacks="no pairs, as every attempt at a task earned the same",
         )
 
     def _loss(self) -> PolicyLoss:

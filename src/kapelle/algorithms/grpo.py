@@ -34,8 +34,10 @@ class GRPO(MonteCarlo):
 
     name: Literal["grpo"] = "grpo"
     compare: Literal["agent", "episode"] = "agent"
+    """With what an agent's return is compared: with its own in the group's other episodes, or with everybody's."""
     scale: Literal["std", "none"] = "std"
-    redraw: int = Field(0, ge=0)
+    """`std` as in GRPO; `none` as in Dr.GRPO (2503.20783)."""
+    redraw: int = Field(default=0, ge=0)
     """DAPO's dynamic sampling: how often a group without variance is replaced by another task's."""
 
     def build(self) -> Algorithm:

@@ -38,7 +38,7 @@ class SummedSurrogate(SurrogateConfig):
     """The clipped surrogate, its log-probs summed over a turn and averaged over turns unless told otherwise."""
 
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = "sequence_sum"
-    constant: int = Field(1, ge=1)
+    constant: int = Field(default=1, ge=1)
 
     @model_validator(mode="before")
     @classmethod

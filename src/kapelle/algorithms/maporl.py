@@ -52,7 +52,7 @@ _Value = Callable[[Turn], float]
 class TurnwiseGAE(GAEConfig):
     """GAE that by default passes nothing on from turn to turn: R_t holds the future already."""
 
-    gamma_turn: float = Field(0.0, ge=0.0, le=1.0)
+    gamma_turn: float = Field(default=0.0, ge=0.0, le=1.0)
 
 
 class MAPoRL(ActorCritic):
@@ -61,12 +61,14 @@ class MAPoRL(ActorCritic):
     name: Literal["maporl"] = "maporl"
     verifier: str | None = None
     """Folder of a trained verifier; null takes the environment's own score of each answer."""
-    least_auc: float | None = Field(0.7, gt=0.5, le=1.0)
+    least_auc: float | None = Field(default=0.7, gt=0.5, le=1.0)
     """Least area under the curve that the verifier must have reached among answers to one held-out question, with an
     interval above ½, before it may pay; null lets any verifier pay."""
     horizon: Literal["discounted_sum", "last", "current"] = "discounted_sum"
+    """Which scores pay a turn: this one and the discounted later ones, the last one, or this one."""
     sharing: Literal["all", "individual"] = "all"
-    discount: float = Field(1.0, ge=0.0, le=1.0)
+    """Whether a turn is paid for the scores of all agents, or for its own agent's."""
+    discount: float = Field(default=1.0, ge=0.0, le=1.0)
     """γ of R_t; read with `horizon: discounted_sum`."""
     influence: tuple[float, float, float, float] = NO_INFLUENCE
     """α0, α1, α2, α3."""

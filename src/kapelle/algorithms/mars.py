@@ -31,10 +31,11 @@ class MARS(MonteCarlo):
     """Settings of MARS."""
 
     name: Literal["mars"] = "mars"
-    group_size: int = Field(1, ge=1)
+    group_size: int = Field(default=1, ge=1)
     """Episodes per task; players are compared over the whole step, not within a group."""
     team_reward: TeamReward = "individual"
     normalise: Literal["sum_then_normalise", "normalise_then_sum"] = "sum_then_normalise"
+    """Whether a player's returns are summed and then normalised, or the turns' scores are normalised and then summed."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""

@@ -31,18 +31,21 @@ from kapelle.team import Team
 class ActorCritic(Settings):
     """Settings of all algorithms with a critic; each adds its name and its own settings."""
 
-    group_size: int = Field(1, ge=1)
+    group_size: int = Field(default=1, ge=1)
     """Episodes per task; a critic needs no group."""
     team_reward: TeamReward = "mean"
     penalties: PenaltyConfig = FREE
     gae: GAEConfig = GAEConfig()
     loss: SurrogateConfig = SurrogateConfig()
     value_loss: ValueLossConfig = ValueLossConfig()
-    reference_every: int = Field(0, ge=0)
+    reference_every: int = Field(default=0, ge=0)
     """Steps between refreshes of the reference policy; 0 never refreshes it."""
     order: OrderConfig = Joint()
-    epochs: int = Field(2, ge=1)
-    minibatches: int = Field(1, ge=1)
+    """Whether policies are updated together, in turn, by chance, or one after another."""
+    epochs: int = Field(default=2, ge=1)
+    """Passes over the samples of a step."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimiser steps into which each pass is divided."""
     umad: UMADConfig = UMADConfig()
 
     @model_validator(mode="after")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class MixingConfig(Settings):
     """Size of the mixing network."""
 
-    units: int = Field(32, ge=1)
+    units: int = Field(default=32, ge=1)
     """Mixing units."""
-    hidden: int = Field(64, ge=1)
+    hidden: int = Field(default=64, ge=1)
     """Width of the hidden layer of the hypernetworks that make W1 and W2."""
 
 

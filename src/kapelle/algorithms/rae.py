@@ -31,9 +31,10 @@ class RAE(MonteCarlo):
     """Settings of role-conditioned advantage estimation."""
 
     name: Literal["rae"] = "rae"
-    group_size: int = Field(1, ge=1)
+    group_size: int = Field(default=1, ge=1)
     team_reward: TeamReward = "individual"
-    decay: float = Field(0.95, ge=0.0, lt=1.0)
+    decay: float = Field(default=0.95, ge=0.0, lt=1.0)
+    """Share of the former mean in the running one, at each new return."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""

@@ -31,14 +31,15 @@ class ReinforcePlusPlus(MonteCarlo):
     """Settings of REINFORCE++."""
 
     name: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
-    group_size: int = Field(1, ge=1)
+    group_size: int = Field(default=1, ge=1)
     """Episodes per task; two or more with `baseline: group`."""
     baseline: Literal["none", "group"] = "none"
+    """`group`: the mean of the task's episodes is taken off first."""
     whiten: Literal["attempts", "tokens"] = "attempts"
     """What weighs the same in the mean and spread of `baseline: group`; without it tokens always do."""
-    gamma: float = Field(1.0, ge=0.0, le=1.0)
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount per token."""
-    kl_in_reward: float = Field(0.0, ge=0.0)
+    kl_in_reward: float = Field(default=0.0, ge=0.0)
     """β of the per-token penalty to the reference policy."""
 
     @model_validator(mode="after")

@@ -26,7 +26,7 @@ class ReMax(MonteCarlo):
     """Settings of ReMax."""
 
     name: Literal["remax"] = "remax"
-    group_size: int = Field(1, ge=1)
+    group_size: int = Field(default=1, ge=1)
     """Sampled episodes per task; the greedy one is additional."""
 
     def build(self) -> Algorithm:

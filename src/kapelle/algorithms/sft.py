@@ -25,10 +25,11 @@ class SFT(Settings):
     """Settings of supervised fine-tuning."""
 
     name: Literal["sft"] = "sft"
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over each step's demonstrations."""
-    minibatches: int = Field(1, ge=1)
-    world_model: float = Field(0.0, ge=0.0)
+    minibatches: int = Field(default=1, ge=1)
+    """Optimiser steps into which each pass is divided."""
+    world_model: float = Field(default=0.0, ge=0.0)
     """Weight of a token that the agent observes next, against 1 for one that it writes."""
 
     def build(self) -> Algorithm:
@@ -38,6 +39,7 @@ class SFT(Settings):
             policy_loss=negative_log_likelihood,
             data=Data("demonstrations", observations=self.world_model),
             update=Update(self.epochs, self.minibatches),
+            lacks="no demonstration has a turn of a trained agent",
         )
 
 

@@ -42,12 +42,15 @@ class Verifier(Settings):
     data: Literal["rollout", "recorded"] = "rollout"
     """`rollout`: the frozen team's answers, graded. `recorded`: solutions that the environment has recorded."""
     objective: Literal["labels", "pairs"] = "labels"
+    """`labels`: right or wrong, one by one. `pairs`: a right one over a wrong one."""
     balance: Literal["question", "none"] = "question"
     """Read with `objective: labels`; pairs are balanced by construction."""
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(default=8, ge=1)
     """Episodes per question."""
-    epochs: int = Field(1, ge=1)
-    minibatches: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the samples of a step."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimiser steps into which each pass is divided."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
@@ -59,6 +62,7 @@ class Verifier(Settings):
             needs=(CriticValues(CriticSpec("answer", loss, "shared", everyone=True)),),
             update=Update(self.epochs, self.minibatches),
             memory=lambda team, seed: VerifierTargets(self),
+            lacks="no question has a right and a wrong answer",
         )
 
 

@@ -17,7 +17,7 @@ from io import TextIOWrapper
 
 from kapelle.cli.output import complain, complain_of_defect, leave_ranks_here, say
 from kapelle.cli.parser import parse
-from kapelle.cli.stopping import exit_code, leave, termination
+from kapelle.cli.stopping import exit_code, leave, take_signals, termination
 from kapelle.errors import KapelleError
 from kapelle.runtime.descriptors import raise_limit
 from kapelle.runtime.machine import refusal
@@ -31,24 +31,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Without `argv` this is the process's own command; if it was stopped, the process ends here.
     """
-    code = _code(sys.argv[1:] if argv is None else argv)
-    if argv is None:
-        leave(code)
+    if argv is not None:
+        return _code(argv, own=False)
+    take_signals()
+    try:
+        code = _code(sys.argv[1:], own=True)
+    except KeyboardInterrupt as stop:  # another Ctrl-C, while the first one was acted on
+        code = exit_code(stop)
+    leave(code)
     return code
 
 
-def _code(argv: Sequence[str]) -> int:
+def _code(argv: Sequence[str], *, own: bool) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     raise_limit()
     with termination():
         try:
-            return _run(argv)
+            return _run(argv, own=own)
         except KapelleError as error:
             complain(str(error))
             return EXIT_WRONG
         except KeyboardInterrupt as stop:
+            complain("stopped.")
             return exit_code(stop)
         except BrokenPipeError:
             # The reader has gone (`kapelle … | head`); Python would complain once more at its exit.
@@ -65,12 +71,16 @@ def _code(argv: Sequence[str]) -> int:
             return code
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str], *, own: bool) -> int:
     parsed = parse(argv)
     if isinstance(parsed, str):
         say(parsed)
         return 0
     command, arguments = parsed
+    if own:
+        from kapelle.cli.plain_streams import clean_what_others_print
+
+        clean_what_others_print()
     code: int = importlib.import_module(f"kapelle.cli.{command.module}").run(arguments)
     leave_ranks_here()
     return code

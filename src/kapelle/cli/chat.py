@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
+import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+import threading
+from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.lines import Lines
-from kapelle.cli.output import say, words_only
+from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Watch
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError, need_known
+from kapelle.runs.best import split_run
 from kapelle.runs.reader import read_config
+from kapelle.runtime.characters import cleaned
 
 if TYPE_CHECKING:
     from kapelle.services.policy.agents import Agents
     from kapelle.services.policy.teams import Spoken
 
-ANEW = "/new"
+RESET = ("/reset", "/new")
+QUIT = ("/quit", "/exit")
+COMMANDS = "/reset begins anew, /quit or Ctrl-D ends, Ctrl-C breaks an answer off"
+STYLES = ("bold cyan", "bold magenta", "bold green", "bold yellow", "bold blue")
+_COMMAND = re.compile(r"/[a-z]+")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     named, settings = split_words(arguments.words)
     if len(named) != 1 or settings:
         raise ConfigError("Name one run directory: `kapelle chat RUN`.")
-    folder = Path(named[0])
+    folder, which = split_run(named[0])
     read_config(folder)  # raises when there is no run
     hush()
     from kapelle.engines.rollout.protocol import ServesCallers
@@ -37,22 +45,30 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.services.policy.engine_thread import EngineThread
     from kapelle.training.served import open_served
 
-    served = open_served(folder, Watch(Lines(sys.stderr)))
+    served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
     need_known("--agent", "agent", arguments.agent, served.play.team.names)
     if isinstance(served.play.engine, ServesCallers):
         served.play.engine.serve()
     say(
-        f"Talk with {arguments.agent or ', '.join(served.play.team.names)}. {ANEW} begins anew, Ctrl-D ends.",
+        f"Talk with {arguments.agent or ', '.join(served.play.team.names)}. {COMMANDS}.",
         sys.stderr,
     )
     with EngineThread() as thread:
         messages: list[dict[str, Any]] = []
         for line in _lines():
-            if line == ANEW:
+            if line in QUIT:
+                break
+            if line in RESET:
                 messages = []
+                say("begun anew", sys.stderr)
+                continue
+            if _COMMAND.fullmatch(line):
+                say(f"{line} is no command: {COMMANDS}.", sys.stderr)
                 continue
             messages.append({"role": "user", "content": line})
-            text = asyncio.run(_answer(Agents(served.play, thread), arguments.agent, messages))
+            text = asyncio.run(
+                _unless_stopped(_answer(Agents(served.play, thread), arguments.agent, messages))
+            )
             if text is None:
                 messages.pop()
             else:
@@ -62,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _lines() -> Iterator[str]:
     """Yield what people type, without empty lines."""
-    while True:
+    while sys.stdin is not None:  # closed by the shell: `<&-`
         if sys.stdin.isatty():
             print("you: ", end="", flush=True)
         line = sys.stdin.readline()
@@ -70,6 +86,36 @@ def _lines() -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
+
+
+async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None:
+    """Return an answer; None where Ctrl-C has broken it off, which ends nothing else."""
+    task, before = asyncio.ensure_future(answer), signal.getsignal(signal.SIGINT)
+    heard = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    if heard:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        say()
+        say("broken off; the question is forgotten", sys.stderr)
+        return None
+    finally:
+        if heard:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, before)
+
+
+def _name(agent: str) -> None:
+    """Print who speaks, in a colour of its own where this is a terminal."""
+    if not sys.stdout.isatty():
+        print(f"{agent}: ", end="", flush=True)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    style = STYLES[sum(agent.encode()) % len(STYLES)]
+    Console(highlight=False, soft_wrap=True).print(Text(f"{cleaned(agent)}: ", style=style), end="")
 
 
 async def _answer(agents: Agents, agent: str | None, messages: list[dict[str, Any]]) -> str | None:
@@ -97,7 +143,8 @@ async def _of_team(agents: Agents, request: Any) -> str:
             final = each.text
         else:
             turns.hear(each)
-    say(f"team: {words_only(final)}")
+    _name("team")
+    say(cleaned(final))
     return final
 
 
@@ -113,9 +160,9 @@ class _Turns:
         if said.begins:
             self._open.append((said.agent, []))
             if len(self._open) == 1:
-                print(f"{said.agent}: ", end="", flush=True)
+                _name(said.agent)
         turn = next(each for each in reversed(self._open) if each[0] == said.agent)
-        turn[1].append(words_only(said.text))
+        turn[1].append(cleaned(said.text))
         if turn is self._open[0]:
             print(turn[1].pop(), end="", flush=True)
         if said.ends:
@@ -125,7 +172,8 @@ class _Turns:
             say()
             if self._open:
                 agent, words = self._open[0]
-                print(f"{agent}: {''.join(words)}", end="", flush=True)
+                _name(agent)
+                print("".join(words), end="", flush=True)
                 words.clear()
 
 
@@ -134,12 +182,12 @@ async def _of_agent(agents: Agents, agent: str, request: Any) -> str:
 
     chat, messages = read_chat(agents, agent, agent, request)
     chat = await prompted(chat, agents, messages, None)
-    print(f"{agent}: ", end="", flush=True)
+    _name(agent)
     said = ""
     async for piece in chat.chunks(agents.answers(chat.prompt, listening=True)):
         if not isinstance(piece, str):
             text = piece["choices"][0]["delta"].get("content", "")
             said += text
-            print(words_only(text), end="", flush=True)
+            print(cleaned(text), end="", flush=True)
     say()
     return said

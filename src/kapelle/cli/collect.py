@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             _play(arguments, file, counts)
         except KeyboardInterrupt as stop:
+            if not counts.kept:
+                raise
             stopped = exit_code(stop)
         if not counts.kept:
             raise DataError(_nothing(arguments.min_reward, counts))
@@ -60,10 +63,16 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
     if arguments.out is None:
         raise ConfigError("`kapelle collect` writes a file. Name it with --out FILE.")
+    if arguments.out.endswith((".gz", ".parquet", ".csv", ".json")):
+        raise ConfigError(
+            f"--out {arguments.out}: `kapelle collect` writes JSON lines. Name it .jsonl, or .jsonl.zst for them compressed."
+        )
     if arguments.purpose == "verifier" and arguments.min_reward is not None:
         raise ConfigError("A verifier learns from wrong answers too. Leave --min-reward out.")
     if arguments.purpose == "sft" and arguments.min_reward is None:
         raise ConfigError("Set which episodes are good with --min-reward X, or use --for verifier.")
+    if arguments.min_reward is not None and not math.isfinite(arguments.min_reward):
+        raise ConfigError(f"--min-reward is {arguments.min_reward}. Give a number.")
     if arguments.purpose == "sft" and arguments.no_balance:
         raise ConfigError("--no-balance is for --for verifier; episodes for SFT are not balanced.")
 
@@ -101,6 +110,7 @@ def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> Non
     from kapelle.runtime.event_loop import run_async
     from kapelle.runtime.seeds import derive_seed
 
+    out = Path(arguments.out)
     player = open_player(arguments)
     tasks = choose_tasks(player.play.environment, "train", arguments.tasks, player.config.seed)
     seed = derive_seed(player.config.seed, "collect")
@@ -113,11 +123,11 @@ def _play(arguments: argparse.Namespace, file: IO[bytes], counts: Counts) -> Non
         counts.error = next((e.error for e in episodes if e.error), counts.error)
         rewards = [episode_reward(episode) for episode in episodes if episode.error is None]
         counts.best = max([*rewards, *([] if counts.best is None else [counts.best])], default=None)
-        for number, episode in good_episodes(groups, arguments.min_reward):
-            rows = sft_rows(number, episode)
-            with writing(Path(arguments.out), "--out"):
-                write_all(file.fileno(), dump_rows(rows))
-            counts.kept, counts.turns = counts.kept + 1, counts.turns + len(rows)
+        good = list(good_episodes(groups, arguments.min_reward))
+        rows = [row for number, episode in good for row in sft_rows(number, episode)]
+        with writing(out, "--out"):
+            write_all(file.fileno(), dump_rows(rows, out, first))
+        counts.kept, counts.turns = counts.kept + len(good), counts.turns + len(rows)
         say(f"{first + len(chosen)}/{len(tasks)} tasks played, {counts.kept} episodes kept", sys.stderr)
 
 

@@ -48,11 +48,13 @@ def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) 
             rows += answer_rows(groups)
             say(f"{first + len(chosen)}/{len(tasks)} tasks played, {len(rows)} answers graded", sys.stderr)
     except KeyboardInterrupt as stop:
+        if not rows:
+            raise
         stopped = exit_code(stop)
     kept = balance(rows, seed, equal=not arguments.no_balance)
     if not kept.rows:
         raise DataError(_nothing(kept, failure))
-    write_all(file.fileno(), dump_rows(kept.rows))
+    write_all(file.fileno(), dump_rows(kept.rows, Path(arguments.out)))
     _report(arguments, player, kept, stopped)
     return stopped
 

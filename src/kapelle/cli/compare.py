@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kapelle.cli.output import command, say
 from kapelle.cli.quiet import hush
+from kapelle.cli.stopping import exit_code
 from kapelle.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,15 +31,15 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.comparison.results import standings, table
     from kapelle.comparison.running import train_all
 
-    announce("kapelle compare", as_json=arguments.json)
     stream = sys.stderr if arguments.json else sys.stdout
     comparison = _comparison(arguments)
+    announce("kapelle compare", as_json=arguments.json)
     say(f"{len(comparison.runs)} runs, kept in {comparison.folder}", stream)
     try:
         train_all(comparison, arguments.jobs or cores(), lambda line: say(line, stream))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         say(f"stopped; nothing is lost. Continue with: {_again(arguments, comparison.folder)}", stream)
-        raise
+        return exit_code(stop)
     result = comparison.write()
     measured = comparison.measure()
     if arguments.json:
@@ -46,6 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in ["", *table(standings(comparison.contenders, measured)), LEGEND]:
             say(line)
+    for why in dict.fromkeys(each.reason for each in measured if each.reason):
+        say(
+            f"{', '.join(f'{each.label} seed {each.seed}' for each in measured if each.reason == why)}: {why}",
+            stream,
+        )
     wrong = [each for each in measured if each.error is not None]
     for each in wrong:
         say(f"{each.label} seed {each.seed} failed: {each.error}", stream)

@@ -19,8 +19,8 @@ def run(arguments: argparse.Namespace) -> int:
     files, _ = split_words(arguments.words)
     if files:
         raise ConfigError(f"`kapelle demo` takes no '{files[0]}'. Settings look like training.steps=20.")
-    announce("kapelle demo", as_json=arguments.json)
     source = read_source(["demo", *arguments.words], arguments.run_dir, resume=False, real=False)
+    announce("kapelle demo", as_json=arguments.json)
 
     return train(source, "kapelle demo", next_commands, as_json=arguments.json, plain=arguments.no_rich)
 

@@ -18,10 +18,10 @@ def environment_named(name: str, settings: Sequence[str]) -> Environment:
 
     `settings` are `environment.key=value`. ConfigError for a name that is none of these.
     """
-    from kapelle.setup.recipe import builtin_recipes, lay_over, load_recipe
+    from kapelle.setup.recipe import lay_over, load_recipe
 
     config: RunConfig
-    if name in builtin_recipes() or name.endswith((".yaml", ".yml")):
+    if is_recipe(name):
         config = load_recipe(name, (), tuple(settings)).config
     else:
         values: dict[str, Any] = {"name": "openspiel", "game": name}
@@ -35,6 +35,13 @@ def environment_named(name: str, settings: Sequence[str]) -> Environment:
     return config.environment
 
 
+def is_recipe(name: str) -> bool:
+    """Return whether a name is that of a built-in recipe, or of a YAML file."""
+    from kapelle.setup.recipe import builtin_recipes
+
+    return name in builtin_recipes() or name.endswith((".yaml", ".yml"))
+
+
 def _check_game(name: str) -> None:
     from kapelle.environments.openspiel.games import load_game
     from kapelle.setup.recipe import builtin_recipes
@@ -42,7 +49,8 @@ def _check_game(name: str) -> None:
     try:
         load_game(name, {})
     except KapelleError as error:
-        known = [*environments.BUILTIN, *builtin_recipes()]
-        raise ConfigError(
-            f"'{name}' is not an environment, recipe or run directory.{did_you_mean(name, known)} As a game: {error}"
-        ) from error
+        hint = did_you_mean(name, [*environments.BUILTIN, *builtin_recipes()])
+        unknown = f"'{name}' is not an environment, recipe or run directory"
+        if isinstance(error.__cause__, ImportError) and "Did you mean" not in hint:
+            raise ConfigError(f"{error} Without its games, {unknown}.") from error
+        raise ConfigError(f"{unknown}.{hint} As a game: {error}") from error

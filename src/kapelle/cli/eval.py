@@ -6,10 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.output import returns, say
+from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
+from kapelle.runs.best import split_run
+from kapelle.runs.findings import keep_evaluation
 
 if TYPE_CHECKING:
     from kapelle.cli.player import Player
@@ -28,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     from kapelle.cli.player import open_player
     from kapelle.evaluation.baselines import compute_matched
-    from kapelle.evaluation.evaluate import choose_tasks, evaluate_tasks, greedy_play
+    from kapelle.evaluation.evaluate import choose_tasks, evaluate_tasks, greedy_play, why_fewer
     from kapelle.runtime.event_loop import run_async
 
     player = open_player(arguments)
@@ -37,12 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
     tasks = choose_tasks(play.environment, "test", settings.problems)
     say(f"playing {len(tasks)} unseen problems", sys.stderr)
     result = run_async(lambda: evaluate_tasks(play, tasks, player.config.seed, player.returns))
+    result = replace(result, fewer=why_fewer(play.environment, "test", settings.problems, len(tasks)))
     baselines: Sequence[Baseline] = []
     if not arguments.no_baselines:
         say("spending the same number of tokens without a team", sys.stderr)
         baselines = run_async(lambda: compute_matched(play, tasks, result.tokens, player.config.seed))
+    row = _row(player, result, baselines)
+    if player.steps is not None:
+        keep_evaluation(split_run(player.name)[0], row, split_words(arguments.words)[1])
     if arguments.json:
-        say(json.dumps(_row(player, result, baselines)))
+        say(json.dumps(row))
     else:
         for line in _lines(player, result, baselines):
             say(line)
@@ -104,10 +112,12 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
 def _team(result: Evaluation) -> tuple[str, str]:
     if result.success is not None or not result.reward:
         return _rate(result.rate)
-    failed = f", {result.failed} failed" if result.failed else ""
+    from kapelle.metrics.statistics import missing_text
+
+    missing = missing_text(result.failed, result.fewer)
     return (
         f"return {returns(result.reward)}",
-        f"played {result.problems - result.failed} of {result.problems}{failed}",
+        f"played {result.problems - result.failed} of {result.problems}{missing}",
     )
 
 
@@ -118,12 +128,14 @@ def _rate(rate: Rate) -> tuple[str, str]:
 
 
 def _rate_row(rate: Rate) -> dict[str, Any]:
-    return {"success": rate.value, "interval": rate.interval, "scored": rate.scored, "problems": rate.played}
+    found = {"success": rate.value, "interval": rate.interval, "scored": rate.scored}
+    return {**found, "problems": rate.played, "failed": rate.failed}
 
 
 def _agents(player: Player, result: Evaluation) -> list[str]:
     from kapelle.environment import asks_questions
     from kapelle.evaluation.evaluate import own_scores, own_totals
+    from kapelle.metrics.statistics import missing_text
 
     questions = asks_questions(player.play.environment)
     own = (own_scores if questions else own_totals)(result.groups)
@@ -142,7 +154,7 @@ def _agents(player: Player, result: Evaluation) -> list[str]:
                 _line(
                     f"  {agent}",
                     f"reward {rate.value:.3f}{ends}",
-                    f"in {rate.scored} of {rate.played}",
+                    f"in {rate.scored} of {rate.played}{missing_text(rate.failed, '')}",
                 )
             )
     return lines

@@ -1,4 +1,4 @@
-"""`kapelle info`: what is installed and what this machine has, for bug reports."""
+"""`kapelle info`: what can be named in a recipe, what is installed and missing, and what this machine has; without torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import argparse
 import json
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, requires, version
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.util import find_spec
 from typing import Any
 
+from kapelle.algorithm import BUILTIN_ALGORITHMS
 from kapelle.cli.output import say
 from kapelle.cli.quiet import hush
+from kapelle.runtime.plugins import catalogue
 
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "numpy", "rich")
 
@@ -24,6 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for section, values in found.items():
         say(section)
+        if section == "names":
+            for name, known in values.items():
+                say(f"  {name:14}{', '.join(known)}")
+            continue
         width = max((len(name) for name in values), default=0)
         for name, value in values.items():
             say(f"  {name:{max(width, 12)}}  {value}")
@@ -36,10 +47,42 @@ def gather() -> dict[str, dict[str, Any]]:
         "versions": {"kapelle": _version("kapelle"), "python": platform.python_version()}
         | {name: _version(name) for name in CORE},
         "machine": _machine(),
-        "extras": {name: _extra(packages) for name, packages in extras().items()},
+        "names": _names(),
+        "missing": {name: f"needs {module}, which is not installed" for name, module in _missing().items()},
+        "extras": {name: _extra(name, packages) for name, packages in extras().items()},
         "sandbox": _sandbox(),
         "folders": _folders(),
     }
+
+
+NEEDS = {
+    "gymnasium": "gymnasium",
+    "openspiel": "pyspiel",
+    "pettingzoo": "pettingzoo",
+    "reasoning_gym": "reasoning_gym",
+    "textarena": "textarena",
+    "vllm": "vllm",
+}
+"""Environment or engine → the module of another package that it needs."""
+
+
+def _names() -> dict[str, list[str]]:
+    """Return what recipes may name, by section, with what other packages offer by entry points."""
+    catalogues = {
+        "algorithms": BUILTIN_ALGORITHMS,
+        "environments": catalogue("kapelle.environments"),
+        "workflows": catalogue("kapelle.workflows"),
+        "engines": catalogue("kapelle.engines.rollout"),
+        "train_engines": catalogue("kapelle.engines.train"),
+    }
+    return {
+        kind: sorted({*known, *(point.name for point in entry_points(group=f"kapelle.{kind}"))})
+        for kind, known in catalogues.items()
+    }
+
+
+def _missing() -> dict[str, str]:
+    return {name: module for name, module in NEEDS.items() if find_spec(module) is None}
 
 
 def extras() -> dict[str, list[str]]:
@@ -49,8 +92,16 @@ def extras() -> dict[str, list[str]]:
         needed, _, marker = requirement.partition(";")
         if "extra ==" in marker:
             extra = marker.rpartition("==")[2].strip().strip("\"'")
-            found.setdefault(extra, []).append(needed.partition(">")[0].strip())
+            found.setdefault(extra, []).extend(_packages(needed.strip(), found))
     return {name: packages for name, packages in found.items() if name not in {"test", "dev"}}
+
+
+def _packages(needed: str, found: Mapping[str, list[str]]) -> list[str]:
+    """Return the packages of a requirement; of `kapelle[peft,games]` those of the extras that it names."""
+    package, *inner = re.split(r"[<>=!~\[\] ]", needed)
+    if package != "kapelle" or not inner:
+        return [package]
+    return list(dict.fromkeys(name for extra in inner[0].split(",") for name in found.get(extra, ())))
 
 
 def _requirements() -> list[str]:
@@ -60,11 +111,11 @@ def _requirements() -> list[str]:
         return []
 
 
-def _extra(packages: list[str]) -> str:
+def _extra(extra: str, packages: list[str]) -> str:
     there = {name: _version(name) for name in packages}
     missing = [name for name, number in there.items() if number is None]
     if missing:
-        return f"not installed ({', '.join(missing)})"
+        return f"missing {', '.join(missing)}: pip install 'kapelle[{extra}]'"
     return ", ".join(f"{name} {number}" for name, number in there.items())
 
 
@@ -76,27 +127,49 @@ def _version(package: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    import torch
-
-    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    asked = os.environ.get("OMP_NUM_THREADS", "")
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": int(asked) if asked.isdigit() else os.cpu_count(),
         "memory": _memory(),
-        "gpus": ", ".join(devices) or "none",
+        "gpus": _gpus(),
+        **({"note": ON_WINDOWS} if os.name == "nt" else {}),
     }
 
 
+ON_WINDOWS = (
+    "kapelle is made for Linux and macOS. On Windows, what needs no sandbox and no worker processes may work; for the rest "
+    "install it in WSL 2"
+)
+
+
+def _gpus() -> str:
+    """Return the names of NVIDIA's GPUs; asked of their driver, because torch takes seconds to import."""
+    asks = shutil.which("nvidia-smi")
+    if asks is None:
+        return "none of NVIDIA's (no nvidia-smi)"
+    words = [asks, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - fixed words
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"nvidia-smi does not answer: {error}"
+    return ", ".join(answer.stdout.split("\n")).strip(", ") or "none"
+
+
 def _memory() -> str:
+    if not hasattr(os, "sysconf"):  # Windows
+        return "unknown"
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return f"{pages * page / 1e9:.0f} GB"
 
 
 def _sandbox() -> dict[str, str]:
     """Return each layer of protection for model-written code, and whether this machine provides it."""
-    from kapelle.sandbox import layers
-
+    try:
+        from kapelle.sandbox import layers
+    except ModuleNotFoundError as error:  # Windows
+        return {"all layers": f"MISSING, model-written code is refused: {error}"}
     return {
         layer.name: f"{_presence(required=layer.required, present=layer.present)}: {layer.detail}"
         for layer in layers()

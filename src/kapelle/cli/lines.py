@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from kapelle.cli.output import printable, returns, say
-from kapelle.cli.progress import Conversation, Progress, judged
+from kapelle.cli.progress import Conversation, Progress, clock_text, judged
+from kapelle.metrics.definitions import DEMONSTRATED, UNSCORED
+from kapelle.runs.reader import is_run
 
 WARMUP_LINES = 10
 """Lines for a whole warm-up."""
@@ -16,13 +19,28 @@ WARMUP_LINES = 10
 class Lines:
     """Prints every change of a run's progress as a line that starts with the seconds since the start."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        before: Sequence[str] = (),
+        run_dir: Path | None = None,
+    ) -> None:
+        """`before`: lines before the first one. `run_dir` is named once it is there: a run that cannot begin keeps nothing."""
         self._stream = stream
         self._clock = clock
         self._start = clock()
+        self._before = list(before)
+        self._run_dir = run_dir
 
     def __call__(self, progress: Progress) -> None:
         """Print what has just happened, if it is worth a line."""
+        while self._before:
+            say(self._before.pop(0), self._stream)
+        if self._run_dir is not None and is_run(self._run_dir):
+            say(f"The run is kept in {self._run_dir}.", self._stream)
+            self._run_dir = None
         text = _line(progress)
         if text:
             say(f"[{self._clock() - self._start:6.1f} s] {text}", self._stream)
@@ -35,7 +53,7 @@ def _line(progress: Progress) -> str:
             return ""
         loss = next((v for name, v in progress.metrics.items() if name.startswith("nll/")), None)
         suffix = "" if loss is None else f"  {loss:.3f} nats a token"
-        return f"warm-up step {progress.step}/{progress.steps}{suffix}"
+        return f"warm-up step {progress.step}/{progress.steps}{suffix}{_left(progress)}"
     if progress.event == "step":
         return _step(progress)
     if progress.event == "evaluation":
@@ -53,19 +71,32 @@ def _step(progress: Progress) -> str:
     learned = "  ".join(f"{value:.3f} {name}" for name, value in progress.learning.items())
     speed = progress.metrics.get("time/tokens_per_second", 0.0)
     parts = [f"step {progress.step}/{progress.steps}", *([learned] if learned else [])]
+    parts += [f"nothing to learn from: {progress.idle}"] if progress.idle else []
     parts += [f"reward {rewards}"] if rewards else []
-    parts += [*_counts(progress.metrics), f"{speed:.0f} tokens/s"]
+    parts += [*_counts(progress.metrics, idle=bool(progress.idle)), f"{speed:.0f} tokens/s{_left(progress)}"]
     if progress.conversations:
         parts.append(one_line(progress.conversations[0]))
     return "  ".join(parts)
 
 
-def _counts(metrics: Mapping[str, float]) -> list[str]:
+def _left(progress: Progress) -> str:
+    return "" if progress.left is None else f"  {clock_text(progress.left)} left"
+
+
+def _counts(metrics: Mapping[str, float], *, idle: bool = False) -> list[str]:
     """Return notes on episodes that the step's figures leave out, because they failed or were not scored."""
     samples, failed = metrics.get("samples", 0.0), metrics.get("failed_episodes", 0.0)
     notes = [f"{round(failed * samples)} of {samples:.0f} episodes failed"] if failed else []
     if "success" in metrics and metrics.get("scored", samples) < samples:
         notes.insert(0, f"scored {metrics['scored']:.0f} of {samples:.0f}")
+    elif unscored := metrics.get(UNSCORED):
+        notes.insert(0, f"scored {samples - unscored - failed * samples:.0f} of {samples:.0f}")
+    if (
+        metrics.get("dead_groups") == 1.0
+        and not idle
+        and not any(name.startswith(DEMONSTRATED) for name in metrics)
+    ):
+        notes.append("every attempt at a task earned the same")
     undone = [name.partition("/")[2] for name in metrics if name.startswith("undone/")]
     notes += [f"an update of {', '.join(undone)} broke its weights and was undone"] if undone else []
     return [*notes, *(["the mixer's fit was undone"] if "mixer_undone" in metrics else [])]

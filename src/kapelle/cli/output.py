@@ -6,13 +6,13 @@ import os
 import shlex
 import shutil
 import sys
-import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kapelle.errors import ConfigError, OutputError
+from kapelle.runtime.characters import cleaned
 
 if TYPE_CHECKING:
     from kapelle.runtime.ranks import Seat
@@ -110,29 +110,10 @@ def leave_ranks_here() -> None:
 
 def printable(text: str, width: int | None = None) -> str:
     """Return a text on one line without control characters, which models may write."""
-    shown = "".join(
-        {"\n": "⏎", "\t": " "}.get(c, c) if c in "\n\t" or unicodedata.category(c)[0] != "C" else _escaped(c)
-        for c in text
-    )
+    shown = cleaned(text).replace("\n", "⏎").replace("\t", " ")
     if width is not None and len(shown) > width:
         return f"{shown[: max(0, width - 1)]}…"
     return shown
-
-
-def cleaned(text: str) -> str:
-    """Return a text of several lines without other control characters."""
-    if all(line.isprintable() for line in text.split("\n")):
-        return text
-    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else _escaped(c) for c in text)
-
-
-def words_only(text: str) -> str:
-    """Return a model's text for a terminal: its lines and tabs, and every other control character as an escape."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def score(success: float | None, interval: tuple[float, float] | None) -> str:

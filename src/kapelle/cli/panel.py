@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from kapelle.cli.lines import verdict
 from kapelle.cli.output import printable
-from kapelle.cli.progress import SHOWN, Conversation, Point, Progress, judged
+from kapelle.cli.progress import SHOWN, Conversation, Point, Progress, clock_text, judged
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HINT = "Ctrl-C stops; nothing is lost"
@@ -31,7 +31,7 @@ class Panel:
     def __init__(
         self,
         title: str,
-        about: str,
+        about: Sequence[str],
         footer: str,
         console: Console,
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +66,7 @@ class Panel:
         progress = self._progress
         elapsed = int(self._clock() - self._start)
         body = Group(
-            Text(printable(self._about), style="dim"),
+            Text("\n".join(map(printable, self._about)), style="dim"),
             Text(""),
             _now(progress),
             _facts(progress),
@@ -94,6 +94,8 @@ def _now(progress: Progress) -> RenderableType:
     if progress.steps:
         bar: RenderableType = ProgressBar(total=progress.steps, completed=progress.step)
         count = f"{progress.step}/{progress.steps} steps"
+        if progress.left is not None:
+            count += f", {clock_text(progress.left)} left"
     else:
         bar = Text(printable(progress.detail), style="dim", overflow="ellipsis", no_wrap=True)
         count = ""
@@ -111,9 +113,12 @@ def _facts(progress: Progress) -> RenderableType:
     learned = Text("   ").join(
         Text.assemble((f"{value:.3f}", "bold"), f" {name}") for name, value in progress.learning.items()
     )
-    shown = Text("   ").join([part for part in (learned, rewards) if part])
+    idle = Text(f"nothing to learn from: {progress.idle}" if progress.idle else "", style="yellow")
+    shown = Text("   ").join([part for part in (learned, idle, rewards) if part])
     shown.append(f"   {sparkline(progress.history)}", style="green")
-    table.add_row("learning" if learned else "reward", shown if learned or rewards else Text("–"))
+    table.add_row(
+        "learning" if learned or idle else "reward", shown if learned or idle or rewards else Text("–")
+    )
     table.add_row("unseen", _unseen(progress.points))
     speed = progress.metrics.get("time/tokens_per_second")
     table.add_row("speed", Text(f"{speed:,.0f} tokens/s" if speed else "–"))

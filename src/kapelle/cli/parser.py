@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from kapelle.cli.data_arguments import declare_data
+from kapelle.cli.export_arguments import EXPORT_USAGE, declare_export
 from kapelle.cli.launch_arguments import declare_launch
-from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_processes, declare_runs
+from kapelle.cli.new_arguments import NEW
+from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_processes, declare_runs, gigabytes
 from kapelle.cli.serve_arguments import declare_chat, declare_serve
+from kapelle.cli.unknown_words import plain, unknown_command, unknown_word
 from kapelle.cli.view_arguments import declare_view
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError
 
 RECIPE_HELP = "a built-in recipe (`kapelle recipes ls`) or a YAML file"
 SETTINGS_HELP = "key.path=value, for example training.steps=100; values are YAML"
@@ -27,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError."""
-        raise ConfigError(f"{message}. See `{self.prog} --help`.")
+        raise ConfigError(f"{plain(message)}. See `{self.prog} --help`.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace] | str:
         return f"kapelle {__version__}"
     command = COMMANDS.get(argv[0])
     if command is None:
-        raise ConfigError(f"Unknown command '{argv[0]}'.{did_you_mean(argv[0], COMMANDS)}")
+        raise unknown_command(argv[0], COMMANDS)
     name = f"kapelle {argv[0]}"
     usage = f"{name} {command.usage}".rstrip()
     parser = Parser(name, usage, command.summary, allow_abbrev=False, add_help=False)
@@ -67,9 +70,8 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace] | str:
     arguments, unknown = parser.parse_known_intermixed_args(argv[1:])
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]  # noqa: SLF001
-        word = unknown[0].partition("=")[0]
-        hint = did_you_mean(word, options) if word.startswith("-") else ""
-        raise ConfigError(f"`kapelle {argv[0]}` does not know '{unknown[0]}'.{hint}")
+        settings = "key.path=value" in command.usage
+        raise unknown_word(argv[0], unknown[0], argv, options, settings=settings)
     return command, arguments
 
 
@@ -127,7 +129,7 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     _add_real(parser)
     parser.add_argument(
         "--gpu-memory",
-        type=_gigabytes,
+        type=gigabytes,
         metavar="GB",
         help="memory of each GPU in GB; says what fits, and what to change where it does not (exit code 3)",
     )
@@ -182,7 +184,7 @@ def _collect(parser: argparse.ArgumentParser) -> None:
         default="sft",
         help="sft: good episodes, turn by turn; verifier: graded answers, right and wrong (sft)",
     )
-    parser.add_argument("--out", metavar="FILE", help="JSON lines to write; must not exist yet")
+    parser.add_argument("--out", metavar="FILE", help="JSON lines to write, compressed for .jsonl.zst")
     parser.add_argument(
         "--min-reward", type=float, metavar="X", help="sft: keep episodes with at least this reward"
     )
@@ -233,8 +235,11 @@ def _validate(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="check an environment alone (built in, or module:Class); settings are environment.key=value",
     )
+    parser.add_argument("--agents", metavar="A,B", help="of an environment alone: its team, in seat order")
     _add_real(parser)
-    add_flag(parser, "--start", "start the MCP servers that the recipe names, and check their tools too")
+    add_flag(
+        parser, "--start", "start or ask the MCP servers that the recipe names, and check their tools too"
+    )
     add_flag(parser, "--graph", "print the workflow as a Mermaid flowchart; a workflow file alone will do")
 
 
@@ -286,16 +291,6 @@ def _launch(parser: argparse.ArgumentParser) -> None:
     declare_launch(parser)
 
 
-def _gigabytes(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0.0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"'{text}' is no amount of memory")
-    return number
-
-
 COMMANDS: Mapping[str, Command] = {
     "demo": Command(
         "[key.path=value …] [--run-dir DIR] [--json] [--no-rich]",
@@ -303,6 +298,7 @@ COMMANDS: Mapping[str, Command] = {
         "demo",
         _demo,
     ),
+    "new": Command(*NEW),
     "train": Command(
         "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--run-dir DIR] [--resume] [--dry-run] [--json] [--no-rich] "
         "[--launch torchrun|ray [--processes N]]",
@@ -344,6 +340,7 @@ COMMANDS: Mapping[str, Command] = {
         "collect",
         _collect,
     ),
+    "export": Command(EXPORT_USAGE, "write trained weights for other programs", "export", declare_export),
     "play": Command(
         "(ENV | RUN) [key.path=value …] [--seat N] [--against WHO] [--seed S] [--exact]",
         "play a game in the terminal against a script, a solver or a trained team",
@@ -384,7 +381,7 @@ COMMANDS: Mapping[str, Command] = {
         _recipes,
     ),
     "validate": Command(
-        "(RECIPE [--real] [overlay.yaml …] | [--environment] NAME) [key.path=value …] [--graph]",
+        "(RECIPE [--real] [overlay.yaml …] | [--environment] NAME [--agents A,B]) [key.path=value …] [--graph]",
         "check a recipe and everything it names, or an environment alone, without loading a model",
         "validate",
         _validate,

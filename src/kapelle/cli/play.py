@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kapelle.cli.environments import environment_named
+from kapelle.cli.environments import environment_named, is_recipe
 from kapelle.cli.output import printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
@@ -17,11 +17,13 @@ from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.environment import Scripted, asks_questions
 from kapelle.errors import ConfigError, EngineError, did_you_mean
+from kapelle.runs.best import split_run
 from kapelle.runtime.deadlines import Patience
 
 if TYPE_CHECKING:
     from kapelle.environment import Environment
     from kapelle.rollout.play import Play
+    from kapelle.team import Agent
     from kapelle.types import Episode
     from kapelle.workflow import Workflow
 
@@ -43,6 +45,8 @@ class Table:
     workflow: Workflow
     trained: Play | None
     """The run whose team plays the other seats; None for scripts and solvers."""
+    agents: tuple[Agent, ...] = ()
+    """The team of a recipe, whose seats and prompts the game then has; empty for as many players as the environment takes."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,24 +82,26 @@ def _open(arguments: argparse.Namespace) -> Table:
     named, settings = split_words(arguments.words)
     if len(named) != 1:
         raise ConfigError("Name one environment, recipe, game of OpenSpiel or run directory to play.")
-    if (Path(named[0]) / "config.yaml").is_file():
-        return _from_run(Path(named[0]), settings, arguments.against)
+    if (split_run(named[0])[0] / "config.yaml").is_file():
+        return _from_run(named[0], settings, arguments.against)
+    if arguments.against in (None, "random") and is_recipe(named[0]):
+        return _from_recipe(named[0], settings)
     environment = environment_named(named[0], settings)
     against = arguments.against or "random"
     if against in SOLVERS:
         environment = _against_solver(environment, against, arguments.seat)
-    elif against != "random" and not (Path(against) / "config.yaml").is_file():
+    elif against != "random" and not (split_run(against)[0] / "config.yaml").is_file():
         known = ("random", *SOLVERS)
         raise ConfigError(
             f"--against '{against}' is neither a run directory nor a known opponent.{did_you_mean(against, known)}"
         )
     elif against != "random":
-        table = _from_run(Path(against), (), None)
+        table = _from_run(against, (), None)
         return replace(table, environment=_worded_like(environment, table.environment))
     return Table(environment, _workflow(environment), None)
 
 
-def _from_run(path: Path, settings: Sequence[str], against: str | None) -> Table:
+def _from_run(path: str, settings: Sequence[str], against: str | None) -> Table:
     from kapelle.training.trainer import Trainer
 
     if against is not None:
@@ -105,6 +111,17 @@ def _from_run(path: Path, settings: Sequence[str], against: str | None) -> Table
     trainer = Trainer.from_run(path, *settings)
     environment, workflow = trainer.play.environment, trainer.play.workflow
     return Table(_with_opponents(environment, {}), workflow, trainer.play)
+
+
+def _from_recipe(name: str, settings: Sequence[str]) -> Table:
+    """Return the game of a recipe's team; of a recipe in stages, that of the last one."""
+    from kapelle.setup.recipe import load_recipe, load_stages
+    from kapelle.setup.team_builder import build_algorithm, build_team
+
+    stages = load_stages(name, (), settings)
+    config = (stages[-1][1] if stages else load_recipe(name, (), settings)).config
+    team = build_team(config, build_algorithm(config))
+    return Table(config.environment, config.workflow, None, team.agents)
 
 
 def _workflow(environment: Environment) -> Workflow:
@@ -151,15 +168,20 @@ def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
     from kapelle.team import Agent, Policy, Team
 
     team = table.trained.team if table.trained else None
-    names = _names(table.environment, team.names if team else ())
+    names = tuple(agent.name for agent in table.agents) or _names(
+        table.environment, team.names if team else ()
+    )
+    table.environment.check(names)
     place = seat - 1 if len(names) > 1 else 0  # alone among solvers, the person has the seat that they leave
     if not 0 <= place < len(names):
-        raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)}.")
+        raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)} ({', '.join(names)}).")
     person = names[place]
+    alone = team is None and not isinstance(table.environment, Scripted) and bool(table.agents)
     policies: dict[str, Policy] = {}
     policy_of, agents, turns_of = {}, [], {}
     for k, name in enumerate(names):
-        policy, agent = Policy(YOU if k == place else SCRIPT, base="", trained=False), Agent(name)
+        policy = Policy(YOU if k == place or alone else SCRIPT, base="", trained=False)
+        agent = table.agents[k] if table.agents else Agent(name)
         if team is not None and k != place:
             trained = team.names[k if len(team.names) == len(names) else 0]
             policy, agent = team.policy(trained), replace(team[trained], name=name)
@@ -168,7 +190,9 @@ def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
                 turns_of[name] = team.turns_of[trained]
         policies[policy.name], policy_of[name] = policy, policy.name
         agents.append(agent)
-    engines: list[RolloutEngine] = [Person(read)]
+    engines: list[RolloutEngine] = [
+        Person(read, names=bool(table.agents), moves=not asks_questions(table.environment))
+    ]
     if table.trained is not None:
         engines.append(table.trained.engine)
     elif SCRIPT in policies:
@@ -219,8 +243,14 @@ def _speaker(environment: Environment) -> Callable[[Request], str]:
 class Person:
     """A rollout engine whose only policy is the person at the terminal."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, *, names: bool = False, moves: bool = True) -> None:
+        """`names`: say which agent reads. In a recipe's team without a script the person speaks for all.
+
+        `moves`: what lists moves is answered with one of them; a question that holds a list is not.
+        """
         self._read = read
+        self._moves = moves
+        self._names = names
 
     @property
     def policies(self) -> Sequence[str]:
@@ -240,8 +270,10 @@ class Person:
 
         seen = request.messages[-1].content
         say()
+        if self._names:
+            say(f"{request.agent} reads:")
         say("\n".join(printable(line) for line in seen.splitlines()))
-        moves = [(move,) for move in read_listed(seen)]
+        moves = [(move,) for move in read_listed(seen)] if self._moves else []
         while True:
             try:
                 text = self._read("you> ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 from kapelle.cli.output import say
 from kapelle.environment import Mixed
 from kapelle.errors import ConfigError
+from kapelle.runs.findings import keep_exact
 
 if TYPE_CHECKING:
     from kapelle.evaluation.exploitability import Exact
     from kapelle.rollout.play import Play
     from kapelle.training.trainer import Trainer
+
+    Row = tuple[str, Exact]
 
 TITLES = ("policy", "NashConv", "exploitability", "legal moves", "expected returns by seat")
 COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {}"
@@ -32,9 +35,10 @@ def report(path: Path, settings: Sequence[str]) -> None:
     trainer = Trainer.from_run(path, *settings)
     environment = trainer.play.environment
     if not isinstance(environment, Mixed):
-        _report(path, trainer, trainer.play)
+        _keep(path, {"": _report(path, trainer, trainer.play)})
         return
     reasons = []
+    found: dict[str, list[Row]] = {}
     for part, game in environment.members.items():
         try:
             rows = list(_rows(path, trainer, replace(trainer.play, environment=game)))
@@ -43,42 +47,57 @@ def report(path: Path, settings: Sequence[str]) -> None:
             continue
         say(f"{part}\n{COLUMNS.format(*TITLES)}")
         for row in rows:
-            say(row)
+            say(_line(*row))
+        found[part] = rows
     for reason in reasons:
         say(reason)
     if len(reasons) == len(environment.members):
         raise ConfigError(f"No game of the mixture in {path} has exact values.")
+    _keep(path, found)
 
 
-def _report(path: Path, trainer: Trainer, play: Play) -> None:
-    rows = _rows(path, trainer, play)
+def _report(path: Path, trainer: Trainer, play: Play) -> list[Row]:
+    rows = []
     say(COLUMNS.format(*TITLES))
-    for row in rows:
-        say(row)
+    for row in _rows(path, trainer, play):
+        say(_line(*row))
+        rows.append(row)
+    return rows
 
 
-def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[str]:
-    """Yield the lines of one game; ConfigError when it cannot be enumerated or nothing is saved yet."""
+def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
+    """Leave the values of each checkpoint in the run, for `kapelle view`."""
+    rows = [
+        {"part": part, "step": int(name), "nash_conv": exact.nash_conv, "exploitability": exact.exploitability, "legal": exact.legal, "returns": list(exact.returns)}
+        for part, own in found.items()
+        for name, exact in own
+        if name.isdecimal()
+    ]  # fmt: skip
+    keep_exact(path, rows)
+
+
+def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[Row]:
+    """Yield the policies of one game with their values; ConfigError when it cannot be enumerated or nothing is saved yet."""
     from kapelle.evaluation.exploitability import average, checkpoint_tables, evaluate_table, uniform_table
 
     game = play.environment
-    yield _row("uniform", evaluate_table(game, uniform_table(game)))
+    yield ("uniform", evaluate_table(game, uniform_table(game)))
     tables = []
     saved = checkpoint_tables(play, trainer.engine, path / "checkpoints", lambda line: say(line, sys.stderr))
     for name, table in saved:
         tables.append(table)
-        yield _row(name.lstrip("0") or "0", evaluate_table(game, table))
+        yield (name.lstrip("0") or "0", evaluate_table(game, table))
     if not tables:
         raise ConfigError(
             f"{path} has no whole checkpoint of a step yet. Train on, or set `checkpoint.every` lower."
         )
     if len(tables) > 1:
-        yield _row("average", evaluate_table(game, average(game, tables)))
+        yield ("average", evaluate_table(game, average(game, tables)))
     if len(tables) > 3:  # the first ones play worst, and they weigh on the average for long
-        yield _row("later half", evaluate_table(game, average(game, tables[len(tables) // 2 :])))
+        yield ("later half", evaluate_table(game, average(game, tables[len(tables) // 2 :])))
 
 
-def _row(name: str, exact: Exact) -> str:
+def _line(name: str, exact: Exact) -> str:
     returns = ", ".join(f"{value:+.3f}" for value in exact.returns)
     return COLUMNS.format(
         name, f"{exact.nash_conv:.3f}", f"{exact.exploitability:.3f}", f"{exact.legal:.3f}", returns

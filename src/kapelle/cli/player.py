@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kapelle.cli.lines import Lines
@@ -13,6 +12,7 @@ from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Watch
 from kapelle.errors import ConfigError
+from kapelle.runs.best import split_run
 from kapelle.runs.reader import read_config
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
             raise ConfigError("Name one run directory, or --model PATH and --environment NAME.")
         if arguments.real:
             raise ConfigError("--real is for a recipe that a model plays; a run plays as it was trained.")
-        return _from_run(Path(named[0]), settings)
+        return _from_run(named[0], settings)
     if named or arguments.environment is None:
         raise ConfigError("--model goes with --environment NAME, and without a run directory.")
     from kapelle.evaluation.playing import model_config, open_play
@@ -63,11 +63,11 @@ def _print_note(note: str) -> None:
     say(note, sys.stderr)
 
 
-def _from_run(path: Path, settings: tuple[str, ...]) -> Player:
+def _from_run(path: str, settings: tuple[str, ...]) -> Player:
     from kapelle.metrics.definitions import own_returns
     from kapelle.training.trainer import Trainer
 
-    read_config(path)  # raises when there is no run
+    read_config(split_run(path)[0])  # raises when there is no run
     for setting in settings:
         if not setting.startswith(MAY_CHANGE):
             raise ConfigError(
@@ -75,4 +75,4 @@ def _from_run(path: Path, settings: tuple[str, ...]) -> Player:
             )
     trainer = Trainer.from_run(path, *settings, observer=Watch(Lines(sys.stderr)))
     returns = trainer.algorithm.returns or own_returns
-    return Player(str(path), trainer.play, trainer.config, returns, trainer.done)
+    return Player(path, trainer.play, trainer.config, returns, trainer.done)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kapelle.cli.output import returns
-from kapelle.metrics.definitions import DEMONSTRATED
-from kapelle.metrics.statistics import Rate, share_text
+from kapelle.metrics.definitions import DEMONSTRATED, none_scored
+from kapelle.metrics.statistics import Rate, missing_text, share_text
 
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Evaluation
@@ -23,6 +24,12 @@ RETURN = "return/"
 
 SHOWN = 3
 """Conversations that are shown at a time."""
+
+REMARKS = ("learning", "metrics", "tracker")
+"""What is said during a phase, which goes on."""
+
+RECENT = 30
+"""Steps whose pace says how long the rest will take."""
 
 REMEMBERED = 1000
 """Steps whose success is remembered."""
@@ -62,12 +69,14 @@ class Point:
     """Whether no task asks a question (`Evaluation.games`)."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of a mixture → what each seat earned in it."""
+    fewer: str = ""
+    """Why fewer problems were played than asked for (`Rate.fewer`)."""
 
     @property
     def rate(self) -> Rate:
         """The success together with what it is the mean of."""
         scored = 0 if self.success is None else self.problems if self.scored is None else self.scored
-        return Rate(self.success, self.interval, scored, self.problems, self.failed, self.reason)
+        return Rate(self.success, self.interval, scored, self.problems, self.failed, self.reason, self.fewer)
 
     @property
     def is_game(self) -> bool:
@@ -81,8 +90,8 @@ class Point:
     def counts(self, what: str = "") -> str:
         """Return what that is the mean of: `scored 500 of 500`, in games `played 16 of 16`, followed by `what`."""
         if self.is_game:
-            failed = f", {self.failed} failed" if self.failed else ""
-            return f"played {self.problems - self.failed} of {self.problems}{what}{failed}"
+            played = f"played {self.problems - self.failed} of {self.problems}{what}"
+            return f"{played}{missing_text(self.failed, self.fewer)}"
         if self.success is not None and self.scored is None:
             return f"of {self.problems}{what}, how many were scored is not recorded"
         return self.rate.counts(what)
@@ -103,6 +112,7 @@ def point_of(row: Mapping[str, Any]) -> Point:
         row.get("verifier"),
         bool(row.get("games")),
         row.get("part_reward", {}),
+        row.get("fewer", ""),
     )
 
 
@@ -131,12 +141,22 @@ class Progress:
     """Mean return that each agent learns from, over the last step's episodes."""
     learning: Mapping[str, float] = field(default_factory=dict)
     """The loss's own metrics in the last step, by the names in `LEARNING`."""
+    idle: str = ""
+    """Why the last step had nothing to learn from; empty where it had."""
     history: tuple[float, ...] = ()
     """The team's success (or mean reward) in each of the last `REMEMBERED` steps; empty where it is not known."""
     points: tuple[Point, ...] = ()
     conversations: tuple[Conversation, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time spent by phase, without the current one."""
+    left: float | None = None
+    """Seconds that the steps of the phase will take from here on; None where none are left or not two have been taken."""
+
+
+def clock_text(seconds: float) -> str:
+    """Return a time as a clock shows it: `0:07`, `12:05`, `3:00:00`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 class Watch:
@@ -159,28 +179,40 @@ class Watch:
         self._view = view
         self._clock = clock
         self._since = clock()
+        self._ended: deque[float] = deque(maxlen=RECENT)
+        """When the last steps of this phase ended."""
 
     def phase(self, name: str, detail: str) -> None:
         """Note that a new phase of the run begins."""
-        if name in ("data", "engine"):
+        if name in ("data", "engine", "learning"):
             self.notes.append((name, detail))
         if name == "resume":
             self.changes.append(detail)
+        if name in REMARKS:
+            self._view(replace(self.now, event="phase", phase=name, detail=detail))
+            return
         seconds = self.seconds()
+        if name in ("warm-up", "stopping"):
+            self._ended.clear()
         self._since = self._clock()
         # Training continues after an evaluation, and its bar with it; the warm-up's does not.
-        before = replace(self.now, step=0, steps=0, metrics={}) if self.now.phase == "warm-up" else self.now
+        before = self.now
+        if before.phase == "warm-up":
+            before = replace(before, step=0, steps=0, metrics={}, left=None)
+            self._ended.clear()
         self._show(replace(before, event="phase", phase=name, detail=detail, seconds=seconds))
 
     def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         """Note a step of the warm-up."""
-        self._show(replace(self.now, event="warmup", step=step, steps=steps, metrics=metrics))
+        left = self._left(steps - step)
+        self._show(replace(self.now, event="warmup", step=step, steps=steps, metrics=metrics, left=left))
 
     def step(self, step: Step, steps: int) -> None:
         """Note a step of training."""
         rewards = {
             name.removeprefix(RETURN): value
             for name, value in step.metrics.items()
+            if not none_scored(step.metrics)
             if name.startswith(RETURN) and "/" not in name.removeprefix(RETURN)  # not those of single parts
         }
         taught = any(name.startswith(DEMONSTRATED) for name in step.metrics)
@@ -191,13 +223,21 @@ class Watch:
                 event="step",
                 step=step.number,
                 steps=steps,
+                left=self._left(steps - step.number),
                 metrics=step.metrics,
                 rewards=rewards,
                 learning=learning(step.metrics),
+                idle=step.idle,
                 history=(*self.now.history, *self._score(step.metrics, rewards))[-REMEMBERED:],
                 conversations=tuple(demonstrated(each) for each in shown) if taught else shown,
             )
         )
+
+    def _left(self, steps: int) -> float | None:
+        """Return the seconds that so many steps will take, at the pace of the last ones, evaluations among them included."""
+        self._ended.append(self._clock())
+        taken = len(self._ended) - 1
+        return (self._ended[-1] - self._ended[0]) / taken * steps if taken and steps > 0 else None
 
     def _score(self, metrics: Mapping[str, float], rewards: Mapping[str, float]) -> list[float]:
         if "success" in metrics:

@@ -28,14 +28,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(*, as_json: bool) -> int:
-    import yaml
-
+    from kapelle.settings.overlays import parse_yaml
     from kapelle.setup.base_model import REAL
     from kapelle.setup.recipe import builtin_recipes
 
     descriptions = {}
     for name, text in builtin_recipes().items():
-        recipe = yaml.safe_load(text)
+        recipe = parse_yaml(text)
         path = recipe.get(REAL, {}).get("model", {}).get("path")
         real = (
             f" --{REAL}: its values for a pretrained model, {path} unless another is named." if path else ""
@@ -55,7 +54,7 @@ def _text(action: str, name: str | None) -> str:
 
     recipes = builtin_recipes()
     if name is None:
-        raise ConfigError(f"`kapelle recipes {action}` needs a name.{did_you_mean('', recipes)}")
+        raise ConfigError(f"`kapelle recipes {action}` needs a name. `kapelle recipes ls` lists them.")
     if name not in recipes:
         raise ConfigError(f"Unknown recipe '{name}'.{did_you_mean(name, recipes)}")
     return recipes[name]

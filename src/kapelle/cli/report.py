@@ -50,6 +50,8 @@ class Report:
             "problems": after.problems if after else before.problems if before else None,
             "scored_before": before.rate.scored if before else None,
             "scored_after": after.rate.scored if after else None,
+            "reason": after.reason if after else before.reason if before else None,
+            "fewer": after.fewer if after else before.fewer if before else None,
             "failed_before": before.failed if before else None,
             "failed_after": after.failed if after else None,
             "reward_before": dict(before.reward) if before else None,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
+EVERYONE = "*"
+"""As in `settings.keeping`, which is not imported here: `--help` answers at once."""
 ONE_OBJECT = "print one JSON object"
 
 
@@ -36,7 +39,7 @@ def count(text: str) -> int:
 
 
 def declare_processes(parser: argparse.ArgumentParser) -> None:
-    """Declare how a command is started in several processes."""
+    """Declare how training is started: in how many processes, and from which weights."""
     parser.add_argument(
         "--launch",
         choices=["torchrun", "ray"],
@@ -46,3 +49,32 @@ def declare_processes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", type=count, metavar="N", help="how many; by default one for each GPU, with ray one"
     )
+    parser.add_argument(
+        "--start-from",
+        action="append",
+        metavar="[AGENT=]WEIGHTS",
+        help="weights that training starts from, of all agents or of one: a run (RUN, RUN@best, RUN@STEP), a PEFT folder or a "
+        "model; may be given several times",
+    )
+
+
+def start_words(given: Sequence[str] | None) -> list[str]:
+    """Return `--start-from` as the setting that it stands for; nothing where it is not given."""
+    import json
+
+    named: dict[str, str] = {}
+    for word in given or ():
+        agent, mark, folder = word.partition("=")
+        named |= {agent: folder} if mark and "/" not in agent else {EVERYONE: word}
+    return [f"start_from={json.dumps(named)}"] if named else []
+
+
+def gigabytes(text: str) -> float:
+    """Return a positive number of gigabytes; for `type` of an argument."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"'{text}' is no amount of memory")
+    return number

@@ -152,13 +152,11 @@ def _view(
         yield lambda _: None
         return
     if plain or not stream.isatty() or os.environ.get("TERM") == "dumb":
-        for line in [*about, f"The run is kept in {run_dir}."]:
-            say(line, stream)
-        yield Lines(stream)
+        yield Lines(stream, before=about, run_dir=run_dir)
         return
     from rich.console import Console
 
     from kapelle.cli.panel import Panel
 
-    with Panel(title, "\n".join(about), str(run_dir), Console(file=stream)) as panel:
+    with Panel(title, about, str(run_dir), Console(file=stream)) as panel:
         yield panel

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(folder: Path, *, as_json: bool) -> int:
-    from kapelle.runs.summary import find_runs, summarise
+    from kapelle.runs.summary import find_runs, in_words, summarise
 
     if not folder.is_dir():
         raise RunDirectoryError(
@@ -58,7 +58,7 @@ def _list(folder: Path, *, as_json: bool) -> int:
         return 0
     rows = [("run", "state", "recipe", "algorithm", "step", "size", "last metrics")]
     for each in found:
-        last = each.wrong or _metrics(dict(list(each.metrics.items())[:4]))
+        last = each.wrong or in_words(each.metrics, 4)
         steps = f"{each.step}/{each.steps}"
         rows.append((str(each.path), each.state, each.recipe, each.algorithm, steps, amount(each.size), last))
     widths = [max(len(printable(row[k])) for row in rows) for k in range(6)]
@@ -69,10 +69,11 @@ def _list(folder: Path, *, as_json: bool) -> int:
 
 
 def _show(place: Path, *, as_json: bool) -> int:
-    from kapelle.runs.reader import is_run, read_metrics, read_status
+    from kapelle.cli.progress import judged, point_of
+    from kapelle.runs.reader import is_run, read_evaluations, read_metrics, read_status
     from kapelle.runs.summary import (
         failures,
-        find_runs,
+        in_words,
         kept_checkpoints,
         last_evaluation,
         own_settings,
@@ -81,9 +82,7 @@ def _show(place: Path, *, as_json: bool) -> int:
     )
 
     if not is_run(place):
-        inner = [str(each) for each in find_runs(place)] if place.is_dir() else []
-        hint = f" It holds runs: {', '.join(inner[:9])}. Name one of them." if inner else ""
-        raise RunDirectoryError(f"There is no run of kapelle at {place}.{hint}")
+        raise _no_run(place)
     summary = summarise(place)
     if summary.wrong is not None:
         raise RunDirectoryError(f"The run {place} cannot be read: {summary.wrong}")
@@ -115,14 +114,26 @@ def _show(place: Path, *, as_json: bool) -> int:
         say(f"  step {each.step:6}  {amount(each.size):>9}  {each.wrong or 'whole'}")
     if rows:
         say(f"metrics of step {rows[-1]['step']:.0f}")
-        say(f"  {_metrics(telling(rows[-1]))}")
+        say(f"  {in_words(telling(rows[-1]))}")
     if evaluation:
-        say(f"evaluation: {printable(json.dumps(evaluation), 160)}")
+        point = point_of(read_evaluations(place)[-1])
+        said = judged(point.verifier) if point.verifier else f"{point.text()}, {point.counts()}"
+        said += f": {point.reason}" if point.reason else ""
+        say(f"evaluation after step {point.step} on unseen problems: {printable(said, 400)}")
     for line in failures(place):
-        say(f"failures: {line}")
+        say(f"noticed: {line}")
     for name in aside:
         say(f"rolled back: {place / 'rolled-back' / name}")
     return 0
+
+
+def _no_run(place: Path) -> RunDirectoryError:
+    from kapelle.runs.reader import tag_hint
+    from kapelle.runs.summary import find_runs
+
+    inner = [str(each) for each in find_runs(place)] if place.is_dir() else []
+    hint = f" It holds runs: {', '.join(inner[:9])}. Name one of them." if inner else tag_hint(place)
+    return RunDirectoryError(f"There is no run of kapelle at {place}.{hint}")
 
 
 def _roll_back(place: Path, step: int, *, dry: bool, as_json: bool) -> int:
@@ -160,10 +171,6 @@ def _moved(plan: Plan, *, dry: bool) -> list[str]:
 
 def _kept_row(kept: Kept) -> dict[str, Any]:
     return {"name": kept.folder.name, "step": kept.step, "size": kept.size, "wrong": kept.wrong}
-
-
-def _metrics(row: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in row.items())
 
 
 def amount(size: int) -> str:

@@ -17,6 +17,7 @@ from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Watch
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.runs.best import split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
 
@@ -58,20 +59,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_installed()
     binding = binding_of(arguments)
-    folder = Path(named[1])
+    folder, which = split_run(named[1])
     if named[0] == "policy" or not (folder / "config.json").is_file():
         read_config(folder)  # raises when there is no run
     hush()
     if named[0] == "reward":
         return _reward(folder, binding, arguments)
-    return _policy(folder, binding, arguments)
+    return _policy(folder, which, binding, arguments)
 
 
-def _policy(folder: Path, binding: Binding, arguments: argparse.Namespace) -> int:
+def _policy(folder: Path, which: str | None, binding: Binding, arguments: argparse.Namespace) -> int:
     from kapelle.services.policy.serving import Limits, serve_policy
     from kapelle.training.served import open_served
 
-    served = open_served(folder, Watch(Lines(sys.stderr)))
+    served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
     name = _name(arguments.name or served.config.name)
     limits = Limits(arguments.calls, arguments.timeout)
     return until_stopped(

@@ -10,7 +10,7 @@ from pathlib import Path
 from kapelle.cli.environments import environment_named
 from kapelle.cli.listening import binding_of
 from kapelle.cli.output import say
-from kapelle.environment import Environment
+from kapelle.environment import Environment, pays_episodes
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.settings.base import Settings
 
@@ -67,6 +67,11 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             found[name] = environment_named(what, own)
         except KapelleError as error:
             raise type(error)(f"Environment '{name}': {error}") from None
+        if pays_episodes(found[name]):
+            raise ConfigError(
+                f"Environment '{name}' pays whole episodes where the agents are played, not where its worlds live. Name it as "
+                "the run's own environment instead of serving it."
+            )
     return found
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kapelle.cli.parser import split_words
-from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
+from kapelle.errors import ConfigError, RunDirectoryError
 from kapelle.runs.reader import read_config, read_provenance
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.recipe import Recipe, builtin_recipes, load_recipe
+from kapelle.setup.recipe import Recipe, load_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
     files, settings = split_words(words)
     if not files:
         raise ConfigError(
-            f"No recipe is named.{did_you_mean('', builtin_recipes())} Or write one as a YAML file."
+            "No recipe is named. Name one that comes with kapelle (`kapelle recipes ls` lists them), or a YAML file of yours."
         )
     return load_recipe(files[0], files[1:], settings, real=real)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from kapelle.early_stop import end_at_once
 from kapelle.runtime.interrupts import (
     Arrivals,
     begin_stop,
@@ -37,14 +38,32 @@ def exit_code(stop: KeyboardInterrupt) -> int:
 def leave(code: int) -> None:
     """End the process where it was stopped or has given something up, without waiting for anything that may not end.
 
-    Beyond this, Python would wait at its end for threads and free, one by one, what the process holds.
+    Beyond this, Python would wait at its end for threads and free, one by one, what the process holds. Another Ctrl-C
+    from here on ends it without a word.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if code in (EXIT_INTERRUPTED, EXIT_TERMINATED) or left_behind:
         atexit._run_exitfuncs()  # noqa: SLF001 - registered functions still run
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _without_stops(raised: sys.UnraisableHookArgs) -> None:
+    """Report what is raised where nothing can catch it, except a Ctrl-C: the watchdog raises that again."""
+    if not issubclass(raised.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(raised)
+
+
+def take_signals() -> None:
+    """Have a Ctrl-C before and after `termination` end this process in one line, also in background jobs.
+
+    A shell starts those with SIGINT ignored. A command of ours obeys it all the same: who sends it there names this process.
+    """
+    sys.unraisablehook = _without_stops
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(signal.SIGINT, end_at_once)
 
 
 @contextmanager

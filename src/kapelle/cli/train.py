@@ -8,8 +8,11 @@ import json
 from typing import TYPE_CHECKING
 
 from kapelle.cli.output import command, say
+from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
+from kapelle.cli.run_arguments import start_words
 from kapelle.errors import ConfigError
+from kapelle.runs.best import resumed_run
 
 if TYPE_CHECKING:
     from kapelle.cli.running import NextCommands
@@ -19,22 +22,24 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     """Train, resume, or with `--dry-run` show what would be trained."""
     hush()
+    arguments.words = [*arguments.words, *start_words(arguments.start_from)]
     from kapelle.cli.running import announce, train
     from kapelle.cli.source import read_source
     from kapelle.cli.staged import find_stages, stage_sources
 
+    if arguments.resume:
+        _take_tags_off(arguments)
     if arguments.processes is not None and arguments.launch is None:
         raise ConfigError("`--processes N` says how many processes `--launch` starts; give both.")
     if arguments.launch is not None and not arguments.dry_run:
         launcher = importlib.import_module(f"kapelle.cli.{arguments.launch}")
         return int(launcher.launch(arguments))
-    if not arguments.dry_run:
-        announce("kapelle train", as_json=arguments.json)
     how = {"resume": arguments.resume, "real": arguments.real}
     staged = find_stages(arguments.words, arguments.run_dir, **how)
     if staged is not None and arguments.dry_run:
         return max(_dry_run(source, as_json=arguments.json) for source in staged.dry(as_json=arguments.json))
     if staged is not None:
+        announce("kapelle train", as_json=arguments.json)
         for title, source in stage_sources(staged, resume=arguments.resume):
             plain = arguments.no_rich
             code = train(source, title, _next_commands(source), as_json=arguments.json, plain=plain)
@@ -45,9 +50,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(source, as_json=arguments.json)
 
+    announce("kapelle train", as_json=arguments.json)
     return train(
         source, "kapelle train", _next_commands(source), as_json=arguments.json, plain=arguments.no_rich
     )
+
+
+def _take_tags_off(arguments: argparse.Namespace) -> None:
+    """Name the runs that are meant by `RUN@latest` and the like."""
+    files, settings = split_words(arguments.words)
+    if arguments.run_dir is not None:
+        arguments.run_dir = str(resumed_run(arguments.run_dir))
+    elif files:
+        arguments.words = [str(resumed_run(files[0])), *files[1:], *settings]
 
 
 def _next_commands(source: Source) -> NextCommands:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
+from kapelle.errors import ConfigError
 
 if TYPE_CHECKING:
     from kapelle.environment import Environment
@@ -25,7 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     environment = _environment(arguments)
     if environment is not None:
-        return _conform(_looked_at(environment, start=arguments.start))
+        return _conform(_looked_at(environment, start=arguments.start), arguments.agents)
+    if arguments.agents is not None:
+        raise ConfigError("--agents is for an environment alone; a recipe names its agents in `team.agents`.")
     from kapelle.cli.source import read_recipe
     from kapelle.cli.staged import find_stages
     from kapelle.setup.preparation import prepare
@@ -58,7 +61,9 @@ def _looked_at(settings: S, *, start: bool) -> S:
 
     checked, left_out = without_programs(settings)
     for program in left_out:
-        say(f"-   the MCP server `{program}` is not started; `--start` starts it and checks its tools")
+        say(
+            f"-   the MCP server `{program}` is left alone; `--start` starts or asks it, and checks its tools"
+        )
     return checked
 
 
@@ -83,13 +88,17 @@ def _environment(arguments: argparse.Namespace) -> Environment | None:
     return model_config("embedded", name, settings).environment
 
 
-def _conform(environment: Environment) -> int:
+def _conform(environment: Environment, team: str | None) -> int:
     import asyncio
 
     from kapelle.conformance import conform
-    from kapelle.errors import ConfigError
 
-    findings = asyncio.run(conform(environment))
+    agents = None if team is None else [name.strip() for name in team.split(",")]
+    try:
+        findings = asyncio.run(conform(environment, agents))
+    except ConfigError as error:
+        hint = "" if agents else " If it needs certain agents, name them: --agents A,B."
+        raise ConfigError(f"{error}{hint}") from error
     marks = {"ok": "ok ", "failed": "NO ", "not checked": "-  "}
     for finding in findings:
         say(f"{marks[finding.status]} {finding.name:13} {finding.detail}")
@@ -109,7 +118,6 @@ def draw(words: list[str]) -> str:
     if values is not None:
         return _drawn_file(values, files[0])
     from kapelle.cli.source import read_recipe
-    from kapelle.errors import ConfigError
     from kapelle.setup.team_builder import seats_of
     from kapelle.workflow import Drawable
 
@@ -140,7 +148,6 @@ def _workflow_file(name: str) -> Mapping[str, Any] | None:
 def _drawn_file(values: Mapping[str, Any], name: str) -> str:
     import pydantic
 
-    from kapelle.errors import ConfigError
     from kapelle.settings.messages import explain
     from kapelle.workflows.dag import Dag
     from kapelle.workflows.dag_file import read_workflow

@@ -22,6 +22,7 @@ from kapelle.cluster.lifeline import end_session, hold_on
 from kapelle.cluster.placed import Placed, lay_out
 from kapelle.cluster.ranks import SHARED, RankHost
 from kapelle.errors import ConfigError, EngineError, KapelleError
+from kapelle.runtime.characters import cleaned
 from kapelle.runtime.redaction import without_secrets
 from kapelle.runtime.versions import versions_of
 from kapelle.settings.cluster import RayConfig
@@ -63,7 +64,7 @@ def main() -> None:
     except _Stopped as stopped:
         code = 128 + stopped.args[0]
     except Exception:  # noqa: BLE001 - a defect, or what Ray raises of its own
-        traceback.print_exc()
+        print(cleaned(traceback.format_exc()), file=sys.stderr)  # noqa: T201
         code = EXIT_WRONG
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -79,7 +80,7 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 
 def _complain(reason: str) -> None:
-    print(f"kapelle: {' '.join(without_secrets(reason).split())}", file=sys.stderr, flush=True)  # noqa: T201 - for the command
+    print(cleaned(f"kapelle: {' '.join(without_secrets(reason).split())}"), file=sys.stderr, flush=True)  # noqa: T201 - for the command
 
 
 def _run(order: dict[str, Any], folder: Path) -> int:

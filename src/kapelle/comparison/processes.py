@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,10 @@ Work = Callable[..., None]
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Read by torch when it is imported: processes share the cores, and more threads would only take turns."""
+
+
+LOOKS = 1.0
+"""Seconds between two looks at what else there is to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +48,14 @@ class _Worker:
 
 
 def in_processes(
-    work: Work, pieces: Sequence[tuple[Any, ...]], processes: int
+    work: Work,
+    pieces: Sequence[tuple[Any, ...]],
+    processes: int,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, Failure | None]]:
     """Yield (number of the piece, None or why it failed) as pieces are done, `processes` at a time.
 
-    When the iteration is left early, also by Ctrl-C or SIGTERM, every process is asked to stop (SIGTERM) and
+    `meanwhile` is called about once a second while none is done. When the iteration is left early, also by Ctrl-C or SIGTERM, every process is asked to stop (SIGTERM) and
     waited for: a training run then saves first.
     """
     left = deque(range(len(pieces)))
@@ -65,7 +73,7 @@ def in_processes(
                         workers.remove(worker)
                         _dismiss(worker)
                 if workers:
-                    yield from _finished(workers)
+                    yield from _finished(workers, meanwhile)
     finally:
         _stop(workers)
 
@@ -73,9 +81,23 @@ def in_processes(
 def _start(context: SpawnContext, work: Work) -> _Worker:
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end, work), daemon=False)
-    process.start()
+    with _without_ctrl_c():
+        process.start()
     child_end.close()
     return _Worker(process, parent_end)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Let processes that start inside the block leave a Ctrl-C to this one, which ends them: a terminal sends it to all."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _give(worker: _Worker, number: int, pieces: Sequence[tuple[Any, ...]]) -> None:
@@ -84,10 +106,12 @@ def _give(worker: _Worker, number: int, pieces: Sequence[tuple[Any, ...]]) -> No
         worker.pipe.send(pieces[number])
 
 
-def _finished(workers: list[_Worker]) -> Iterator[tuple[int, Failure | None]]:
+def _finished(workers: list[_Worker], meanwhile: Callable[[], None]) -> Iterator[tuple[int, Failure | None]]:
     """Wait until pieces of work are done and yield them; workers that have died are removed from the list."""
     busy = {worker.pipe: worker for worker in workers}
-    for pipe in wait(list(busy)):
+    while not (ready := wait(list(busy), timeout=LOOKS)):
+        meanwhile()
+    for pipe in ready:
         assert isinstance(pipe, Connection)
         worker = busy[pipe]
         number = worker.doing

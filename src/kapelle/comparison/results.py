@@ -50,6 +50,8 @@ class Measured:
     """Problems that were played."""
     failed: int | None = None
     """Those whose episode ended in an error."""
+    reason: str = ""
+    """Why problems failed or were not scored, the most frequent reason; and why fewer were played than asked for."""
 
     @property
     def mean_return(self) -> float | None:
@@ -80,6 +82,7 @@ def measure(run: Run, folder: Path) -> Measured:
         last.get("scored"),
         last.get("problems"),
         last.get("failed"),
+        "; ".join(why for why in (last.get("reason", ""), last.get("fewer", "")) if why),
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from kapelle.comparison.contenders import Contender, Run
 from kapelle.comparison.processes import Failure, in_processes
@@ -24,11 +23,17 @@ from kapelle.comparison.results import (
     unscored,
     write_results,
 )
-from kapelle.runs.reader import is_run
+from kapelle.errors import KapelleError
+from kapelle.runs.reader import is_run, read_status
 from kapelle.runtime.atomic_files import writing
+from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve, to_yaml
 from kapelle.types import Json
+
+FIRST_WORD = 5.0
+LONGEST_SILENCE = 300.0
+"""Seconds before the first word on runs that are under way, and at most between two."""
 
 Report = Callable[[str], None]
 """Called with one line for every event."""
@@ -80,9 +85,10 @@ def train_all(comparison: Comparison, processes: int, report: Report) -> None:
     if len(left) < len(comparison.runs):
         report(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs were done before")
     start = time.monotonic()
+    under_way = _UnderWay(left, report, start)
     _make_warmups(_missing_warmups(left), processes, report)
     pieces = [(run.recipe.yaml(), dict(run.recipe.origin), str(run.path)) for run in left]
-    for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes), start=1):
+    for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes, under_way), start=1):
         run = left[number]
         _keep(run, failure)
         score = failure.reason if failure else _in_words(measure(run, comparison.folder))
@@ -90,6 +96,36 @@ def train_all(comparison: Comparison, processes: int, report: Report) -> None:
         report(
             f"[{time.monotonic() - start:6.1f} s] {run.label} seed {run.seed}: {score}  ({count} of {len(left)})"
         )
+
+
+class _UnderWay:
+    """Says now and then how far the runs are: after 5 seconds, then at intervals that grow to 5 minutes."""
+
+    def __init__(self, runs: Sequence[Run], report: Report, start: float) -> None:
+        self._runs = runs
+        self._report = report
+        self._start = start
+        self._wait = FIRST_WORD
+        self._next = start + self._wait
+        self._said = ""
+
+    def __call__(self) -> None:
+        """Report the steps of the runs that have begun, if it is time and they have changed."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._wait = min(2 * self._wait, LONGEST_SILENCE)
+        self._next = now + self._wait
+        steps = []
+        for run in self._runs:
+            with suppress(KapelleError):  # its directory is just being made
+                if is_run(run.path) and not run.done:
+                    done, steps_in_all = read_status(run.path).step, run.recipe.config.training.steps
+                    steps.append(f"{run.label} seed {run.seed} {done}/{steps_in_all}")
+        said = f"steps so far: {', '.join(steps)}" if steps else "the first runs are being prepared"
+        if said != self._said:
+            self._said = said
+            self._report(f"[{now - self._start:6.1f} s] {said}")
 
 
 def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
@@ -114,7 +150,7 @@ def warm_up(config: str) -> None:
 
 
 def _config(text: str) -> RunConfig:
-    values: dict[str, Any] = yaml.safe_load(text)
+    values: dict[str, Any] = parse_yaml(text)
     return resolve(values)
 
 
@@ -129,6 +165,9 @@ def _missing_warmups(runs: Sequence[Run]) -> list[RunConfig]:
 
 
 def _make_warmups(configs: Sequence[RunConfig], processes: int, report: Report) -> None:
+    if configs:
+        seeds = ", ".join(str(config.seed) for config in configs)
+        report(f"warm-up: teaching the models of seeds {seeds} first, once for all algorithms")
     pieces = [(to_yaml(config),) for config in configs]
     for number, failure in in_processes(warm_up, pieces, processes):
         # The runs that need it meet the same error and report it as their own.

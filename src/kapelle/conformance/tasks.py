@@ -56,7 +56,7 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
             try:
                 if json.loads(json.dumps(task.data)) != task.data:
                     return Finding(name, "failed", f"the data of task {task.id} change when written as JSON")
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 return Finding(name, "failed", f"the data of task {task.id} are not JSON: {error}")
     return Finding(name, "ok", f"{sum(map(len, chosen.values()))} tasks, the same when asked for again")
 

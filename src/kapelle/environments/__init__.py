@@ -1,6 +1,9 @@
-"""Built-in environments, found by name. To add one, write its module and give it a line here."""
+"""Built-in environments, found by name. To add one, write its module and give it a line here, and one below for editors."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kapelle.lazy_names import classes, lazy
 
 BUILTIN: Mapping[str, str] = {
     "arithmetic": "kapelle.environments.arithmetic:Arithmetic",
@@ -25,9 +28,62 @@ BUILTIN: Mapping[str, str] = {
     "textarena": "kapelle.environments.adapters.textarena:TextArena",
     "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
     "plain": "kapelle.environments.adapters.plain:Plain",
+    "rewarded": "kapelle.environments.rewarded.environment:Rewarded",
     "reward_server": "kapelle.environments.reward_server:RewardServer",
     "external": "kapelle.environments.external.environment:External",
     "remote": "kapelle.environments.remote:Remote",
     "siirl_env": "kapelle.environments.adapters.siirl_env:SiirlEnv",
 }
 """Name in a recipe → `module:Class`, imported when asked for."""
+
+HOMES: Mapping[str, str] = {
+    **classes(BUILTIN),
+    "Part": "kapelle.environments.mixture",
+    "Answers": "kapelle.environments.questions",
+    "Questions": "kapelle.environments.questions",
+    "numbers": "kapelle.environments.questions",
+    "words": "kapelle.environments.questions",
+    "Difficulty": "kapelle.environments.procedural",
+    "Generated": "kapelle.environments.procedural",
+    "Problem": "kapelle.environments.procedural",
+}
+"""Class → module that defines it: `from kapelle.environments import Arithmetic`."""
+
+if TYPE_CHECKING:
+    from kapelle.environments.adapters.gymnasium import Gymnasium as Gymnasium
+    from kapelle.environments.adapters.pettingzoo import PettingZoo as PettingZoo
+    from kapelle.environments.adapters.plain import Plain as Plain
+    from kapelle.environments.adapters.reasoning_gym import ReasoningGym as ReasoningGym
+    from kapelle.environments.adapters.siirl_env import SiirlEnv as SiirlEnv
+    from kapelle.environments.adapters.textarena import TextArena as TextArena
+    from kapelle.environments.algebra import Algebra as Algebra
+    from kapelle.environments.arithmetic import Arithmetic as Arithmetic
+    from kapelle.environments.bfcl import Bfcl as Bfcl
+    from kapelle.environments.code.environment import Code as Code
+    from kapelle.environments.debate_topics import DebateTopics as DebateTopics
+    from kapelle.environments.external.environment import External as External
+    from kapelle.environments.gsm8k_steps import GSM8KSteps as GSM8KSteps
+    from kapelle.environments.math import Math as Math
+    from kapelle.environments.matrix import Matrix as Matrix
+    from kapelle.environments.mixture import Mixture as Mixture
+    from kapelle.environments.mixture import Part as Part
+    from kapelle.environments.multi_step import MultiStep as MultiStep
+    from kapelle.environments.nli import NLI as NLI
+    from kapelle.environments.openspiel.environment import OpenSpiel as OpenSpiel
+    from kapelle.environments.procedural import Difficulty as Difficulty
+    from kapelle.environments.procedural import Generated as Generated
+    from kapelle.environments.procedural import Problem as Problem
+    from kapelle.environments.questions import Answers as Answers
+    from kapelle.environments.questions import Questions as Questions
+    from kapelle.environments.questions import numbers as numbers
+    from kapelle.environments.questions import words as words
+    from kapelle.environments.recorded.labelled import Labelled as Labelled
+    from kapelle.environments.recorded.preferences import Preferences as Preferences
+    from kapelle.environments.recorded.trajectories import Trajectories as Trajectories
+    from kapelle.environments.remote import Remote as Remote
+    from kapelle.environments.reward_server import RewardServer as RewardServer
+    from kapelle.environments.rewarded.environment import Rewarded as Rewarded
+    from kapelle.environments.tool_questions import Tools as Tools
+    from kapelle.environments.word_problems import WordProblems as WordProblems
+
+__getattr__, __dir__ = lazy(__name__, HOMES)

@@ -28,13 +28,13 @@ class Algebra(Generated):
     """One line with the unknown `x`; the answer is every root, or the side of a bound."""
 
     name: Literal["algebra"] = "algebra"
-    kinds: tuple[Kind, ...] = Field(("equation",), min_length=1)
+    kinds: tuple[Kind, ...] = Field(default=("equation",), min_length=1)
     """Drawn evenly for each task."""
     difficulty: Annotated[Difficulty, up_to(5)] = (1, 3)
     """Easiest and hardest level, 1 to 5."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
-    extraction: tuple[ExtractionRule, ...] = Field(("hash", "last_box", "whole"), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "whole"), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
     @property

@@ -33,15 +33,15 @@ class Arithmetic(Questions):
     """Procedural problems `a+b` and `a-b` with answers that are never negative."""
 
     name: Literal["arithmetic"] = "arithmetic"
-    digits: int = Field(2, ge=1, le=12)
+    digits: int = Field(default=2, ge=1, le=12)
     """Digits of both operands; the first is never 0, save for one-digit operands."""
-    operators: tuple[Literal["+", "-"], ...] = Field(("+",), min_length=1)
+    operators: tuple[Literal["+", "-"], ...] = Field(default=("+",), min_length=1)
     """Drawn evenly for each task."""
-    carry_share: float | None = Field(None, ge=0.0, le=1.0)
+    carry_share: float | None = Field(default=None, ge=0.0, le=1.0)
     """Share of tasks whose units column carries or borrows; null leaves it to chance (45 % for `+`)."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the operand pairs stays."""
-    extraction: tuple[ExtractionRule, ...] = Field(("last_number",), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
     """Where an answer is looked for in an agent's text."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "columns", "actor": "combine"})
     """What the script plays for an agent of this name; it solves for any other."""

@@ -55,11 +55,11 @@ class Bfcl(Questions):
     name: Literal["bfcl"] = "bfcl"
     path: str = "bfcl"
     """A folder with a file for each category (`simple_python.jsonl`) and `possible_answer/` with the same names."""
-    categories: tuple[Category, ...] = Field(("simple_python", "multiple", "parallel"), min_length=1)
+    categories: tuple[Category, ...] = Field(default=("simple_python", "multiple", "parallel"), min_length=1)
     """Which files are read."""
     form: Form = "hermes"
     """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
-    test_share: float = Field(0.1, gt=0.0, lt=1.0)
+    test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the questions held out for testing; a hash of each id decides."""
 
     @property

@@ -37,8 +37,9 @@ class DebateTopics(Settings):
     name: Literal["debate_topics"] = "debate_topics"
     path: str | None = None
     """A text file with a motion a line, or a JSON list of them; null takes kapelle's own forty."""
-    sides: tuple[str, ...] = Field(("PRO", "CON"), min_length=2)
-    rounds: int = Field(2, ge=1)
+    sides: tuple[str, ...] = Field(default=("PRO", "CON"), min_length=2)
+    """Names of the sides, in seat order."""
+    rounds: int = Field(default=2, ge=1)
     """Speeches of every agent."""
     together: bool = False
     """True: all speak at once in a round. False: one after another, each after reading the speeches before."""
@@ -47,7 +48,7 @@ class DebateTopics(Settings):
     lose, in [-1, 1]. `score`: each side's own score in [0, 1]."""
     judge: Literal["rules"] | JudgeEndpoint = "rules"
     """`rules`, or an endpoint whose model judges; in Python also any engine, with `judged_by`."""
-    _ask: Ask | None = PrivateAttr(None)
+    _ask: Ask | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _different(self) -> DebateTopics:
@@ -132,7 +133,7 @@ def _read(path: str | None) -> tuple[str, ...]:
     try:
         text = Path(path).expanduser().read_text("utf-8")
         found = json.loads(text) if path.endswith(".json") else text.splitlines()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"The motions in '{path}' cannot be read: {error}. Give a text file or a JSON list."
         ) from error

@@ -55,11 +55,11 @@ class GSM8KSteps(Questions):
     """File (suffix optional) or hub split to train on."""
     test: str = "test"
     """File or hub split to evaluate on."""
-    test_share: float = Field(0.1, gt=0.0, lt=1.0)
+    test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the problems held out for testing where `path` is one file; a hash of each decides."""
-    longest: int = Field(20, ge=3)
+    longest: int = Field(default=20, ge=3)
     """Most characters of a step that is posed, its result aside."""
-    extraction: tuple[ExtractionRule, ...] = Field(("last_number",), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
     """Where an answer is looked for in an agent's text."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "add_up"})
     """What the script plays for an agent of this name; it solves for any other."""

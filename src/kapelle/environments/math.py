@@ -5,7 +5,7 @@ The answer of a row is what follows `####` in its answer field (GSM8K), else the
 what stands around them (`x = 5`, `5\text{ cm}`), expressions, lists, sets, intervals, points, matrices and equations by
 what they mean.
 What the exact reader leaves open is compared by math-verify in a process that all worlds share; it starts
-when first needed, and one answer costs a second at most, after which the episode counts as failed.
+when first needed, and one answer costs a second at most, after which it is wrong.
 
 The script says what the data set's own solution says, without GSM8K's `<<48/2=24>>` annotations.
 """
@@ -57,7 +57,7 @@ class Math(DataSettings, Questions):
     """Dots reach into objects. A conversation (verl's and siiRL's `prompt`) is asked without its system messages."""
     answer_field: str = "answer"
     """For rows in the form of verl and siiRL: `reward_model.ground_truth`."""
-    extraction: tuple[ExtractionRule, ...] = Field(("hash", "last_box"), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box"), min_length=1)
     """Where an agent's answer is looked for, in this order."""
     answer_by: Literal["text", "program"] = "text"
     """`program`: the agent writes Python, alone or as its last ```python block, and what the program prints last is

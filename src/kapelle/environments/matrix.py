@@ -35,12 +35,14 @@ class Matrix(GameSettings):
 
     name: Literal["matrix"] = "matrix"
     game: GameName = "climbing"
+    """One of the known games, or `custom` with `payoffs`."""
     payoffs: Mapping[str, FiniteFloat | tuple[FiniteFloat, ...]] = Field(default={})
     """For `game: custom`: every joint move, one letter per player, → one payoff for all or one each."""
-    penalty: FiniteFloat = Field(-100.0, le=0.0)
+    penalty: FiniteFloat = Field(default=-100.0, le=0.0)
     """The cost of mixing up the optima in `game: penalty`."""
-    rounds: int = Field(1, ge=1)
-    memory: int | None = Field(1, ge=0)
+    rounds: int = Field(default=1, ge=1)
+    """Rounds of one episode."""
+    memory: int | None = Field(default=1, ge=0)
     """Past rounds that an observation shows, null for all; an agent's conversation keeps earlier ones."""
     invalid: FiniteFloat | None = None
     """What an invalid move pays, at most the game's least payoff, which null takes."""

@@ -47,7 +47,8 @@ class Part(Settings):
     """One environment and how often its tasks come."""
 
     environment: Annotated[EnvironmentSettings, Plugged(), BeforeValidator(_built)]
-    weight: float = Field(1.0, gt=0.0)
+    """Settings of the part's environment: `{name: math, …}`."""
+    weight: float = Field(default=1.0, gt=0.0)
     """Share of the tasks, against the other parts' weights."""
 
 

@@ -24,11 +24,11 @@ class MultiStep(Generated):
     name: Literal["multi_step"] = "multi_step"
     difficulty: Annotated[Difficulty, up_to(20)] = (2, 4)
     """Fewest and most steps, 1 to 20."""
-    largest: int = Field(99, ge=20)
+    largest: int = Field(default=99, ge=20)
     """No value on the way is greater."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
-    extraction: tuple[ExtractionRule, ...] = Field(("last_number",), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
     @property

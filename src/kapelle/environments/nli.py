@@ -40,7 +40,8 @@ class NLI(DataSettings, Questions):
     question_field: str | None = None
     """A field with the whole question, such as verl's `prompt`; null asks about `premise` and `hypothesis`."""
     label_field: str = "label"
-    extraction: tuple[ExtractionRule, ...] = Field(("tag", "hash", "last_box", "whole"), min_length=1)
+    """The field that holds the answer."""
+    extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "hash", "last_box", "whole"), min_length=1)
     """Where an agent's answer is looked for, in this order."""
 
     def _key(self) -> tuple[str, str, Words]:

@@ -12,7 +12,6 @@ environment finds, as everywhere: so a run shows where scores and truth part.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +25,8 @@ from kapelle.errors import ConfigError, EpisodeError
 from kapelle.grading.served_scores import ServedScores
 from kapelle.grading.verdict import Grade
 from kapelle.runtime.deadlines import patience_here, within
-from kapelle.settings.addresses import Address, sends_in_the_clear
+from kapelle.runtime.tokens import bearer
+from kapelle.settings.addresses import Address
 from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Split, Task
 
@@ -72,10 +72,7 @@ class RewardServer(HandsOnQuestions):
                 f"`reward_server` scores answers to questions, and `{self._asks.name}` is a game of moves. Set "
                 "`environment.questions` to math, arithmetic or another environment of questions."
             )
-        if self.token_env in os.environ and sends_in_the_clear(self.address):
-            raise ConfigError(
-                f"The token in {self.token_env} would be sent to {self.address} in the clear. Use https, or unset the variable."
-            )
+        bearer(self.token_env, self.address)
         self._asks.check(agents)
 
     @cached_property

@@ -29,6 +29,7 @@ from kapelle.environments.tools.python import Python
 from kapelle.environments.tools.search import Search
 from kapelle.environments.tools.world import CallRules, ToolsWorld
 from kapelle.errors import ConfigError
+from kapelle.grading.text.extraction import defused
 from kapelle.grading.text.tool_text import Form
 from kapelle.types import Split, Task
 
@@ -41,15 +42,15 @@ class Tools(HandsOnQuestions):
     name: Literal["tools"] = "tools"
     questions: InnerQuestions
     """Settings of the environment that asks and grades: `{name: math, …}`."""
-    tools: tuple[AnyTool, ...] = Field((Calculator(),), min_length=1)
+    tools: tuple[AnyTool, ...] = Field(default=(Calculator(),), min_length=1)
     """What agents can call; each entry says which `tool` it is."""
     form: Form = "hermes"
     """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
-    max_turns: int = Field(8, ge=1)
+    max_turns: int = Field(default=8, ge=1)
     """How often an agent may speak; one that has not answered by then earns nothing."""
-    call_s: float = Field(30.0, gt=0.0)
+    call_s: float = Field(default=30.0, gt=0.0)
     """Seconds within which a call must return; a tool may have a shorter limit of its own."""
-    max_characters: int = Field(4000, ge=100)
+    max_characters: int = Field(default=4000, ge=100)
     """Most of one result that an agent reads."""
 
     @property
@@ -114,6 +115,6 @@ class Tools(HandsOnQuestions):
         return ToolsWorld(
             question,
             {agent: [tool.open() for tool in self.tools] for agent in agents},
-            tools_prompt(schemas, self.form),
+            defused(tools_prompt(schemas, self.form)),
             CallRules(self.form, self.max_turns, self.call_s, self.max_characters),
         )

@@ -30,7 +30,7 @@ class WordProblems(Generated):
     """Fewest and most steps of a story, 1 to 8."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the problems stays."""
-    extraction: tuple[ExtractionRule, ...] = Field(("hash", "last_box", "last_number"), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
     @property

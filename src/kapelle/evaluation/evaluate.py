@@ -9,9 +9,10 @@ from typing import Any
 
 from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import task_of
+from kapelle.errors import ConfigError
 from kapelle.former_names import release_caches
-from kapelle.metrics.definitions import by_part, own_returns, rollout_metrics
-from kapelle.metrics.statistics import Rate, area_under_curve, rate_of
+from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, rollout_metrics
+from kapelle.metrics.statistics import Rate, area_under_curve, missing_text, rate_of
 from kapelle.rollout.play import Play, rollout
 from kapelle.rollout.shared import shared_rollout
 from kapelle.rows import TurnKey, label_of, turns_of
@@ -48,6 +49,8 @@ class Evaluation:
     """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
     games: bool = False
     """True if no task has a question: the score is then the share of the greatest reward, and no answer was right."""
+    fewer: str = ""
+    """Why fewer problems were played than asked for (`Rate.fewer`); empty where none is missing."""
     groups: tuple[Group, ...] = field(default=(), repr=False)
     """The episodes themselves."""
     verifier: Mapping[str, Any] | None = None
@@ -56,15 +59,17 @@ class Evaluation:
     @property
     def rate(self) -> Rate:
         """The team's success with what it is the mean of."""
-        return Rate(self.success, self.interval, self.scored, self.problems, self.failed, self.reason)
+        return Rate(
+            self.success, self.interval, self.scored, self.problems, self.failed, self.reason, self.fewer
+        )
 
     def __str__(self) -> str:
         """Return the rate; for games, which are not solved or not, each agent's mean return."""
         if self.success is not None or not self.reward:
             return str(self.rate)
         paid = ", ".join(f"{agent} {value:.3f}" for agent, value in self.reward.items())
-        failed = f", {self.failed} failed: {self.reason}" if self.failed else ""
-        return f"return {paid}, played {self.problems - self.failed} of {self.problems}{failed}"
+        missing = missing_text(self.failed, self.fewer) + (f": {self.reason}" if self.failed else "")
+        return f"return {paid}, played {self.problems - self.failed} of {self.problems}{missing}"
 
     def _repr_html_(self) -> str:
         """Return the result as a table, for notebooks."""
@@ -91,6 +96,8 @@ class Evaluation:
         }
         if self.games:
             row["games"] = True
+        if self.fewer:
+            row["fewer"] = self.fewer
         if self.part_reward:
             row["part_reward"] = {part: dict(earned) for part, earned in self.part_reward.items()}
         return row
@@ -116,10 +123,25 @@ def choose_tasks(environment: Environment, split: Split, count: int, seed: int =
     import random
 
     size = environment.size(split)
+    if size == 0:
+        raise ConfigError(
+            f"`{environment.name}` has no tasks of the split '{split}' to play ({environment.sources[split]}). Give it some: "
+            "`eval_dataset=` of `kapelle.train`, or `environment.eval_path`."
+        )
     if size is None:
         return _distinct(environment, split, count)
     order = random.Random(derive_seed(seed, split)).sample(range(size), min(count, size))
     return [task_of(environment, split, index) for index in order]
+
+
+def why_fewer(environment: Environment, split: Split, asked: int, found: int) -> str:
+    """Return why `choose_tasks` found fewer tasks than were asked for; empty where it found them all."""
+    if found >= asked:
+        return ""
+    size = environment.size(split)
+    if size is not None:
+        return f"{asked} asked, its {split} split has {size}"
+    return f"{asked} asked, and {20 * asked} draws of its {split} split gave no more that differ"
 
 
 def _distinct(environment: Environment, split: Split, count: int) -> list[Task]:
@@ -216,10 +238,6 @@ def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> di
     }
 
 
-UNSCORED = "unscored"
-"""Where `Outcome.info` may say why an episode has no score."""
-
-
 def _why_not(episodes: Sequence[Episode]) -> str:
     """Return the most frequent reason why episodes failed, or else why they have no score."""
     errors = Counter(" ".join(episode.error.split()) for episode in episodes if episode.error is not None)
@@ -247,7 +265,7 @@ def _parts(episodes: Sequence[Episode]) -> dict[str, Rate]:
     for episode in episodes:
         for name, value in episode.info.items():
             if isinstance(value, bool) and episode.error is None:
-                members.setdefault(name if value else f"not {name}", []).append(episode)
+                members.setdefault(str(name) if value else f"not {name}", []).append(episode)
     return {
         name: rate_of([e.success for e in part if e.success is not None], len(part), 0)
         for name, part in sorted(members.items())

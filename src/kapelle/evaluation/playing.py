@@ -9,6 +9,7 @@ from kapelle import environments
 from kapelle.environment import Answerable, environment_class
 from kapelle.rollout.play import Play, make_play
 from kapelle.settings.schema import EndpointConfig, RunConfig
+from kapelle.setup.endpoints import check_endpoints
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import lay_over, load_recipe
 
@@ -70,4 +71,5 @@ def open_play(config: RunConfig) -> Play:
 
     unpaid = config.model_copy(update={"reward_model": None})  # a reward model is only for training
     prepared = prepare(unpaid, training=False)
+    check_endpoints(prepared.team, config.environment)
     return make_play(config, prepared.team, build_engine(config, prepared.load(), prepared.team))

@@ -15,7 +15,11 @@ from kapelle.types import Json
 
 Answer = Callable[[Json], Json]
 
+COSTLY = 1 / 6
+"""Share of a question's seconds of CPU past which lateness is its own fault: twice what an honest comparison takes."""
 _SPARE_BYTES = 1 << 16
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""How a process ends that a text has nested too deep for its stack: what was asked is the reason, not the machine."""
 # Work on text needs none of these; a library that is talked into one of them fails instead.
 _FORBIDDEN_EVENTS = frozenset(
     {
@@ -72,12 +76,15 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
         _, status, used = os.wait4(child, 0)
     if late:
         # On a crowded machine the clock runs out first: who has computed all the while is no less costly.
-        computed = used.ru_utime + used.ru_stime > cpu_s / 2
+        computed = used.ru_utime + used.ru_stime > cpu_s * COSTLY
         return _gave_up(f"It takes longer than {wall_s:g} s.", costly=computed)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return _gave_up(f"It takes longer than {cpu_s:g} s of CPU.", costly=True)
     # A child that died while it wrote has written half a line.
-    return data.rstrip(b"\n") if data.endswith(b"\n") else _gave_up(f"Its process died (status {status}).")
+    if data.endswith(b"\n"):
+        return data.rstrip(b"\n")
+    crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES
+    return _gave_up(f"Its process died (status {status}).", costly=crashed)
 
 
 def _drain(reading: int, wall_s: float) -> tuple[bytes, bool]:

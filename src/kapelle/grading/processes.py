@@ -159,7 +159,7 @@ def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
         data += part
     try:
         return json.loads(data)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise GaveUp("The process that grades answered something that is not JSON.") from problem
 
 

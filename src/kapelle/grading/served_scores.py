@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
-import os
-import random
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from kapelle.errors import EpisodeError
 from kapelle.grading.verdict import SHOWN, Grade, ungraded
-from kapelle.runtime.http import LateError, post
+from kapelle.runtime.asking_again import Unanswered, post_again
+from kapelle.runtime.tokens import bearer
 
 if TYPE_CHECKING:
     import httpx
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-"""Seconds between the first two attempts, and the most between any two; they double in between."""
 KEPT = 65_536
 """Scores that are kept, by the content of question and answer."""
-PASSING = {408, 429, 500, 502, 503, 504}
-"""Statuses that may be others the next time."""
-
-
-class Unanswered(Exception):
-    """An attempt that brought no score."""
-
-    def __init__(self, reason: str, *, passing: bool) -> None:
-        super().__init__(reason)
-        self.passing = passing
-        """Whether another attempt may bring one."""
 
 
 class ServedScores:
@@ -57,7 +41,6 @@ class ServedScores:
         self._kept: OrderedDict[bytes, Grade] = OrderedDict()
         self._weights: object = None
         """Of the model that gave the scores that are kept."""
-        self._jitter = random.Random()  # when to ask again; no result depends on it
 
     async def grade(self, question: str, text: str) -> Grade:
         """Return the score of a text as an answer; `ungraded` where the server has none or does not answer."""
@@ -83,47 +66,14 @@ class ServedScores:
             self._kept.popitem(last=False)
 
     async def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
-        pause = FIRST_PAUSE
-        for left in range(self._retries, -1, -1):
-            try:
-                return await self._attempt(body)
-            except Unanswered as error:
-                if not (error.passing and left):
-                    raise
-            # Callers that were refused together do not come again together.
-            await asyncio.sleep(pause * self._jitter.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE)
-        raise AssertionError("the last attempt returns or raises")
-
-    async def _attempt(self, body: dict[str, Any]) -> dict[str, Any]:
-        import httpx
-
-        token = os.environ.get(self._token_env, "")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        try:
-            status, answer = await post(self._url, body, headers, self._seconds, self._transport)
-        except LateError as error:
-            raise Unanswered(str(error), passing=True) from None
-        except EpisodeError as error:
-            raise Unanswered(str(error), passing=False) from None
-        except httpx.HTTPError as error:
-            raise Unanswered(f"{type(error).__name__}: {error}", passing=True) from None
-        if status != 200:
-            raise Unanswered(f"HTTP {status}{_message(answer)}", passing=status in PASSING)
+        headers = bearer(self._token_env, self._url)
+        answer = await post_again(self._url, body, headers, self._seconds, self._retries, self._transport)
         try:
             said = json.loads(answer)
             assert len(said["results"]) == 1
         except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
             raise Unanswered("it answers in another form than a reward server's", passing=False) from None
         return dict(said)
-
-
-def _message(answer: bytes) -> str:
-    """Return what a server says is wrong, bounded; empty where it says nothing in the known form."""
-    try:
-        return f": {json.loads(answer)['error']['message']}"[:300]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
 
 
 def _grade(said: dict[str, Any], text: str) -> Grade:

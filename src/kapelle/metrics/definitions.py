@@ -7,10 +7,12 @@ that ended without an error and that the environment scored.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from kapelle.types import Episode, Group, Turn
 
@@ -101,6 +103,12 @@ METRICS: tuple[Metric, ...] = (
         "Less than samples: the rest failed or could not be scored. `success` does not include them.",
     ),
     Metric(
+        "unscored",
+        "episodes",
+        "Episodes that nothing scored or paid, as the environment says in `info.unscored`; absent where there are none.",
+        "Above 0: a reward function returned None. Nothing is learned from such an episode.",
+    ),
+    Metric(
         "scored/<part>",
         "episodes",
         "The same among the tasks of one part of a mixture of environments.",
@@ -117,6 +125,18 @@ METRICS: tuple[Metric, ...] = (
         "share",
         "Share of episodes that a limit of turns or tokens ended, not the task.",
         "Above 0.1: the limits are too tight for this task.",
+    ),
+    Metric(
+        "info/<name>/<agent>",
+        "the environment's",
+        "The same for a mapping of agents to numbers: the mean of each agent's.",
+        "As info/<name>.",
+    ),
+    Metric(
+        "info/<name>",
+        "the environment's",
+        "Mean of a number that the environment reports in `Outcome.info`, over the episodes without an error that report it.",
+        "Absent: no episode reported a finite number under this name, or a step had more than 32 names before it.",
     ),
     Metric(
         "dead_groups",
@@ -162,6 +182,12 @@ STEP_METRICS: tuple[Metric, ...] = (
         "Rises together with clip_share and drift: samples are too old for this learning rate.",
     ),
     Metric(
+        "time/tokens_per_second",
+        "tokens per second",
+        "Tokens sampled in a step, over the time of the whole step.",
+        "Falls while length does not: look which activity takes longer.",
+    ),
+    Metric(
         "time/<activity>",
         "seconds",
         "Time of the step by activity, each moment counted once: generate, environment, grade, score, update, publish, "
@@ -198,6 +224,8 @@ def rollout_metrics(
     row = {"samples": float(len(played))}
     _put_mean(row, "failed_episodes", [float(episode.error is not None) for episode in played])
     _put_score(row, "", valid)
+    if unscored := sum(is_unscored(episode) for episode in valid):
+        row[UNSCORED] = float(unscored)
     for part, own in by_part(valid).items():
         _put_score(row, f"/{part}", own)
         for agent in _names(episode.agents for episode in own):
@@ -207,6 +235,8 @@ def rollout_metrics(
     _put_mean(
         row, "dead_groups", [float(is_dead(group, returns)) for group in groups if len(group.episodes) > 1]
     )
+    for name, values in _reported(valid).items():
+        _put_mean(row, f"info/{name}", values)
     for agent in _names(episode.agents for episode in played):
         seated = [episode for episode in valid if agent in episode.agents]
         row |= _agent_metrics(agent, seated, returns)
@@ -221,6 +251,27 @@ def rollout_metrics(
         if continued:
             row[f"tokens_continued/{policy}"] = float(continued)
     return row
+
+
+MOST_REPORTED = 32
+"""Names of `info` in one step that become metrics, the first in the alphabet: a name for each task would be no metric."""
+_REPORTABLE = re.compile(r"[\w.-]{1,64}")
+
+
+def _reported(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """Return the finite numbers that environments report in `info`, by name, by `name/agent` for mappings of agents."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        said: Mapping[Any, Any] = episode.info  # a world may have named it by anything
+        for name, value in said.items():
+            if not (isinstance(name, str) and _REPORTABLE.fullmatch(name)):
+                continue
+            own = value.items() if isinstance(value, Mapping) and value.keys() <= {*episode.agents} else ()
+            for place, number in [(name, value), *((f"{name}/{agent}", each) for agent, each in own)]:
+                if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
+                    found.setdefault(place, []).append(float(number))
+    kept = {*sorted({place.partition("/")[0] for place in found})[:MOST_REPORTED]}
+    return {place: found[place] for place in sorted(found) if place.partition("/")[0] in kept}
 
 
 def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
@@ -276,6 +327,37 @@ def _put_score(row: dict[str, float], part: str, valid: Sequence[Episode]) -> No
     if valid:
         row[f"scored{part}"] = float(len(scores))
     _put_mean(row, f"success{part}", scores)
+
+
+UNSCORED = "unscored"
+"""Where `Outcome.info` may say why an episode has no score; and the metric that counts such episodes."""
+
+
+def is_unscored(episode: Episode) -> bool:
+    """Return whether an episode says that nothing scored it, and nothing did."""
+    return UNSCORED in episode.info and episode.success is None and not episode.rewards
+
+
+def none_scored(row: Mapping[str, float]) -> bool:
+    """Return whether a row is of episodes that nothing scored, so that its rewards are not known."""
+    return UNSCORED in row and row[UNSCORED] == row["samples"] * (1.0 - row.get("failed_episodes", 0.0))
+
+
+PAID_BY = "reward/"
+"""Prefix of what each reward function returned, in an episode's `info`; None where it had nothing to say."""
+
+
+def paid_by(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
+    """Return, by reward function, the episodes that it returned a number for, and all that it was asked about."""
+    found: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        for episode in group.valid:
+            for key, value in episode.info.items():
+                name = str(key)  # worlds may put anything there
+                if name.startswith(PAID_BY) and (value is None or isinstance(value, int | float)):
+                    paid, asked = found.get(name.removeprefix(PAID_BY), (0, 0))
+                    found[name.removeprefix(PAID_BY)] = paid + (value is not None), asked + 1
+    return found
 
 
 DEMONSTRATED = "demonstrated_"

@@ -16,6 +16,15 @@ Interval = tuple[float, float]
 """Lower and upper end."""
 
 
+def finite(value: object) -> float | None:
+    """Return what somebody's function gave as a float; None for what is no finite number, or not a single one."""
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is torch's, of many numbers
+        return None
+    return found if math.isfinite(found) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Rate:
     """A mean score together with what it is the mean of.
@@ -34,6 +43,8 @@ class Rate:
     """Played episodes that ended in an error."""
     reason: str = ""
     """The most frequent reason why episodes failed or were not scored; empty where all were scored."""
+    fewer: str = ""
+    """How many were asked for, and why fewer were played: `50 asked, its test split has 26`; empty where none is missing."""
 
     def __str__(self) -> str:
         """Return `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason where there are any."""
@@ -41,8 +52,12 @@ class Rate:
 
     def counts(self, what: str = "") -> str:
         """Return `scored 3 of 16, 13 failed`; `what` (such as ` problems`) follows the 16."""
-        failed = f", {self.failed} failed" if self.failed else ""
-        return f"scored {self.scored} of {self.played}{what}{failed}"
+        return f"scored {self.scored} of {self.played}{what}{missing_text(self.failed, self.fewer)}"
+
+
+def missing_text(failed: int, fewer: str) -> str:
+    """Return what stands behind a number of episodes: ` (50 asked, its test split has 26), 2 failed`, or nothing."""
+    return f"{f' ({fewer})' if fewer else ''}{f', {failed} failed' if failed else ''}"
 
 
 def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "") -> Rate:

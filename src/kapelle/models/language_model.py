@@ -24,7 +24,7 @@ from kapelle.models.fast.flat import flat_of
 from kapelle.models.fast.plan import Plan, plan_sequences
 from kapelle.models.lora_bank import LoraBank, Route
 from kapelle.models.output_head import OutputHead, scale_and_cap
-from kapelle.models.paths import check_loaded, check_model_path, loading
+from kapelle.models.paths import check_loaded, check_model_path, loading, local_only
 from kapelle.models.recomputation import again, recomputed
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.sealed import verify_folder
@@ -72,7 +72,7 @@ class LanguageModel:
         self.parted = False
         """Whether processes share the weights out at times, by FSDP."""
         self.value_heads: dict[str, nn.Linear] = {}
-        self.renderer = ChatRenderer(tokenizer, context_of(model.config, tokenizer))
+        self.renderer = ChatRenderer(tokenizer, context_of(model.config, tokenizer), self._vocabulary)
         self.model.requires_grad_(False)
         self._scale, self._softcap = self._checked_head()
 
@@ -94,6 +94,13 @@ class LanguageModel:
     def held_in_half(self) -> bool:
         """True if its weights take two bytes each; such weights are not trained."""
         return any(parameter.dtype != torch.float32 for parameter in self.model.parameters())
+
+    @property
+    def plain_attention(self) -> bool:
+        """True if `transformers` has no fused attention for its architecture, whose scores then stand in memory."""
+        settings = self.model.config
+        heads = getattr(settings.get_text_config(), "num_attention_heads", None)
+        return self.flat is None and bool(heads) and settings._attn_implementation == "eager"  # noqa: SLF001 - said nowhere else
 
     @property
     def hidden_size(self) -> int:
@@ -263,8 +270,10 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with loading(config.path):
+        local = local_only(config.path)
+        # Where it is not refused, a terminal is asked whether to run the folder's code, and a pipe's `y` would run it.
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            config.path, trust_remote_code=False
+            config.path, trust_remote_code=False, local_files_only=local
         )
         codes = {}
         if config.quantization is not None and not trained:
@@ -276,8 +285,9 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
             dtype=torch.float32 if trained else DTYPES[config.dtype],
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
-            trust_remote_code=False,  # else a terminal is asked, and a pipe's `y` would run the folder's code
             use_safetensors=True,  # nothing is unpickled
+            trust_remote_code=False,
+            local_files_only=local,
             **codes,
         )
         model, found = loaded

@@ -60,7 +60,7 @@ class LightTokenizer:
 
     def apply_chat_template(
         self,
-        conversation: list[dict[str, str]],
+        conversation: list[dict[str, Any]],
         *,
         tokenize: bool = False,
         add_generation_prompt: bool = False,
@@ -82,8 +82,11 @@ class LightTokenizer:
         return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
 
-def read_folder(folder: Path) -> tuple[LightTokenizer, int] | None:
-    """Return the tokeniser of a model's folder and the tokens that the model reads; None where the files do not say all of it."""
+def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None] | None:
+    """Return the tokeniser of a model's folder, the tokens that the model reads, and how many have an embedding.
+
+    None where the files do not say all of it; the last one may be unknown.
+    """
     from jinja2 import TemplateError
 
     try:
@@ -95,7 +98,8 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int] | None:
         if raw is None:
             return None
         added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
-        return LightTokenizer(str(folder), raw, template, added, _named(said)), context
+        words = model.get("text_config", model).get("vocab_size")
+        return LightTokenizer(str(folder), raw, template, added, _named(said)), context, words
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
         return None  # transformers says what is wrong, or reads it
 

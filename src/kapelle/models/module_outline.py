@@ -8,7 +8,7 @@ import torch
 
 from kapelle.models.module_layers import layers_of
 from kapelle.models.outline import Outline
-from kapelle.models.paths import loading
+from kapelle.models.paths import loading, local_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +35,9 @@ def made_by_transformers(path: str) -> Outline:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"), loading(path, "read"):
-        settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        settings = AutoConfig.from_pretrained(
+            path, trust_remote_code=False, local_files_only=local_only(path)
+        )
         return outline_of(AutoModelForCausalLM.from_config(settings, trust_remote_code=False))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.models.sealed import verify_folder
+from kapelle.runtime.hub import hub_fault
 from kapelle.runtime.machine import refusal
 
 
@@ -55,11 +56,35 @@ def _more(keys: Collection[str]) -> str:
     return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
 
 
+def local_only(path: str) -> bool:
+    """Return whether `from_pretrained` is to read a model without the hub, which does not answer.
+
+    Raises ModelError, within seconds, for a name that is neither on the hub nor downloaded.
+    """
+    if Path(path).expanduser().is_dir():
+        return False
+    fault = hub_fault(path)
+    if fault is None:
+        return False
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(path, "config.json"), str):
+        return True
+    raise ModelError(
+        f"Model '{path}' is no folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "
+        f"elsewhere (`hf download {path} --local-dir FOLDER`), copy the folder and set `model.path: FOLDER`."
+    )
+
+
 def check_model_path(path: str) -> None:
     """Raise ModelError, without loading any weights, if a local folder cannot be a model or its settings changed."""
     folder = Path(path)
     if path == "embedded" or not (folder.exists() or path.startswith((".", "/", "~"))):
         return
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(
+            f"'{path}' is a file. A model is a folder: name the one that `save_pretrained` wrote."
+        )
     if not folder.is_dir():
         raise ModelError(f"Model folder '{path}' does not exist. Name a folder, a hub model or `embedded`.")
     if (folder / "adapter_config.json").is_file():  # transformers would silently load its base and apply it

@@ -8,14 +8,16 @@ and a KV cache or a merged training row can continue where the last turn ended.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
 from kapelle.errors import ContextError, ModelError
+from kapelle.models.template_form import TemplateForm
 from kapelle.models.templates import check_template, rendering
 from kapelle.runtime.characters import whole
-from kapelle.types import Message, conversation
+from kapelle.types import Json, Message
 
 _STAND_IN = "\u2e28said\u2e29"
 """Stand-in for the agent's answer; a string that no template contains."""
@@ -45,7 +47,7 @@ class ChatTokenizer(Protocol):
         ...
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool = ..., add_generation_prompt: bool = ...
+        self, conversation: list[dict[str, Json]], *, tokenize: bool = ..., add_generation_prompt: bool = ...
     ) -> Any:
         """Return a conversation as text."""
         ...
@@ -62,17 +64,27 @@ class ChatTokenizer(Protocol):
 class ChatRenderer:
     """Renders conversations with a tokeniser's chat template."""
 
-    def __init__(self, tokenizer: ChatTokenizer, context: int) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, context: int, embeddings: int | None = None) -> None:
+        """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit."""
         check_template(tokenizer)
+        self._embeddings = sys.maxsize if embeddings is None else embeddings
+        _check_vocabulary(tokenizer, self._embeddings)
         self._tokenizer = tokenizer
         _disable_word_cache(tokenizer)
         self._context = context
+        self._form = TemplateForm(self._render)
         self._special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
 
     @property
     def context(self) -> int:
         """Maximum number of tokens of prompt and completion together."""
         return self._context
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence on what the chat template does not take, and what is done about it; empty for most templates."""
+        limits, name = self._form.limits, self._tokenizer.name_or_path
+        return (f"The chat template of '{name}' {'; it '.join(limits)}.",) if limits else ()
 
     def same_tokens(self, other: ChatRenderer) -> bool:
         """Return whether both give the same tokens the same ids."""
@@ -81,11 +93,11 @@ class ChatRenderer:
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt ids of a new conversation, ready for the agent's completion."""
-        return self._ids(self._text(messages, speak=True))
+        return self._ids(self._form.text(messages, speak=True))
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the ids of a conversation to which nobody is to add anything."""
-        return self._ids(self._text(messages, speak=False))
+        return self._ids(self._form.text(messages, speak=False))
 
     def extend(
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
@@ -121,7 +133,7 @@ class ChatRenderer:
     def _after_completion(self, heard: Sequence[Message], *, speak: bool) -> str:
         """Return what the template writes after an answer of the agent."""
         opening = [Message("user", "?"), Message("assistant", _STAND_IN)]
-        text = self._text([*opening, *heard], speak=speak)
+        text = self._form.text([*opening, *heard], speak=speak)
         _, found, tail = text.partition(_STAND_IN)  # the first one: messages may hold the same string
         if not found:
             raise ModelError(
@@ -129,11 +141,9 @@ class ChatRenderer:
             )
         return tail
 
-    def _text(self, messages: Sequence[Message], *, speak: bool) -> str:
+    def _render(self, said: list[dict[str, Json]], speak: bool) -> str:
         with rendering(str(self._tokenizer.name_or_path)):
-            text = self._tokenizer.apply_chat_template(
-                conversation(messages), tokenize=False, add_generation_prompt=speak
-            )
+            text = self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=speak)
         assert isinstance(text, str)
         return text
 
@@ -144,12 +154,31 @@ class ChatRenderer:
                 f"A text of {len(text):,} characters has more tokens than the {self.context:,} that the model reads. Shorten "
                 "it, or use a model with a longer context."
             )
-        return tuple(self._tokenizer(whole(text), add_special_tokens=False)["input_ids"])
+        ids = tuple(self._tokenizer(whole(text), add_special_tokens=False)["input_ids"])
+        if max(ids, default=0) >= self._embeddings:
+            unknown = self._tokenizer.decode([max(ids)], skip_special_tokens=False)
+            raise ContextError(
+                f"A text holds the token {unknown!r}, which the tokeniser has and the model does not: it has embeddings for "
+                f"{self._embeddings:,} tokens. Leave it out of prompts and tasks."
+            )
+        return ids
 
     @cached_property
     def _longest(self) -> int:
         """Most characters of one token."""
         return max(map(len, self._tokenizer.get_vocab()), default=1)
+
+
+def _check_vocabulary(tokenizer: ChatTokenizer, embeddings: int) -> None:
+    """Raise ModelError for words without an embedding; tokens beside the vocabulary may have none until a text holds one."""
+    beside = tokenizer.added_tokens_decoder
+    last = max((number for number in tokenizer.get_vocab().values() if number not in beside), default=0)
+    if last >= embeddings:
+        raise ModelError(
+            f"The tokeniser of '{tokenizer.name_or_path}' has {last + 1:,} tokens, but the model has embeddings for "
+            f"{embeddings:,}. Take both from the same model, or load it with transformers, `resize_token_embeddings` and save "
+            "it again."
+        )
 
 
 def _disable_word_cache(tokenizer: ChatTokenizer) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from kapelle.models.context import context_of
 from kapelle.models.embedded import light_tokenizer
 from kapelle.models.light_tokenizer import read_folder
-from kapelle.models.paths import check_model_path, loading
+from kapelle.models.paths import check_model_path, loading, local_only
 from kapelle.models.renderer import ChatRenderer
 from kapelle.settings.schema import ModelConfig
 
@@ -18,12 +18,14 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     if path == "embedded":
         return ChatRenderer(light_tokenizer(), config.embedded.context)
     check_model_path(path)
+    local = local_only(path)
     from transformers import AutoConfig, AutoTokenizer
 
     with loading(path):
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        return ChatRenderer(tokenizer, context_of(settings, tokenizer))
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=local)
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local)
+        words = getattr(settings.get_text_config(), "vocab_size", None)
+        return ChatRenderer(tokenizer, context_of(settings, tokenizer), words)
 
 
 def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:

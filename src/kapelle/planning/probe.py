@@ -117,7 +117,9 @@ def _model(prepared: Prepared, base: str, depth: int) -> LanguageModel:
     else:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        from kapelle.models.paths import local_only
+
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
         config.num_hidden_layers = depth
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:depth]

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 
 from kapelle.algorithm import Tree
 from kapelle.engines.rollout.protocol import RolloutEngine
-from kapelle.environment import (
-    Environment,
-)
+from kapelle.environment import Environment, Outcome, pays_episodes
 from kapelle.environments.bounded_worlds import BoundedWorld, open_world
 from kapelle.environments.elsewhere import WorkerLost, lost_with
 from kapelle.errors import EpisodeError
@@ -181,7 +179,8 @@ async def _attempt(
             if on_scene is not None:
                 on_scene(scene)
             await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
-            outcome = scene.settle(await play.timeline.during("grade", world.outcome()))
+            found = await play.timeline.during("grade", world.outcome())
+            outcome = scene.settle(await _paid(play, Episode(task, seed, names, scene.turns), found))
         finally:
             over()
             await world.close()
@@ -207,6 +206,15 @@ async def _attempt(
         roles=outcome.roles,
         continued=dict(scene.continued),
     )
+
+
+async def _paid(play: Play, episode: Episode, found: Outcome) -> Outcome:
+    """Return the outcome that a world has found, with the rewards of an environment that pays whole episodes."""
+    environment = play.environment
+    if not pays_episodes(environment):
+        return found
+    work = within("Paying the episode", "grader", play.patience.grader, environment.pay(episode, found))
+    return await play.timeline.during("grade", work)
 
 
 class Seat(NamedTuple):

@@ -122,11 +122,15 @@ def _targets(lora: Lora, weights: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
-    """Return the newest valid checkpoint of a folder.
+    """Return the newest valid checkpoint of a folder, or the folder itself if it is one.
 
     `warn` is called with a sentence for each newer one that is damaged or holds numbers that are not finite. Raises
     CheckpointError when there is no valid one.
     """
+    if step_of(folder) is not None:
+        checkpoint.verify(folder)
+        _refuse_poison(folder)
+        return folder
     newest = checkpoint.newest_valid(folder, _refuse_poison)
     for rejected in newest.rejected:
         back = "" if newest.folder is None else _way_back(newest.folder)
@@ -329,7 +333,7 @@ def check_verifier(folder: Path, least_auc: float) -> None:
     """
     try:
         found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         found = None
     if found is None:
         raise ConfigError(

@@ -91,8 +91,8 @@ def verify(folder: Path) -> int:
     return int(manifest["step"])
 
 
-def prune(checkpoints: Path, keep: int, newest: Path | None = None) -> list[Path]:
-    """Delete all checkpoints older than the newest `keep` that are whole and return what was deleted.
+def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path | None = None) -> list[Path]:
+    """Delete all checkpoints older than the newest `keep` that are whole, but the `best`, and return what was deleted.
 
     Only checkpoints that pass `verify` count among those kept, so that a whole one is never deleted in favour of a
     damaged one. All content is read again for that, but only when there is something to delete. Checkpoints after
@@ -111,7 +111,9 @@ def prune(checkpoints: Path, keep: int, newest: Path | None = None) -> list[Path
             if passed_over:
                 continue
             if kept < keep:
-                kept += _is_whole(folder)
+                kept += is_whole(folder)
+                continue
+            if folder == best:
                 continue
             # Renamed first, so that nobody finds a half-deleted checkpoint.
             hidden = folder.rename(folder.with_name(f".{folder.name}{PARTIAL}"))
@@ -169,7 +171,8 @@ def explained(doing: str) -> Iterator[None]:
         raise CheckpointError(f"Cannot {doing}: {explain(error)}") from error
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Return whether a checkpoint passes `verify`."""
     try:
         verify(folder)
     except CheckpointError:

@@ -10,7 +10,6 @@ written to a directory that was moved, deleted or replaced.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -20,9 +19,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kapelle.errors import RunDirectoryError
 from kapelle.runtime.atomic_files import PARTIAL, explain, replace_file, write_all
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+try:
+    import fcntl
+
+    HAS_FCNTL = True
+except ModuleNotFoundError:  # Windows, where `filelock` locks the file alone
+    HAS_FCNTL = False
 
 _ATTEMPTS = 100
 
@@ -42,6 +52,10 @@ class RunLock:
         self._folder: int | None = None
         self._file: int | None = None
         self._folder_locked = False
+        self._portable: FileLock | None = None
+        if not HAS_FCNTL:
+            self._take_portable()
+            return
         try:
             self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             _HELD.add(self)
@@ -60,6 +74,8 @@ class RunLock:
         A file `lock` that was removed is made again where the directory is locked, because nobody else can have taken
         it. Raises RunDirectoryError when the directory was moved, deleted or replaced, or when another process may own it.
         """
+        if self._portable is not None and self._path.parent.is_dir():
+            return
         if self._folder is None or self._file is None:
             raise RunDirectoryError(
                 f"{self._path.parent} is no longer held by this process, so nothing is written there."
@@ -85,6 +101,9 @@ class RunLock:
 
     def release(self) -> None:
         """Release the directory; a second call does nothing."""
+        if self._portable is not None:
+            self._portable.release()
+            self._portable = None
         for descriptor in (self._file, self._folder):
             if descriptor is not None:
                 # Unlocked explicitly, because a process forked outside of Python may still have the descriptor.
@@ -100,6 +119,18 @@ class RunLock:
             if descriptor is not None:
                 os.close(descriptor)
         self._file = self._folder = None
+
+    def _take_portable(self) -> None:
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self._path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise self._in_use(b"") from error
+        except OSError as error:
+            raise RunDirectoryError(f"Cannot lock {self._path}: {explain(error)}") from error
+        self._portable = lock
 
     def _lock_folder(self, folder: int) -> bool:
         """Lock the directory; False where the disk cannot lock directories."""
@@ -167,7 +198,8 @@ def _close_in_child() -> None:
         lock._close()  # noqa: SLF001 - its own module
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def now() -> str:
@@ -183,7 +215,7 @@ def is_another_process(lock: Path, pid: int) -> bool:
     try:
         owner = json.loads(_text_of(lock))
         then = owner["born"] if owner["pid"] == pid else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
     born = _born(pid)
     return None not in (then, born) and then != born
@@ -228,5 +260,5 @@ def _owner_in_words(text: bytes) -> str:
     try:
         owner = json.loads(text)
         return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "another process"

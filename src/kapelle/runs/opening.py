@@ -37,7 +37,7 @@ def refuse_other_run(
     """Raise RunDirectoryError for a run that is there without `resume`, or whose config differs in what may not."""
     if not resume:
         raise RunDirectoryError(
-            f"{path} already holds a run. Continue it with --resume, or choose another --run-dir."
+            f"{path} already holds a run. Continue it with --resume, or choose another --run-dir (in Python: `resume=True`, or another `run_dir`)."
         )
     changed = differences(read_config(path), config)
     if changed:

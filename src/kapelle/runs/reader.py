@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +16,10 @@ from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
 from kapelle.runs.episode_json import load_episode, load_groups
 from kapelle.runs.lock import is_another_process
 from kapelle.runs.row_forms import evaluation_fault, metrics_fault
+from kapelle.runs.step_rows import Stored, last_step, lines_of, refuse_damage, stored_step, stored_steps
+from kapelle.runtime.file_contents import plain_bytes
 from kapelle.runtime.manifest import step_of
 from kapelle.types import Episode, Group, Json, Split
-
-_STEP = re.compile(r"[0-9]+")
 
 STARTS = "starts"
 """Key of `provenance.json` in addition to those of the settings."""
@@ -54,16 +53,19 @@ def episode_folder(run: Path, split: Split) -> Path:
     return run / "episodes" / split
 
 
-def episode_file(run: Path, step: int, split: Split) -> Path:
-    """Return the file with the episodes of a step."""
-    return episode_folder(run, split) / f"{step:08d}.jsonl"
+def tag_hint(word: Path) -> str:
+    """Return what to write in place of `RUN@STEP` where a whole run is meant; empty for what names no checkpoint."""
+    run, mark, which = str(word).rpartition("@")
+    return (
+        f" '@{which}' names one of its checkpoints; write {run} here." if mark and is_run(Path(run)) else ""
+    )
 
 
 def read_config(run: Path) -> str:
     """Return the text of the resolved config; raises RunDirectoryError where there is no run."""
     if not is_run(run):
         raise RunDirectoryError(
-            f"There is no run of kapelle at {run}. Name a folder that holds config.yaml and lock."
+            f"There is no run of kapelle at {run}.{tag_hint(run) or ' Name a folder that holds config.yaml and lock.'}"
         )
     try:
         return _bytes(run / "config.yaml").decode()
@@ -89,7 +91,7 @@ def read_provenance(run: Path) -> dict[str, Json]:
 def read_starts(run: Path) -> list[dict[str, Any]]:
     """Return the circumstances of each start and resume, oldest first (see `circumstances`); empty without a record."""
     try:
-        found = json.loads((run / "provenance.json").read_bytes())[STARTS]
+        found = json.loads(plain_bytes(run / "provenance.json"))[STARTS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     rows = found if isinstance(found, list) else []
@@ -119,26 +121,50 @@ def read_evaluations(run: Path) -> list[dict[str, Json]]:
 
 
 def episode_steps(run: Path, split: Split = "train") -> list[int]:
-    """Return the steps whose episodes are recorded, in ascending order."""
-    files = episode_folder(run, split).glob("[0-9]*.jsonl")
-    return sorted(int(file.stem) for file in files if _STEP.fullmatch(file.stem))
+    """Return the steps whose episodes are recorded and not damaged, in ascending order."""
+    return list(stored_steps(episode_folder(run, split)))
+
+
+def last_episode_step(run: Path, split: Split = "train") -> int:
+    """Return the last step whose episodes are recorded, -1 for none."""
+    return last_step(episode_folder(run, split))
+
+
+WHOLE = 1 << 30
+"""Bytes of a step's rows that are read at once."""
 
 
 def read_groups(run: Path, step: int, split: Split = "train") -> list[Group]:
-    """Return the groups of one step as they were recorded; raises RunDirectoryError if there are none."""
-    path = episode_file(run, step, split)
-    if not path.exists():
+    """Return the groups of one step as they were recorded, all at once; raises RunDirectoryError if there are none.
+
+    DataError for damage, and for a step of more than `WHOLE` bytes: `read_episodes` yields those one after another.
+    """
+    stored = stored_step(episode_folder(run, split), step)
+    if stored is None:
         raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
-    with _named(path):
-        return load_groups(_rows(path))
+    if stored.size > WHOLE:
+        raise DataError(
+            f"The {split} episodes of step {step} are {stored.size} bytes, more than {WHOLE} to hold at once ({stored.file}). Read "
+            "them one after another: read_episodes(run, step)."
+        )
+    with _named(stored.file):
+        return load_groups(_rows_of(stored))
 
 
 def read_episodes(run: Path, step: int | None = None, split: Split = "train") -> Iterator[Episode]:
-    """Yield the episodes of one step, or of all steps in order."""
-    for number in episode_steps(run, split) if step is None else [step]:
-        path = episode_file(run, number, split)
-        for row in _rows(path):
-            with _named(path):
+    """Yield the episodes of one step, or of all steps in order; DataError where some are damaged."""
+    folder = episode_folder(run, split)
+    if step is None:
+        refuse_damage(folder)
+        found = list(stored_steps(folder).values())
+    else:
+        one = stored_step(folder, step)
+        if one is None:
+            raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
+        found = [one]
+    for stored in found:
+        for row in _rows_of(stored):
+            with _named(stored.file):
                 episode = load_episode(row)
             yield episode
 
@@ -169,12 +195,20 @@ def _named(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is damaged: {reason} Restore it from a copy.") from error
 
 
-def _rows(
-    path: Path, fault_of: Callable[[Mapping[str, Json]], str | None] = lambda _: None
-) -> Iterator[dict[str, Any]]:
-    lines = _bytes(path).split(b"\n")
+def _rows(path: Path, fault_of: Callable[[Mapping[str, Json]], str | None]) -> Iterator[dict[str, Any]]:
     # What follows the last newline is empty, or half a row that is being written.
-    for number, line in enumerate(lines[:-1], start=1):
+    return _parsed(f"{path}, line", _bytes(path).split(b"\n")[:-1], fault_of)
+
+
+def _rows_of(stored: Stored) -> Iterator[dict[str, Any]]:
+    where = f"step {stored.step}, row" if stored.frames else "line"
+    return _parsed(f"{stored.file}, {where}", lines_of(stored), lambda _: None)
+
+
+def _parsed(
+    where: str, lines: Iterable[bytes], fault_of: Callable[[Mapping[str, Json]], str | None]
+) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
             fault = "it is not a mapping"
@@ -183,9 +217,7 @@ def _rows(
         if isinstance(row, dict):
             fault = fault_of(row) or ""
         if fault or not isinstance(row, dict):
-            raise DataError(
-                f"{path}, line {number} is damaged: {fault}. Remove that line to read the others."
-            )
+            raise DataError(f"{where} {number} is damaged: {fault}. Remove that line to read the others.")
         yield row
 
 
@@ -204,7 +236,7 @@ def _status(path: Path) -> Status:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return plain_bytes(path)
     except OSError as error:
         raise RunDirectoryError(
             f"Cannot read {path}: {error.strerror}. Is it a run directory that this user may read, on a disk without "

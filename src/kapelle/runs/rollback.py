@@ -22,17 +22,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError, RunDirectoryError
 from kapelle.runs import checkpoint
+from kapelle.runs.best import NEAREST
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
-from kapelle.runs.reader import episode_file
+from kapelle.runs.reader import episode_folder, tag_hint
+from kapelle.runs.step_writer import Later, later_parts
 from kapelle.runs.tables import TABLES
 from kapelle.runs.traces import trace_file, traced_steps
-from kapelle.runs.writer import RunDirectory, episode_steps, is_run
+from kapelle.runs.writer import RunDirectory, is_run
 from kapelle.runtime.atomic_files import flush, replace_file, writing
 from kapelle.runtime.manifest import step_of
 from kapelle.types import Split
@@ -59,8 +62,8 @@ class Plan:
     checkpoints: tuple[Path, ...]
     rows: Mapping[str, int]
     """Table → rows after the checkpoint's."""
-    episodes: tuple[Path, ...]
-    """Files of episodes and of their traces."""
+    episodes: tuple[Later, ...]
+    """Parts of files of episodes, and of their traces."""
     stages: tuple[Path, ...]
     """Later stages of the same recipe."""
     unfinished: bool
@@ -81,7 +84,7 @@ class Plan:
             "aside": None if self.nothing else str(self.aside.relative_to(self.run)),
             "checkpoints": [folder.name for folder in self.checkpoints],
             "rows": dict(self.rows),
-            "episodes": [file.relative_to(self.run).as_posix() for file in self.episodes],
+            "episodes": [_aside_of(part).relative_to(self.run).as_posix() for part in self.episodes],
             "stages": [folder.name for folder in self.stages],
         }
 
@@ -98,14 +101,15 @@ def plan_rollback(run: Path, step: int) -> Plan:
     positions: Mapping[str, int] = checkpoint.read(to)["loop"]["positions"]
     rows = {table: _after(run / table, positions.get(table, 0)) for table in TABLES}
     checkpoints, stages = tuple(folders[folders.index(to) + 1 :]), _later_stages(run)
-    episodes = tuple(
-        episode_file(run, number, split)
+    episodes = [
+        part
         for split in _SPLITS
-        for number in episode_steps(run, split)
-        if number > positions.get(f"episodes/{split}", -1)
-    )
+        for part in later_parts(episode_folder(run, split), positions.get(f"episodes/{split}", -1))
+        if part.steps
+    ]
     last = positions.get("episodes/train", -1)
-    episodes += tuple(trace_file(run, number) for number in traced_steps(run) if number > last)
+    traces = [(trace_file(run, number), number) for number in traced_steps(run) if number > last]
+    episodes += [Later(file, file.name, (number,)) for file, number in traces]
     killed = [place for place in (run / ASIDE).glob(f"*-to-{step}*") if not (place / DONE).is_file()]
     left = [place for place in killed if _can_continue(place, run, rows, [*checkpoints, *stages], episodes)]
     return Plan(
@@ -116,7 +120,7 @@ def plan_rollback(run: Path, step: int) -> Plan:
         positions,
         checkpoints,
         {table: content.count(b"\n") for table, content in rows.items()},
-        episodes,
+        tuple(episodes),
         stages,
         bool(left),
     )
@@ -129,16 +133,16 @@ def _new_aside(run: Path, step: int) -> Path:
 
 
 def _can_continue(
-    place: Path, run: Path, rows: Mapping[str, bytes], folders: Sequence[Path], episodes: Sequence[Path]
+    place: Path, run: Path, rows: Mapping[str, bytes], folders: Sequence[Path], episodes: Sequence[Later]
 ) -> bool:
     """Return whether a killed rollback can continue: nothing that it holds has since changed in the run."""
     taken = [place / ("stages" if _STAGE.fullmatch(f.name) else "checkpoints") / f.name for f in folders]
     kept = [(place / table, content) for table, content in rows.items() if content]
-    aside = [(place / file.relative_to(run), file) for file in episodes]
+    aside = [(place / _aside_of(part).relative_to(run), part) for part in episodes]
     return (
         not any(folder.exists() for folder in taken)
         and all(not file.exists() or content.startswith(file.read_bytes()) for file, content in kept)
-        and all(not copy.exists() or copy.read_bytes() == file.read_bytes() for copy, file in aside)
+        and all(not copy.exists() or copy.read_bytes() == _taken(part) for copy, part in aside)
     )
 
 
@@ -194,7 +198,7 @@ def _refuse_no_run(run: Path) -> None:
             if inner
             else ""
         )
-        raise RunDirectoryError(f"There is no run of kapelle at {run}.{stages}")
+        raise RunDirectoryError(f"There is no run of kapelle at {run}.{stages}{tag_hint(run)}")
 
 
 def _sound(run: Path, folders: Sequence[Path], step: int) -> Path:
@@ -203,12 +207,13 @@ def _sound(run: Path, folders: Sequence[Path], step: int) -> Path:
     sound = [folder for folder, fault in faults.items() if fault is None]
     if sound:
         return sound[-1]
-    others = sorted({step_of(f) or 0 for f in folders if f not in faults and fault_of(f) is None})
+    near = sorted((f for f in folders if f not in faults), key=lambda f: abs((step_of(f) or 0) - step))
+    others = sorted({step_of(f) or 0 for f in islice((f for f in near if fault_of(f) is None), NEAREST)})
     why = " ".join(fault for fault in faults.values() if fault) or f"{run} has no checkpoint of step {step}."
-    whole = ", ".join(map(str, others)) or "none"
-    raise CheckpointError(
-        f"{why} Whole checkpoints exist for the steps: {whole}. Name one of them with --to."
-    )
+    if not others:
+        raise CheckpointError(f"{why} There is no whole checkpoint to go back to.")
+    whole = ", ".join(map(str, others))
+    raise CheckpointError(f"{why} Name with --to a step that has a whole one, the nearest: {whole}.")
 
 
 def _after(table: Path, position: int) -> bytes:
@@ -240,12 +245,24 @@ def _copy_aside(plan: Plan) -> None:
         rows = _after(plan.run / table, plan.positions.get(table, 0))
         if rows:
             replace_file(plan.aside / table, rows)
-    for file in plan.episodes:
-        kept = plan.aside / file.relative_to(plan.run)
+    for part in plan.episodes:
+        kept = plan.aside / _aside_of(part).relative_to(plan.run)
         if not kept.exists():
-            _link(file, kept)
+            if part.before is None:
+                _link(part.file, kept)
+            else:
+                replace_file(kept, part.after)
     for folder in _FOLDERS:
         flush(plan.aside / folder)
+
+
+def _aside_of(part: Later) -> Path:
+    """Return where in the run a file with a part alone would be."""
+    return part.file.with_name(part.name)
+
+
+def _taken(part: Later) -> bytes:
+    return part.file.read_bytes() if part.before is None else part.after
 
 
 def _link(file: Path, kept: Path) -> None:

@@ -68,6 +68,7 @@ EVALUATION: Mapping[str, tuple[str, Callable[[Json], bool]]] = {
     "scored": ("a whole number or null", lambda value: value is None or _is_count(value)),
     "failed": _COUNT,
     "reason": ("text", lambda value: isinstance(value, str)),
+    "fewer": ("text", lambda value: isinstance(value, str)),
     "parts": (
         "a mapping",
         lambda value: isinstance(value, dict) and all(isinstance(p, dict) for p in value.values()),

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from kapelle.runs.packed_rows import pack
+from kapelle.runs.step_rows import PACKED
 from kapelle.types import Episode, Group, Message, conversation
 
 
@@ -65,6 +68,10 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
     return rows
 
 
-def dump_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as JSON lines; everything but ASCII is escaped, which keeps what UTF-8 cannot hold."""
-    return b"".join(json.dumps(row, allow_nan=False).encode("ascii") + b"\n" for row in rows)
+def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number: int = 0) -> bytes:
+    """Return rows as JSON lines; everything but ASCII is escaped, which keeps what UTF-8 cannot hold.
+
+    For a file `out` that ends in `.jsonl.zst` they are compressed as a run's episodes are, under this number of a step.
+    """
+    lines = [json.dumps(row, allow_nan=False).encode("ascii") + b"\n" for row in rows]
+    return pack(number, lines) if out is not None and out.name.endswith(PACKED) and lines else b"".join(lines)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kapelle.errors import CheckpointError, KapelleError
+from kapelle.errors import CheckpointError, KapelleError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.reader import (
     is_run,
@@ -21,15 +21,34 @@ from kapelle.runs.reader import (
 from kapelle.runtime.manifest import step_of
 from kapelle.settings.overlays import parse_yaml
 
-SHOWN = ("success", "reward", "loss", "mixer_loss", "entropy", "parity/max")
+SHOWN = (
+    "success",
+    "scored",
+    "samples",
+    "failed_episodes",
+    "reward",
+    "nll",
+    "preference_margin",
+    "preference_accuracy",
+    "verifier_auc",
+    "loss",
+    "mixer_loss",
+    "entropy",
+    "parity/max",
+)
 """The most informative metrics, by their name or the part before the slash."""
+_COUNTS = ("scored", "samples", "failed_episodes")
+"""What a success is the mean of: said beside it where it is not all."""
 
 TROUBLES = (
     ("failed_episodes", "steps had failed episodes"),
     ("skipped/", "steps had an update that was left out"),
     ("undone/", "steps had an update that was undone"),
     ("mixer_undone", "steps had a fit of the mixer that was undone"),
-    ("parity/rounded", "steps had tokens on which trainer and sampler differed by rounding"),
+    (
+        "parity/rounded",
+        "steps had tokens on which trainer and sampler differed by rounding alone (harmless when few)",
+    ),
 )
 """Metrics that are 0 in a sound step, by their name or what it begins with, and what they say when they are not."""
 
@@ -101,7 +120,13 @@ def summarise(run: Path) -> Summary:
 
 def settings_of(run: Path) -> dict[str, Any]:
     """Return a run's settings as nested values."""
-    config = parse_yaml(read_config(run))
+    text = read_config(run)
+    try:
+        config = parse_yaml(text)
+    except ValueError as error:
+        raise RunDirectoryError(
+            f"{run / 'config.yaml'} is damaged: {error}. Restore it from a copy."
+        ) from None
     if not isinstance(config, dict):
         raise TypeError("config.yaml holds no settings")
     return config
@@ -109,12 +134,29 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 def telling(row: Mapping[str, float]) -> dict[str, float]:
     """Return the most informative metrics of a row, in the order of `SHOWN`."""
+    whole = row.get("scored", 0.0) == row.get("samples", 0.0) and not row.get("failed_episodes")
     return {
         name: value
         for shown in SHOWN
         for name, value in row.items()
-        if name == shown or (name.startswith(f"{shown}/") and shown != "parity/max")
+        if not (whole and name in _COUNTS)
+        if name == shown or (name.startswith(f"{shown}/") and shown not in (*_COUNTS, "parity/max"))
     }
+
+
+def in_words(row: Mapping[str, float], most: int | None = None) -> str:
+    """Return `most` of the metrics that `telling` chose on one line, with what their means are over where that is not all."""
+    parts = [f"{name} {value:.4g}" for name, value in row.items() if name not in _COUNTS][:most]
+    if "samples" in row:
+        failed = round(row.get("failed_episodes", 0.0) * row["samples"])
+        counts = (
+            f"scored {row['scored']:.0f} of {row['samples']:.0f}"
+            if "success" in row and "scored" in row
+            else ""
+        )
+        lost = f"{failed} of {row['samples']:.0f} episodes failed" if failed else ""
+        parts.insert(1 if counts else 0, ", ".join(part for part in (counts, lost) if part))
+    return "  ".join(part for part in parts if part)
 
 
 def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
@@ -156,7 +198,7 @@ def failures(run: Path) -> list[str]:
 def last_evaluation(run: Path) -> dict[str, Any] | None:
     """Return the last evaluation's row without its parts."""
     rows = read_evaluations(run)
-    return {k: v for k, v in rows[-1].items() if not isinstance(v, dict)} if rows else None
+    return {k: v for k, v in rows[-1].items() if k == "reward" or not isinstance(v, dict)} if rows else None
 
 
 def size_of(folder: Path) -> int:

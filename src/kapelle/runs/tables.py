@@ -39,7 +39,7 @@ def end_of_step(table: Path, position: int, step: int) -> int:
         try:
             if not line.endswith(b"\n") or json.loads(line)["step"] > step:
                 break
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             break
         position += len(line)
     return position

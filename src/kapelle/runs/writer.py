@@ -6,17 +6,18 @@
       status.json          state, phase, step, pid, host, times; see `Status`
       metrics.jsonl        one row per step: `step` and finite numbers under flat names
       evaluations.jsonl    one row per evaluation: `step` and what it measured
-      episodes/train/00000012.jsonl    the episodes of step 12, one per line; see `episode_json`
-      episodes/test/00000012.jsonl     those of the evaluation after step 12
+      episodes/train/00000012.jsonl.zst    the episodes of step 12 and some later ones, one per line; see `step_rows`, `episode_json`
+      episodes/test/00000012.jsonl.zst     those of the evaluation after step 12, likewise
       traces/00000012.jsonl            what tokens of some of step 12's episodes were credited with, see `traces`
       system.jsonl         one row per step: what the machine was doing, see `system`
       checkpoints/00000012/            see `checkpoint`
       latest               text: relative path of the newest checkpoint, for people; `read_latest` searches itself
       lock                 names the process that has the run; it and the directory are locked, see `lock`
+      exact.json, evaluated.jsonl      what commands found out about it afterwards, see `findings`
       rolled-back/         what `kapelle runs rollback` has moved, see `rollback`
 
-Rows of metrics and evaluations are appended with one write each; every other file is replaced in one
-step. A killed process therefore leaves at worst an incomplete last line, which readers ignore and a
+Rows of metrics and evaluations and the episodes of a step are appended with one write each; every other file is replaced in one
+step. A killed process therefore leaves at worst an incomplete last line or step, which readers ignore and a
 resumed run cuts off: it first rewinds to the positions in its checkpoint, so that no row is lost or
 written twice. A trainer saves its start before the first row, so that there is always a checkpoint to
 rewind to. A number that is not finite is refused (NumericsError): it must be handled before it is recorded.
@@ -37,18 +38,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from kapelle.errors import NumericsError, RunDirectoryError
+from kapelle.runs import step_writer
 from kapelle.runs.checkpoint_folder import prune
 from kapelle.runs.episode_json import dump_groups
+from kapelle.runs.findings import FINDINGS
 from kapelle.runs.lock import RunLock, now
 from kapelle.runs.opening import changed_lines, refuse_other_run, refuse_run_without_config
 from kapelle.runs.reader import (
     STARTS,
     State,
     Status,
-    episode_file,
     episode_folder,
     episode_steps,
     is_run,
+    last_episode_step,
     read_config,
     read_episodes,
     read_evaluations,
@@ -73,6 +76,7 @@ __all__ = [
     "default_path",
     "episode_steps",
     "is_run",
+    "last_episode_step",
     "new_path",
     "read_config",
     "read_episodes",
@@ -101,6 +105,7 @@ _NAMES = {
     "latest",
     "lock",
     "rolled-back",
+    *FINDINGS,
 }
 
 
@@ -267,19 +272,19 @@ class RunDirectory:
     def record_episodes(self, step: int, groups: Sequence[Group], split: Split = "train") -> None:
         """Write all episodes of a step, or (`test`) of the evaluation after it; only once for each step."""
         assert self._rewound, "a resumed run rewinds before it records"
-        path = episode_file(self.path, step, split)
-        assert not path.exists(), f"the episodes of step {step} are recorded once"
-        self._replace(path, dump_groups(step, groups))
+        folder = episode_folder(self.path, split)
+        content = dump_groups(step, groups)
+        with self._write(folder):
+            path = step_writer.record(folder, step, content)
+        self._unflushed |= {path, folder}
 
     def record_traces(self, step: int, traces: Sequence[Trace]) -> None:
         """Write the traces of a step's episodes; none leave no file."""
         if traces:
-            self._replace(trace_file(self.path, step), dump_traces(step, traces))
-
-    def _replace(self, path: Path, content: bytes) -> None:
-        with self._write(path):
-            replace_file(path, content, sync=False)
-        self._unflushed |= {path, path.parent}
+            path = trace_file(self.path, step)
+            with self._write(path):
+                replace_file(path, dump_traces(step, traces), sync=False)
+            self._unflushed |= {path, path.parent}
 
     def record_system(self, step: int, row: Mapping[str, Json]) -> None:
         """Append what the machine was doing during a step."""
@@ -292,9 +297,7 @@ class RunDirectory:
                 flush(path)
             self._unflushed.clear()
             ends = {table: (self.path / table).stat().st_size for table in TABLES}
-        return ends | {
-            f"episodes/{split}": max(episode_steps(self.path, split), default=-1) for split in _SPLITS
-        }
+        return ends | {f"episodes/{split}": last_episode_step(self.path, split) for split in _SPLITS}
 
     def start_anew(self) -> None:
         """Let a resumed run that was stopped before its first checkpoint start from the beginning.
@@ -328,9 +331,7 @@ class RunDirectory:
             lines = (self.path / "evaluations.jsonl").read_bytes().splitlines(keepends=True)
             self._counted = lines[-1] if lines else None
             for split in _SPLITS:
-                for step in episode_steps(self.path, split):
-                    if step > last[split]:
-                        episode_file(self.path, step, split).unlink()
+                step_writer.cut(episode_folder(self.path, split), last[split])
             for step in traced_steps(self.path):
                 if step > last["train"]:
                     trace_file(self.path, step).unlink()
@@ -348,10 +349,21 @@ class RunDirectory:
         with self._write(self.path / "latest"):
             replace_file(self.path / "latest", f"{checkpoint.relative_to(self.path).as_posix()}\n".encode())
 
-    def prune(self, keep: int, newest: Path) -> list[Path]:
+    def prune(self, keep: int, newest: Path, best: Path | None = None) -> list[Path]:
         """Delete old checkpoints, see `checkpoint_folder.prune`, and return what was deleted."""
         self._lock.recheck()
-        return prune(self.checkpoints, keep, newest)
+        return prune(self.checkpoints, keep, newest, best)
+
+    def forget_episodes(self, split: Split, done: int, keep: int | None) -> None:
+        """Delete the files that hold only episodes, and traces, of steps before the `keep` newest up to `done`; None keeps all."""
+        if keep is None:
+            return
+        folder, before = episode_folder(self.path, split), done - keep + 1
+        with self._write(folder):
+            step_writer.forget(folder, before)
+            for step in traced_steps(self.path) if split == "train" else ():
+                if step < before:
+                    trace_file(self.path, step).unlink()
 
     def close(self) -> None:
         """Release the lock; what was recorded stays."""

@@ -7,17 +7,27 @@ failing.
 from __future__ import annotations
 
 import os
-import resource
 from contextlib import suppress
+
+try:
+    import resource
+
+    HAS_LIMITS = True
+except ModuleNotFoundError:  # Windows
+    HAS_LIMITS = False
 
 WANTED = 65_536
 """The soft limit is raised to this number, where the hard limit allows it."""
+_WITHOUT_LIMITS = 2048
+"""Assumed on Windows, which bounds files and not descriptors."""
 _SPARE = 256
 """Left for files and for what is open for a moment only; of a small limit a quarter."""
 
 
 def raise_limit() -> int:
     """Raise this process's soft limit of descriptors as far as it goes, up to `WANTED`, and return it."""
+    if not HAS_LIMITS:
+        return _WITHOUT_LIMITS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
     if soft == resource.RLIM_INFINITY or soft >= most:

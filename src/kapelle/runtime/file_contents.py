@@ -1,9 +1,11 @@
-"""Hashes of files, computed while a file is read, so that they match what was read and need no second reading."""
+"""Contents of files: plain ones alone, hashed while they are read, so that hashes match what was read; and unpacked."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import stat
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,18 @@ from typing import BinaryIO, cast
 BUFFER = 1 << 20
 HASHED_WHOLE = 256 << 20
 """Bytes of a folder up to which every file is hashed; of a larger one, names, sizes and times of change."""
+
+
+def check_plain(file: Path, mode: int) -> None:
+    """Raise OSError unless this mode, as `stat` has it, is a plain file's: a pipe or device could wait or go on for ever."""
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no plain file", str(file))
+
+
+def plain_bytes(file: Path) -> bytes:
+    """Return what a plain file holds; OSError for anything else."""
+    check_plain(file, file.stat().st_mode)
+    return file.read_bytes()
 
 
 @contextmanager
@@ -83,3 +97,23 @@ class _Watched(io.RawIOBase):
         count = self._raw.readinto(buffer) or 0
         self.digest.update(memoryview(buffer)[:count])
         return count
+
+
+def unpacked(file: BinaryIO) -> BinaryIO:
+    """Return the content of a file of Zstandard frames (RFC 8878), skippable ones passed over; EOFError where it is cut short."""
+    import zstandard
+
+    parts: list[bytes] = []
+    frame, open_frame = zstandard.ZstdDecompressor().decompressobj(), False
+    while chunk := file.read(BUFFER):
+        while chunk:
+            try:
+                parts.append(frame.decompress(chunk))
+            except zstandard.ZstdError as error:
+                raise EOFError(str(error)) from None
+            chunk, open_frame = frame.unused_data if frame.eof else b"", not frame.eof
+            if frame.eof:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+    if open_frame:
+        raise EOFError("the last frame has no end")
+    return io.BytesIO(b"".join(parts))

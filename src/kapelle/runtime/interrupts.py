@@ -278,7 +278,8 @@ def _forget() -> None:
         kept.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget)
 
 
 @contextmanager

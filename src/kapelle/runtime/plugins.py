@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
@@ -38,7 +39,7 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     the closest known one, and for a module that fails. A file is the user's own code and is run as such.
     """
     target = builtin.get(name)
-    if target is None and ":" in name:
+    if target is None and re.fullmatch(r".+:\w+", name):
         target = name
     if target is None:
         group = f"kapelle.{kind.replace(' ', '_')}s"
@@ -46,24 +47,48 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
         if name in installed:
             return _checked(kind, name, installed[name].load())
         raise ConfigError(f"Unknown {kind} '{name}'.{did_you_mean(name, [*builtin, *installed])}")
+    found = _checked(kind, name, find_object(target, kind, name))
+    from_file = target.rpartition(":")[0].endswith(".py")
+    return _named(found, name) if from_file and issubclass(found, pydantic.BaseModel) else found
+
+
+def find_object(target: str, kind: str, called: str | None = None) -> Any:
+    """Return what `module:name` or `path/file.py:name` names; ConfigError, which calls it a `kind`, for what is not there.
+
+    `called` is what stands in the settings, where that is another name. A file is the user's own code and is run as such.
+    """
+    name = called or target
     module_name, _, attribute = target.rpartition(":")
+    if not module_name or not attribute:
+        raise ConfigError(
+            f"The {kind} '{name}' cannot be found by this name. Write `module:name` or `path/file.py:name`."
+        )
     from_file = module_name.endswith(".py")
     if from_file:
         module = load_file(module_name, f"The {kind} '{name}'")
     else:
         try:
             module = importlib.import_module(module_name)
-        except ImportError as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"The {kind} '{name}' cannot be imported: {error}. Is its package installed?"
+                f"The {kind} '{name}' cannot be imported: {_why(error, module_name, attribute)}"
             ) from error
     if not hasattr(module, attribute):
         raise ConfigError(
             f"{'File' if from_file else 'Module'} '{module_name}' has no '{attribute}', named as {kind}."
             f"{did_you_mean(attribute, [word for word in vars(module) if not word.startswith('_')])}"
         )
-    found = _checked(kind, name, vars(module)[attribute])
-    return _named(found, name) if from_file and issubclass(found, pydantic.BaseModel) else found
+    return getattr(module, attribute)
+
+
+def _why(error: BaseException, module: str, attribute: str) -> str:
+    """Return why a module cannot be imported, and what to do about it."""
+    file = Path(f"{module.replace('.', '/')}.py")
+    if isinstance(error, ImportError) and file.is_file():
+        return f"{error}. There is a file of that name here: write '{file}:{attribute}'."
+    if isinstance(error, ImportError):
+        return f"{error}. Is its package installed?"
+    return f"{type(error).__name__}: {error}."
 
 
 def load_file(path: str, what: str) -> ModuleType:
@@ -78,7 +103,7 @@ def load_file(path: str, what: str) -> ModuleType:
         )
     try:
         return _run_file(str(file.resolve()), file.stat().st_mtime_ns)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a file that ends the program when it is run is none to import
         raise ConfigError(f"{what}: {path} cannot be imported: {type(error).__name__}: {error}.") from error
 
 

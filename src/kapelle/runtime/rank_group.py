@@ -23,6 +23,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.aside import Aside, again, told_of
+from kapelle.runtime.characters import cleaned
 from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by
 from kapelle.runtime.ranks import ALONE, Ranks, Seat, seat_here
 from kapelle.runtime.roll_call import EXIT_WRONG, RollCall
@@ -215,7 +216,7 @@ def say_for_all(reason: str) -> None:
     """Print why this process ends in error, if no other rank has printed it; tell the others."""
 
     def say() -> None:
-        print(reason, file=sys.stderr, flush=True)  # noqa: T201 - of all ranks, one speaks
+        print(cleaned(reason), file=sys.stderr, flush=True)  # noqa: T201 - of all ranks, one speaks
 
     try:
         if _joined:

@@ -18,6 +18,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from kapelle.runtime.characters import cleaned
+
 BEAT = 0.5
 """Seconds between two signs of life."""
 SILENCE = 30.0
@@ -149,7 +151,7 @@ class RollCall:
 
     def _end(self, rank: int, reason: str) -> None:
         self.say_once(
-            lambda: print(f"kapelle: Rank {rank} has failed: {reason}", file=sys.stderr, flush=True),  # noqa: T201
+            lambda: print(cleaned(f"kapelle: Rank {rank} has failed: {reason}"), file=sys.stderr, flush=True),  # noqa: T201
             after_others=True,
         )
         os._exit(EXIT_WRONG)

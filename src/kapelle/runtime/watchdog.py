@@ -305,7 +305,8 @@ def _forget() -> None:
         del here.watched
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget)
 
 
 def leave(watched: WatchedThread, before: Limit | None) -> None:

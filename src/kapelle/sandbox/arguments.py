@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -25,11 +26,18 @@ ENVIRONMENT = {
     # The same program on the same input answers the same in every run.
     "PYTHONHASHSEED": "0",
 }
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+_SIGNALS = 1024
+"""Most that may wait for a run: each is kept by the kernel."""
 _UID_MAP = Path("/proc/self/uid_map")
 # Each layer of protection is one entry; the tests remove them in turn and see a hostile program get through.
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "user namespace": ("--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
-    "pid namespace": ("--unshare-pid", "--as-pid-1", "--proc", "/proc"),
+    # Over process 1: a program has its user id, could write to its memory, and it is what dies with the supervisor.
+    "pid namespace": (
+        *("--unshare-pid", "--as-pid-1", "--proc", "/proc"),
+        *("--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
+    ),
     "network namespace": ("--unshare-net",),
     "ipc, uts and cgroup namespaces": (
         "--unshare-ipc",
@@ -65,8 +73,8 @@ def arguments(limits: Limits, interpreter: Interpreter, info_fd: int, filter_fd:
 def _devices() -> list[str]:
     """Return a /dev of harmless devices: no terminals to use up, and no /dev/zero, which maps as uncounted memory."""
     found = ["--size", "65536", "--tmpfs", "/dev"]
-    for name in ("null", "full", "random", "urandom"):
-        found += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    for name in DEVICES:
+        found += ["--dev-bind", name, name]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         found += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     return [*found, "--symlink", "/proc/self/fd", "/dev/fd"]
@@ -86,6 +94,18 @@ def _system(interpreter: Interpreter) -> list[str]:
     for needed in interpreter.needs:
         found += ["--ro-bind", needed, needed]
     return found
+
+
+def lower_limits() -> list[str]:
+    """Return the prefix that sets the limits of the kernel's for which a shell has no letter, or not small enough units."""
+    # One byte: at 0 a crash still starts the host's handler, where cores go to one (core(5)).
+    wanted = {"core": (resource.RLIMIT_CORE, 1), "sigpending": (resource.RLIMIT_SIGPENDING, _SIGNALS)}
+    lowered = [
+        f"--{name}={most}:{most}"
+        for name, (kind, most) in wanted.items()
+        if not 0 <= resource.getrlimit(kind)[1] < most
+    ]
+    return [require("prlimit", "util-linux"), *lowered, "--"] if lowered else []
 
 
 def drop_privileges() -> list[str]:

@@ -37,7 +37,6 @@ def kernel_limits(limits: Limits) -> dict[str, str]:
         "cpu": f"ulimit -S -t {cpu_s} && ulimit -H -t {cpu_s + 1}",
         "file size": f"ulimit -f {max(1, limits.file_bytes // 512)}",
         "descriptors": f"ulimit -n {_OPEN_FILES}",
-        "core files": "ulimit -c 0",
         "locked memory": "ulimit -l 0",
     }
 

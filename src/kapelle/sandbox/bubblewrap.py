@@ -2,7 +2,7 @@
 
 Every run goes through the same stations, each of which is gone when the next begins:
 
-    setpriv (root only: another uid) → bwrap (namespaces, filter) → sh (unpacks files, sets limits) → command
+    prlimit → setpriv (root only: another uid) → bwrap (namespaces, filter) → sh (unpacks files, sets limits) → command
 
 The shell that unpacks is process 1 of the new pid namespace. It waits for the command and reaps what that
 leaves; when it ends, or is killed, the kernel kills everything else in the namespace.
@@ -10,6 +10,7 @@ leaves; when it ends, or is killed, the kernel kills everything else in the name
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -18,10 +19,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kapelle.errors import SandboxError
-from kapelle.sandbox.arguments import ENVIRONMENT, SHARED_MEMORY, WORK, arguments, drop_privileges, require
+from kapelle.sandbox.arguments import (
+    DEVICES,
+    ENVIRONMENT,
+    SHARED_MEMORY,
+    WORK,
+    arguments,
+    drop_privileges,
+    lower_limits,
+    require,
+)
 from kapelle.sandbox.boot import UNPACK, opening
 from kapelle.sandbox.cgroups import strong_or_why_not
 from kapelle.sandbox.contract import Layer, Limits, check_files
+from kapelle.sandbox.huge_pages import without_huge_pages
 from kapelle.sandbox.interpreter import Interpreter, reachable_interpreter
 from kapelle.sandbox.namespaces import NamespaceGroup
 from kapelle.sandbox.seccomp import filter_program
@@ -78,21 +89,23 @@ class PreparedBubblewrap:
             raise
         inherited = [info_write] if filter_fd is None else [info_write, filter_fd]
         try:
-            self._process = subprocess.Popen(
-                [
-                    *drop_privileges(),
-                    require("bwrap", "bubblewrap"),
-                    *arguments(limits, interpreter, info_write, filter_fd),
-                    *("--", "/bin/sh", "-c", UNPACK),
-                ],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={},
-                cwd="/",
-                pass_fds=inherited,
-            )
+            with without_huge_pages():
+                self._process = subprocess.Popen(
+                    [
+                        *lower_limits(),
+                        *drop_privileges(),
+                        require("bwrap", "bubblewrap"),
+                        *arguments(limits, interpreter, info_write, filter_fd),
+                        *("--", "/bin/sh", "-c", UNPACK),
+                    ],
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={},
+                    cwd="/",
+                    pass_fds=inherited,
+                )
         except BaseException:
             os.close(info_read)
             raise
@@ -107,6 +120,7 @@ class PreparedBubblewrap:
         assert not self._used, "a prepared sandbox is used once"
         check_files(files, self.limits)
         self._group.count(BEGIN_WITHIN_S)
+        _wipe_times()
         self._used = True
         return ProcessSession(self._process, self._group, self.limits, opening(files, command, self.limits))
 
@@ -115,6 +129,13 @@ class PreparedBubblewrap:
         if not self._used:
             self._used = True
             ProcessSession(self._process, self._group, self.limits).finish(kill=True)
+
+
+def _wipe_times() -> None:
+    """Set the times of the devices, as every program can: what one has left there, no later one reads."""
+    for name in DEVICES:
+        with contextlib.suppress(OSError):
+            os.utime(name)
 
 
 def _memory_file(content: bytes) -> int:

@@ -22,6 +22,7 @@ LEAF = "kapelle"
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _CONTROLLERS = ("memory", "pids")
+_RUN = "run-"
 _OVERHEAD = 4
 """Processes beside the program's: bubblewrap, and the shell that waits for it."""
 _GONE_WITHIN_S = 0.4
@@ -32,7 +33,7 @@ class RunCgroup:
 
     def __init__(self, parent: Path, limits: Limits) -> None:
         """Make it, empty. Raises SandboxError when the kernel refuses."""
-        self._folder = parent / f"run-{secrets.token_hex(8)}"
+        self._folder = parent / f"{_RUN}{os.getpid()}-{secrets.token_hex(8)}"
         try:
             self._folder.mkdir()
             self._write("memory.max", limits.memory_bytes)
@@ -70,14 +71,17 @@ class RunCgroup:
             self._write("cgroup.kill", 1)
 
     def close(self) -> None:
-        """Remove it, once the dead are gone from it."""
+        """Remove it, once the dead are gone from it; where they take long, the next one to be closed removes it."""
         until = time.monotonic() + _GONE_WITHIN_S
-        while self._folder.exists() and time.monotonic() < until:
-            try:
-                self._folder.rmdir()
-            except OSError:
-                self.kill()
-                time.sleep(0.005)
+        _left.add(self._folder)
+        while True:
+            for folder in tuple(_left):
+                if _removed(folder):
+                    _left.discard(folder)
+            if self._folder not in _left or time.monotonic() > until:
+                return
+            self.kill()
+            time.sleep(0.005)
 
     def _write(self, name: str, value: int) -> None:
         # Not created: a file that the kernel does not offer must not look like one that it took.
@@ -87,6 +91,20 @@ class RunCgroup:
     def _numbers(self, name: str) -> dict[str, int]:
         rows = (line.split() for line in (self._folder / name).read_text().splitlines())
         return {row[0]: int(row[1]) for row in rows if len(row) == 2}
+
+
+_left: set[Path] = set()
+"""Cgroups of runs that have ended, whose dead were still there."""
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache
@@ -127,7 +145,16 @@ def find_folder(root: Path, own: Path) -> Path:
         raise SandboxError(f"{folder} passes no controllers on: {error.strerror}") from error
     if not (folder / LEAF / "cgroup.kill").is_file():
         raise SandboxError("this kernel has no cgroup.kill; Linux 5.14 has")
+    _clear(folder)
     return folder
+
+
+def _clear(folder: Path) -> None:
+    """Remove the cgroups of runs whose trainer was killed; the kernel keeps one in which something lives."""
+    for left in folder.glob(f"{_RUN}*"):
+        if not Path("/proc", left.name.removeprefix(_RUN).partition("-")[0]).exists():
+            with contextlib.suppress(OSError):
+                left.rmdir()
 
 
 def _is_delegated(folder: Path) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,11 @@ from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.task_clock import open_clock, read_clock
 from kapelle.sandbox.task_clock import works_here as task_clock_works
 from kapelle.sandbox.usage import Usage, parent_of, usage_of, written_by
+
+LOOK_ANYWAY_S = 0.5
+"""How long a run whose clock stands still is taken to do nothing."""
+_FIRST_TO_GO = "1000"
+"""Of /proc/<pid>/oom_score_adj: whom the kernel ends first when the machine runs out of memory."""
 
 
 class NamespaceGroup:
@@ -37,6 +44,7 @@ class NamespaceGroup:
         self._clock: int | None = None
         self._last: Usage | None = None
         self._counted_s: float | None = None
+        self._looked_at = -math.inf
         self._info_fd: int | None = info_fd
         self._mounts = mounts
         self._init_pid = 0
@@ -49,7 +57,8 @@ class NamespaceGroup:
         if self._cgroup is not None:
             return self._usage_of(self._cgroup)
         cpu_s = None if self._clock is None else read_clock(self._clock)
-        if self._last is not None and cpu_s is not None and cpu_s == self._counted_s:
+        still = cpu_s is not None and cpu_s == self._counted_s
+        if still and self._last is not None and time.monotonic() < self._looked_at + LOOK_ANYWAY_S:
             # Nothing of it ran since the last look.
             return self._last
         if readable(self._init_fd, 0.0):
@@ -60,7 +69,7 @@ class NamespaceGroup:
         if cpu_s is not None:
             # Time in the kernel is in the one, time of children that nobody waited for in the other.
             usage = replace(usage, cpu_s=max(usage.cpu_s, cpu_s))
-        self._last, self._counted_s = usage, cpu_s
+        self._last, self._counted_s, self._looked_at = usage, cpu_s, time.monotonic()
         return usage
 
     def _usage_of(self, cgroup: RunCgroup) -> Usage:
@@ -72,10 +81,15 @@ class NamespaceGroup:
     def count(self, within_s: float) -> None:
         """Count CPU time, or all use, from here on: before the program starts, while process 1 is alone.
 
+        From here on it is also the first to end when the machine runs out of memory.
+
         Raises SandboxError when that fails although this machine can.
         """
         if not self._found(within_s):
             return
+        with contextlib.suppress(OSError):
+            # A run can grow faster than it is looked at; where the machine has no room for that, it ends, not this process.
+            Path(f"/proc/{self._init_pid}/oom_score_adj").write_text(_FIRST_TO_GO)
         if self._cgroups is not None:
             self._cgroup = RunCgroup(self._cgroups, self._limits)
             for pid in (self._process.pid, self._init_pid):

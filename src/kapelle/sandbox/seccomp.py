@@ -1,10 +1,12 @@
 """A system call filter for contained programs, written by hand as classic BPF.
 
 Honest programs compute, read, write and start processes; what they never need is closed here: parts of the
-kernel with a large surface (io_uring, bpf, keyrings, userfaultfd), other processes' memory, mounts and
+kernel with a large surface or with stores that all share (io_uring, bpf, filters, keyrings, userfaultfd), other processes' memory, mounts and
 namespaces, memory that belongs to no process or that no sum over processes sees (memfd, System V segments, pages
 that a pipe holds, huge pages, sockets that are not stream sockets of the run's own), locks and notifications on
-files that all runs share, and the other calling conventions, in which none of these numbers would hold.
+files that all runs share, what the page cache holds of them, the disks below them, and the other calling
+conventions, in which none of these numbers would hold. Of `fcntl` and `ioctl`, to which kernels add, what honest
+programs use is allowed and nothing else.
 
 The instruction format is `struct sock_filter` of linux/filter.h: code, jump if true, jump if false, operand.
 """
@@ -13,13 +15,14 @@ from __future__ import annotations
 
 import errno
 import platform
+import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _LOAD, _EQUAL, _ABOVE, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
 _NUMBER, _ARCHITECTURE = 0, 4
-_ARGUMENTS = (16, 24, 32, 40)
+_ARGUMENTS = (16, 24, 32, 40, 48, 56)
 """Offsets in `struct seccomp_data` of the low halves of the first arguments (little-endian)."""
 _HIGH = 4
 """From the low half of an argument to its high half."""
@@ -29,13 +32,20 @@ _X32 = 0x40000000
 
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} of sched.h."""
+CLONE_FILES, CLONE_THREAD = 0x400, 0x10000
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+PLAIN_IOCTL = (0x541B, 0x5421, 0x5450, 0x5451)
+"""FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: the rest is for devices and file systems, or tells about the host's."""
+PLAIN_FCNTL = (*range(8), 1030, 1032)
+"""F_DUPFD, F_{GET,SET}{FD,FL}, F_{GETLK,SETLK,SETLKW}, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not leases, notifications, hints and
+the locks of descriptors, which other runs and the host would meet on files that all read."""
+F_SETFL = 4
 AF_UNIX, SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 SOL_SOCKET, SO_SNDBUF, SO_SNDBUFFORCE, SO_ATTACH_FILTER = 1, 7, 32, 26
 MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
-F_SETPIPE_SZ, F_SETLEASE, F_NOTIFY, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW = 1031, 1024, 1026, 36, 37, 38
-PR_SET_DUMPABLE = 4
+MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE = 12, 14, 20, 21, 25
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_THP_DISABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE = 4, 22, 41, 62, 67
+PR_TASK_PERF_EVENTS_DISABLE, PR_TASK_PERF_EVENTS_ENABLE = 31, 32
 SIGCHLD = 17
 SHARED_ANONYMOUS_BYTES = 1024**2
 """Most of one shared anonymous mapping: a process that maps a page of it may hold all of it, unseen."""
@@ -47,10 +57,16 @@ class _Machine:
 
     audit: int
     """AUDIT_ARCH_* of linux/audit.h."""
+    direct: int
+    """O_DIRECT of its fcntl.h."""
     bounded: Mapping[str, int]
     """By name; whether they fail depends on their arguments."""
     refused: Mapping[str, int]
     """By name; they fail whatever their arguments are."""
+    pretended: Mapping[str, int]
+    """By name; they succeed and do nothing."""
+    without: Mapping[str, int]
+    """By name; they fail as what the file system does not have."""
 
 
 # fmt: off
@@ -69,20 +85,36 @@ _REFUSED_OLD: Mapping[str, tuple[int, int | None]] = {
     "vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77), "sendfile": (40, 71), "io_setup": (206, 0),
     "inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27),
     "fanotify_mark": (301, 263), "flock": (73, 32), "mq_open": (240, 180), "timer_create": (222, 107),
+    "seccomp": (317, 277), "modify_ldt": (154, None), "mincore": (27, 232), "membarrier": (324, 283),
+    "mbind": (237, 235), "move_pages": (279, 239), "migrate_pages": (256, 238), "clock_adjtime": (305, 266),
 }
 """Number on x86_64 and on aarch64; None where the call does not exist."""
 _REFUSED_NEW: Mapping[str, int] = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438,
-    "process_madvise": 440, "mount_setattr": 442, "memfd_secret": 447,
+    "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443, "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445, "landlock_restrict_self": 446, "memfd_secret": 447, "cachestat": 451, "open_tree_attr": 467,
 }
 """Calls since Linux 5.1 have one number on every architecture."""
 _BOUNDED: Mapping[str, tuple[int, int | None]] = {
     "clone": (56, 220), "ioctl": (16, 29), "socket": (41, 198), "socketpair": (53, 199),
     "setsockopt": (54, 208), "mmap": (9, 222), "madvise": (28, 233), "fcntl": (72, 25), "prctl": (157, 167),
-    "rt_sigaction": (13, 134),
+    "rt_sigaction": (13, 134), "preadv2": (327, 286), "open": (2, None), "openat": (257, 56),
+    "creat": (85, None), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "mknod": (133, None), "mknodat": (259, 33), "umask": (95, 166),
 }
-_CLONE3 = 435
+_PRETENDED: Mapping[str, tuple[int, int | None]] = {
+    "sync": (162, 81), "syncfs": (306, 267), "sync_file_range": (277, 84), "fsync": (74, 82),
+    "fdatasync": (75, 83), "msync": (26, 227), "fadvise64": (221, 223), "readahead": (187, 213),
+}
+"""They succeed and do nothing, as they do on the file systems in memory where a program can write: asked of a file that it
+only reads, or of all, they make the host write to its disks, or forget what it had read from them."""
+_WITHOUT: Mapping[str, tuple[int, int | None]] = {
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+}
+"""They fail as on a file system without attributes. One of them is an access list, which says who may read."""
+_UNKNOWN = {"clone3": 435, "openat2": 437}
+"""Their flags lie behind a pointer, where a filter cannot look; callers fall back to `clone` and `openat`."""
 # fmt: on
 
 
@@ -92,9 +124,20 @@ def _column(table: Mapping[str, tuple[int, int | None]], column: int) -> dict[st
     return {name: number for name, number in numbers if number is not None}
 
 
+_MODES = {"creat": 1, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "mknod": 1, "mknodat": 2}
+"""The argument that is the mode of a file."""
 _MACHINES = {
-    machine: _Machine(audit, _column(_BOUNDED, column), _column(_REFUSED_OLD, column) | dict(_REFUSED_NEW))
-    for column, (machine, audit) in enumerate({"x86_64": 0xC000003E, "aarch64": 0xC00000B7}.items())
+    machine: _Machine(
+        audit,
+        direct,
+        _column(_BOUNDED, column),
+        _column(_REFUSED_OLD, column) | dict(_REFUSED_NEW),
+        _column(_PRETENDED, column),
+        _column(_WITHOUT, column),
+    )
+    for column, (machine, audit, direct) in enumerate(
+        (("x86_64", 0xC000003E, 0x4000), ("aarch64", 0xC00000B7, 0x10000))
+    )
 }
 
 
@@ -113,7 +156,7 @@ def filter_program(machine: str | None = None, *, children_counted: bool = True)
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
         return None
-    rules = _rules()
+    rules = _rules(known.direct)
     if children_counted:
         del rules["rt_sigaction"]
     return b"".join(
@@ -125,15 +168,16 @@ def filter_program(machine: str | None = None, *, children_counted: bool = True)
             _step(_AT_LEAST, _X32, 0, 1),
             _step(_RETURN, _KILL),
             *(_when(_EQUAL, number, errno.EPERM) for number in sorted(known.refused.values())),
-            # Its flags lie behind a pointer, where a filter cannot look; callers fall back to clone.
-            _when(_EQUAL, _CLONE3, errno.ENOSYS),
-            *(_within(known.bounded[name], body) for name, body in rules.items()),
+            *(_when(_EQUAL, number, 0) for number in sorted(known.pretended.values())),
+            *(_when(_EQUAL, number, errno.EOPNOTSUPP) for number in sorted(known.without.values())),
+            *(_when(_EQUAL, number, errno.ENOSYS) for number in _UNKNOWN.values()),
+            *(_within(known.bounded[name], body) for name, body in rules.items() if name in known.bounded),
             _step(_RETURN, _ALLOW),
         )
     )
 
 
-def _rules() -> dict[str, bytes]:
+def _rules(direct: int) -> dict[str, bytes]:
     """Return what decides about each call whose arguments matter."""
     socket = (
         _step(_LOAD, _ARGUMENTS[0])
@@ -142,10 +186,15 @@ def _rules() -> dict[str, bytes]:
         + _step(_AND, _SOCK_TYPE)
         + _unless(SOCK_STREAM, errno.EPERM)
     )
-    locks = (F_SETLEASE, F_NOTIFY, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW)
     return {
-        "clone": _step(_LOAD, _ARGUMENTS[0]) + _when(_ANY_BIT, NEW_NAMESPACES, errno.EPERM),
-        "ioctl": _step(_LOAD, _ARGUMENTS[1]) + _refuse_each(TIOCSTI, TIOCLINUX),
+        # Locks of a process that shares its descriptors outlive it, and then nobody lists them.
+        "clone": _step(_LOAD, _ARGUMENTS[0])
+        + _when(_ANY_BIT, NEW_NAMESPACES, errno.EPERM)
+        + _step(_AND, CLONE_FILES | CLONE_THREAD)
+        + _when(_EQUAL, CLONE_FILES, errno.EPERM),
+        "ioctl": _step(_LOAD, _ARGUMENTS[1])
+        + _refuse_each(TIOCSTI, TIOCLINUX)
+        + _unless_one_of(PLAIN_IOCTL, errno.ENOTTY),
         "socket": socket,
         "socketpair": socket,
         # How much a socket may hold stays what the supervisor counts for it.
@@ -155,16 +204,45 @@ def _rules() -> dict[str, bytes]:
         "mmap": _mapping_rules(),
         # What a kernel without huge pages says; a page of one that is mapped holds all of it, unseen.
         "madvise": _step(_LOAD, _ARGUMENTS[2])
-        + _refuse_each(MADV_HUGEPAGE, MADV_COLLAPSE, error=errno.EINVAL),
-        "fcntl": _step(_LOAD, _ARGUMENTS[1]) + _refuse_each(F_SETPIPE_SZ, *locks),
-        # The supervisor of an ordinary user reads what its own may.
-        "prctl": _step(_LOAD, _ARGUMENTS[0]) + _refuse_each(PR_SET_DUMPABLE),
+        + _refuse_each(
+            *(MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE), error=errno.EINVAL
+        ),
+        "fcntl": _step(_LOAD, _ARGUMENTS[1])
+        + _unless_one_of(PLAIN_FCNTL, errno.EINVAL)
+        + _only_if(_EQUAL, _ARGUMENTS[1], F_SETFL)
+        + _step(_LOAD, _ARGUMENTS[2])
+        + _when(_ANY_BIT, direct, errno.EINVAL),
+        # Past the page cache every read is one of the host's disks.
+        "open": _step(_LOAD, _ARGUMENTS[1]) + _when(_ANY_BIT, direct, errno.EINVAL) + _readable(2),
+        "openat": _step(_LOAD, _ARGUMENTS[2]) + _when(_ANY_BIT, direct, errno.EINVAL) + _readable(3),
+        **{name: _readable(place) for name, place in _MODES.items()},
+        "umask": _step(_LOAD, _ARGUMENTS[0]) + _when(_ANY_BIT, stat.S_IRUSR, errno.EPERM),
+        # RWF_NOWAIT tells what the host has in its page cache.
+        "preadv2": _step(_LOAD, _ARGUMENTS[5]) + _unless(0, errno.EOPNOTSUPP),
+        # The supervisor of an ordinary user reads what its own may; filters fill a store that the whole machine shares.
+        "prctl": _step(_LOAD, _ARGUMENTS[0])
+        + _refuse_each(
+            *(PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_THP_DISABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE),
+            *(PR_TASK_PERF_EVENTS_DISABLE, PR_TASK_PERF_EVENTS_ENABLE),
+        ),
         "rt_sigaction": _only_if(_EQUAL, _ARGUMENTS[0], SIGCHLD)
         + _step(_LOAD, _ARGUMENTS[1])
         + _unless(0, errno.EPERM)
         + _step(_LOAD, _ARGUMENTS[1] + _HIGH)
         + _unless(0, errno.EPERM),
     }
+
+
+def _readable(place: int) -> bytes:
+    """Refuse a mode, the argument in a place, with which the owner may run a file and not read it.
+
+    What runs from such a file loses the clock that counts its time, and with it what says that it did anything.
+    """
+    return (
+        _step(_LOAD, _ARGUMENTS[place])
+        + _step(_AND, stat.S_IRUSR | stat.S_IXUSR)
+        + _when(_EQUAL, stat.S_IXUSR, errno.EPERM)
+    )
 
 
 def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -177,6 +255,11 @@ def _when(test: int, operand: int, error: int) -> bytes:
 
 def _unless(operand: int, error: int) -> bytes:
     return _step(_EQUAL, operand, 1, 0) + _step(_RETURN, _ERRNO | error)
+
+
+def _unless_one_of(operands: Sequence[int], error: int) -> bytes:
+    tests = (_step(_EQUAL, operand, len(operands) - place) for place, operand in enumerate(operands))
+    return b"".join(tests) + _step(_RETURN, _ERRNO | error)
 
 
 def _only_if(test: int, argument: int, operand: int) -> bytes:

@@ -24,6 +24,8 @@ from kapelle.sandbox.watching import forget, watch
 
 WATCH_EVERY_S = 0.02
 """How far a run can get between two looks at what it uses."""
+WATCH_CLOSELY_S = 0.004
+"""The same for one that grows so fast that it would be above its memory by then."""
 BEGIN_WITHIN_S = 30.0
 """How long a sandbox may take to unpack before the program's own clock begins."""
 KILL_WITHIN_S = 0.4
@@ -85,10 +87,11 @@ class ProcessSession:
         self._open = set(self._output)
         self._input_open, self._input_ends = True, False
         self._limit: LimitName | None = None
-        self._peak_memory, self._seen_cpu_s = 0, 0.0
+        self._memory, self._peak_memory, self._seen_cpu_s = 0, 0, 0.0
         # Counts what passes while the program is waited for, and nothing while this process is stopped.
         self._clock = AwakeClock()
         self._started = self._clock.now()
+        self._looked = self._started
         self._next_watch = self._started + WATCH_EVERY_S
         self._exit_fd = _exit_of(process, group)
         self._ended = False
@@ -169,8 +172,12 @@ class ProcessSession:
         """Raise SandboxError for a run that is over before its program began: that is no fault of the program."""
         if self._waiting and (self._ended or self._limit is not None):
             result = self.finish(kill=True)
+            late = (
+                f"it was not ready within {BEGIN_WITHIN_S:g} s; this machine may be short of memory or time"
+            )
+            why = late if self._limit == "wall" else "no reason was given"
             said = result.stderr.decode(errors="replace").strip()[-400:]
-            raise SandboxError(f"The sandbox could not start the program: {said or 'no reason was given'}.")
+            raise SandboxError(f"The sandbox could not start the program: {said or why}.")
 
     def _pump(self, done: Callable[[], bool], until: float) -> None:
         """Move bytes until `done`, the end of the program, a limit, or a moment."""
@@ -254,8 +261,11 @@ class ProcessSession:
     def _watch(self, now: float) -> None:
         if now < self._next_watch:
             return
-        self._next_watch = now + WATCH_EVERY_S
+        before = self._memory
         self._is_above_a_limit()
+        room = self._limits.memory_bytes - self._memory
+        self._next_watch = now + look_again_s(self._memory - before, now - self._looked, room)
+        self._looked = now
 
     def _is_above_a_limit(self) -> bool:
         """Look at what the run uses and keep in mind the limit that it is above."""
@@ -263,7 +273,8 @@ class ProcessSession:
         usage = None if self._waiting else self._group.usage()
         if usage is None:
             return False
-        self._peak_memory = max(self._peak_memory, usage.memory_bytes)
+        self._memory = usage.memory_bytes
+        self._peak_memory = max(self._peak_memory, self._memory)
         self._seen_cpu_s = max(self._seen_cpu_s, usage.cpu_s)
         if usage.memory_bytes > self._limits.memory_bytes or not usage.countable:
             self._limit = "memory"
@@ -305,6 +316,15 @@ class ProcessSession:
             os.close(self._exit_fd)
             self._exit_fd = None
         self._group.close()
+
+
+def look_again_s(grown: int, in_s: float, room: int) -> float:
+    """Return when to look again at a run that has grown by some bytes in some seconds and may grow by `room` more.
+
+    One that would be full by the next look, if it grew twice as fast, is looked at twice before that.
+    """
+    full_s = math.inf if grown <= 0 else room * in_s / grown
+    return WATCH_EVERY_S if full_s > 2 * WATCH_EVERY_S else max(full_s / 4, WATCH_CLOSELY_S)
 
 
 def _exit_of(process: subprocess.Popen[bytes], group: ProcessGroup) -> int | None:

@@ -8,8 +8,10 @@ socket as full, shared anonymous memory as touched.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
+import platform
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +22,13 @@ from kapelle.sandbox.seccomp import SHARED_ANONYMOUS_BYTES
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PIPE_BYTES = 65536
 """What a pipe holds; the filter refuses to make it larger."""
+_KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MAPPINGS_BYTES = 1 << 19
 """Of /proc/<pid>/maps: some ten thousand mappings, a hundred times what a Python with libraries has."""
+_LOCK_BYTES = 256
+"""At least what the kernel keeps of a record lock, for which it has no limit."""
+_LOCKS_BYTES = 1 << 17
+"""Of /proc/locks: some two thousand locks; a database has a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +39,8 @@ class Usage:
     memory_bytes: int
     files: int
     countable: bool = True
-    """False when something cannot be counted that no honest program has: more mappings than are read, or what may not
-    be read."""
+    """False when something cannot be counted that no honest program has: more mappings or locks than are read, or what
+    may not be read."""
 
 
 def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage:
@@ -42,8 +49,9 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
     A process that ends while it is read counts as nothing. Memory that several processes share is divided among them
     only when the plain sum is above the limit: that is slower to read.
     """
-    cpu_ticks, countable = 0, True
-    held, shared, pipes = [], set[bytes](), set[tuple[int, int]]()
+    locked = _lock_bytes(init_pid)
+    cpu_ticks, countable = 0, locked is not None
+    held, shared, holders, descriptors = [], set[bytes](), list[list[Path]](), 0
     waiting = [init_pid]
     while waiting:
         pid = waiting.pop()
@@ -51,7 +59,8 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
             threads = _threads(pid)
             waiting += _children(threads)
             cpu_ticks += _cpu_ticks(pid)
-            pipes |= _pipes(threads)
+            descriptors += sum(len(_names(thread / "fd")) for thread in threads)
+            holders.append(threads)
             found = _private_bytes(pid, threads)
             if found is not None:
                 held.append(found)
@@ -63,12 +72,14 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
             countable = countable and not _has_memory(pid)
         except (OSError, ValueError, IndexError):
             continue
-    kept = len(shared) * SHARED_ANONYMOUS_BYTES + len(pipes) * _PIPE_BYTES + _socket_bytes(init_pid)
     files, written = written_by(init_pid, mounts)
-    kept += written
+    kept = len(shared) * SHARED_ANONYMOUS_BYTES + _socket_bytes(init_pid) + written + (locked or 0)
     private = sum(size for _, size in held)
+    if private + kept + descriptors * _PIPE_BYTES > memory_limit:
+        # Only then is each looked at: there may be thousands.
+        kept += _pipe_bytes(holders)
     if private + kept > memory_limit:
-        private = sum(_divided_bytes(place, size) for place, size in held)
+        private = _divided(held, memory_limit - kept)
     return Usage(cpu_ticks / _TICKS_PER_S, private + kept, files, countable)
 
 
@@ -136,12 +147,47 @@ def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
     return None
 
 
+def _each_once(held: list[tuple[Path, int]]) -> list[tuple[Path, int]]:
+    """Return one of the processes for each memory: a child of `vfork` has its parent's until it starts its program."""
+    found: list[tuple[Path, int]] = []
+    for place, size in held:
+        if not any(_is_one_memory(place, other) for other, _ in found):
+            found.append((place, size))
+    return found
+
+
+def _is_one_memory(place: Path, other: Path) -> bool:
+    """Return what kcmp(2) says; False where it may not be asked."""
+    number = _KCMP.get(platform.machine())
+    return (
+        number is not None and _libc().syscall(number, int(place.name), int(other.name), _KCMP_VM, 0, 0) == 0
+    )
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _divided(held: list[tuple[Path, int]], room: int) -> int:
+    """Return the sum with what is shared divided, or as much of it as is above `room`: they grow while they are read."""
+    total = 0
+    for place, size in sorted(_each_once(held), key=lambda one: -one[1]):
+        total += _divided_bytes(place, size)
+        if total > room:
+            break
+    return total
+
+
 def _divided_bytes(place: Path, size: int) -> int:
-    """Return the same, with what several processes share divided by their number; `size` where that is not told."""
+    """Return the same, with what several processes share divided by their number; `size` where that is not told.
+
+    A process that has ended since holds nothing.
+    """
     try:
         divided = _sum_of(place / "smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
     except OSError:
-        return size
+        return size if _has_memory(int(place.parts[2])) else 0
     return size if divided is None else min(divided, size)
 
 
@@ -155,12 +201,7 @@ def _shared_anonymous(thread: Path) -> set[bytes]:
 
     Raises OverflowError when there are too many mappings to read.
     """
-    with (thread / "maps").open("rb", buffering=0) as file:
-        text = bytearray()
-        while chunk := file.read(65536):
-            text += chunk
-            if len(text) > _MAPPINGS_BYTES:
-                raise OverflowError
+    text = _all_of(thread / "maps", _MAPPINGS_BYTES)
     if b"/dev/zero" not in text:
         return set()
     return {
@@ -168,20 +209,51 @@ def _shared_anonymous(thread: Path) -> set[bytes]:
     }
 
 
+def _all_of(file: Path, most: int) -> bytearray:
+    """Read a file of the kernel's; OverflowError when it has more bytes than `most`."""
+    text = bytearray()
+    with file.open("rb", buffering=0) as source:
+        while chunk := source.read(65536):
+            text += chunk
+            if len(text) > most:
+                raise OverflowError
+    return text
+
+
+def _lock_bytes(init_pid: int) -> int | None:
+    """Return what the kernel keeps of the run's record locks, None for more than are read."""
+    try:
+        # As the run's own /proc shows it: locks of others are not in it.
+        return _all_of(Path(f"/proc/{init_pid}/root", "proc/locks"), _LOCKS_BYTES).count(b"\n") * _LOCK_BYTES
+    except OverflowError:
+        return None
+    except OSError:
+        return 0
+
+
+def _pipe_bytes(holders: list[list[Path]]) -> int:
+    """Return the most that the pipes of processes, each by its threads, can hold."""
+    with contextlib.suppress(OSError):  # this process has no descriptors left: the next look tells
+        return len(set[tuple[int, int]]().union(*map(_pipes, holders))) * _PIPE_BYTES
+    return 0
+
+
 def _pipes(threads: list[Path]) -> set[tuple[int, int]]:
-    """Return the pipes that a process holds; each thread may have descriptors of its own."""
+    """Return the pipes that a process holds, none of one that has ended; each thread may have descriptors of its own."""
     held = (status for thread in threads for status in _descriptors(thread / "fd"))
     return {(status.st_dev, status.st_ino) for status in held if stat.S_ISFIFO(status.st_mode)}
 
 
 def _descriptors(folder: Path) -> Iterator[os.stat_result]:
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 (many, every few milliseconds)
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for name in names:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    for name in _names(folder):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             yield os.stat(f"{folder}/{name}")  # noqa: PTH116
+
+
+def _names(folder: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return os.listdir(folder)  # noqa: PTH208 (many, every few milliseconds)
+    return []
 
 
 def _socket_bytes(init_pid: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kapelle.errors import ConfigError
-from kapelle.settings.addresses import is_loopback
+from kapelle.runtime.tokens import is_loopback
 
 TOKEN = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the token that every call has to carry; a command line would show it to others."""

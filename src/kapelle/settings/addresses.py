@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator
 
-from kapelle.runtime.redaction import SECRETS
+from kapelle.runtime.redaction import is_secret
 
 NO_URL = "it is no http(s) URL, such as http://localhost:8000/v1"
 
@@ -22,7 +21,8 @@ def open_address(value: str) -> str:
         raise ValueError(NO_URL) from None
     if not named or any(ord(character) <= 32 or ord(character) == 127 for character in value):
         raise ValueError(NO_URL)
-    secret = next((name for name, _ in parse_qsl(parts.query) if name.lower() in SECRETS), None)
+    given = parse_qsl(parts.query) + parse_qsl(parts.fragment)
+    secret = next((name for name, _ in given if is_secret(name)), None)
     if "@" in parts.netloc or secret is not None:
         where = "a user or password before its host" if secret is None else f"the parameter `{secret}`"
         raise ValueError(
@@ -34,19 +34,3 @@ def open_address(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(open_address)]
 """A setting that is such a URL."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address is reached from this machine alone; names other than `localhost` count as not."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def sends_in_the_clear(address: str) -> bool:
-    """Return whether what is sent to an http(s) URL can be read on its way to another machine."""
-    parts = urlsplit(address)
-    return parts.scheme == "http" and not is_loopback(parts.hostname or "")

@@ -10,9 +10,9 @@ from kapelle.settings.base import Settings
 class Resources(Settings):
     """What one actor takes of a machine; Ray counts it, and keeps nobody from using more."""
 
-    cpus: float = Field(1.0, gt=0.0, allow_inf_nan=False)
+    cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     """Cores; also the number of threads that torch uses, at least one."""
-    gpus: float = Field(0.0, ge=0.0, allow_inf_nan=False)
+    gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """GPUs; a share of one lets actors live on the same GPU. An actor sees no others."""
 
 
@@ -21,7 +21,7 @@ class RayConfig(Settings):
 
     address: str | None = None
     """The cluster's address (`auto`, or `host:port`); null starts a Ray of its own on this machine, which ends with the run."""
-    rollout_workers: int = Field(1, ge=0)
+    rollout_workers: int = Field(default=1, ge=0)
     """Actors that play episodes, shared out over the ranks of the trainer; 0 lets the ranks play, as without Ray."""
     trainer: Resources = Resources()
     """What each rank of the trainer takes."""
@@ -31,5 +31,5 @@ class RayConfig(Settings):
     """What each environment worker takes; `episode.environment_workers` says how many each process that plays has."""
     spread: bool = False
     """Whether actors are put on as many machines as possible; otherwise on as few."""
-    timeout: float = Field(60.0, gt=0.0, allow_inf_nan=False)
+    timeout: float = Field(default=60.0, gt=0.0, allow_inf_nan=False)
     """Seconds that the cluster has to find room for all of them, and each actor to start."""

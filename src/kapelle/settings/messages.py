@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import pydantic
 
-from kapelle.errors import did_you_mean
+from kapelle.algorithm import algorithm_class
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.redaction import without_secrets
 from kapelle.settings.base import Settings
+from kapelle.settings.overlays import PLUGGED
+
+_MAPPINGS = ("dict_type", "model_type", "model_attributes_type", "mapping_type")
+_LISTS = ("tuple_type", "list_type")
+_PLAIN = {
+    "int_type": "write a whole number (an integer)",
+    "int_parsing": "write a whole number (an integer)",
+    "int_from_float": "write a whole number (an integer)",
+    "float_type": "write a number",
+    "float_parsing": "write a number",
+    "bool_type": "write true or false",
+    "bool_parsing": "write true or false",
+    "string_type": "write a text, in quotes where YAML would read something else",
+    **dict.fromkeys(_MAPPINGS, "write a mapping of keys to values"),
+    **dict.fromkeys(_LISTS, "write a list, such as [a, b]"),
+}
+"""Kind of a fault → what to do about it, in plain words; pydantic's own words for the others."""
+_RARELY_MEANT = ("warmup", "trackers", "ray")
+"""Sections of which a key without its section is taken last."""
+_NAMES = ("name", "path")
+"""Keys that a section is known by, of which people write the value in place of the section."""
 
 
 def explain(
@@ -35,11 +57,88 @@ def explain(
     source = next((name for key, name in origin.items() if key == path or key.startswith(f"{path}.")), "")
     where = f" (set in {source})" if source else ""
     if problem["type"] == "extra_forbidden":
-        return f"Unknown key '{path}'{where}.{did_you_mean(keys[-1], _known_keys(model, keys[:-1]))}"
+        return unknown_key(path, where, known_keys(model, keys[:-1]), [] if at else settings_named(keys[-1]))
     if problem["type"] == "missing":
         return f"'{path}' is missing. Add it to the recipe."
     value = without_secrets(repr(problem["input"]))
-    return f"'{path}' cannot be {value}{where}: {problem['msg'].removeprefix('Value error, ')}."
+    kinds = {str(p["type"]) for reached, _, p in ranked if reached == keys}
+    advice = _advice(path, problem["input"], _fields(model, keys), kinds) or _said(problem)
+    return f"'{path}' cannot be {value}{where}: {advice}."
+
+
+def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
+    """Return the message on a key that does not exist; `elsewhere` are settings of its name in other sections."""
+    key = path.rpartition(".")[2]
+    hint = did_you_mean(key, known)
+    if elsewhere and not hint.startswith(" Did you mean"):
+        named = " or ".join(f"'{name}'" for name in elsewhere)
+        hint = f" Did you mean {named}?"
+    return f"Unknown key '{path}'{where}.{hint}"
+
+
+def settings_named(key: str, most: int = 2) -> list[str]:
+    """Return the dotted settings of a run whose last part is this key, those nearest the top first; `most` of them."""
+    from kapelle.settings.schema import RunConfig
+
+    left: list[tuple[str, type[Settings]]] = [("", RunConfig), ("algorithm.", algorithm_class("grpo"))]
+    found: list[str] = []
+    while left and len(found) < most:
+        at, model = left.pop(0)
+        fields = model.model_fields
+        found += [f"{at}{key}"] if at and key in fields else []
+        if not at and key in fields:
+            inside = ["name"] if key in PLUGGED else _inside(fields[key].annotation)
+            found += [f"{key}.{name}" for name in _NAMES if name in inside] or ([] if inside else [key])
+        left += [
+            (f"{at}{name}.0." if _is_list(fields[name].annotation) else f"{at}{name}.", inner)
+            for name in sorted(fields, key=_RARELY_MEANT.__contains__)
+            for inner in models_in(fields[name].annotation)[:1]
+        ]
+    return found[:most]
+
+
+def _inside(annotation: Any) -> list[str]:
+    return [key for model in models_in(annotation) for key in model.model_fields]
+
+
+def _said(problem: Any) -> str:
+    said = _PLAIN.get(problem["type"])
+    if said is None:
+        said = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be")
+    if problem["type"] == "string_pattern_mismatch" and "A-Za-z" in said:
+        said = "use letters, digits and _, and begin with a letter"
+    return said
+
+
+def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str]) -> str:
+    """Return how to write what was probably meant; empty where that is not known."""
+    if "string_type" in kinds and isinstance(value, bool):
+        return "YAML reads yes, no, on and off as true and false. Put the text in quotes"
+    if "string_type" in kinds and isinstance(value, Mapping) and all(v is None for v in value.values()):
+        return "YAML reads braces as a mapping. Put the text in quotes, and those in quotes of the shell: '\"{question}\"'"
+    models = [model for annotation in annotations for model in models_in(annotation)]
+    if not models or not kinds & {*_LISTS, *_MAPPINGS, "int_type"}:
+        return ""
+    key = next((name for name in _NAMES if name in models[0].model_fields), "")
+    listed = any(map(_is_list, annotations))
+    return _as_list(path, value, key) if listed else _as_section(path, value, key, models[0])
+
+
+def _as_list(path: str, value: object, key: str) -> str:
+    if isinstance(value, Mapping) and key:
+        entry = f"{key}: {next(iter(value), '…')}"
+        return f"write a list with a `{key}` in each entry, `{path}: [{{{entry}, …}}]`, or an integer"
+    if isinstance(value, str) and key:
+        entry = f"{{{key}: {value}}}"
+        number = path.rpartition(".")[2].isdigit()
+        return f"write it as a mapping, `{entry}`" if number else f"write `{path}=[{entry}]`"
+    return ""
+
+
+def _as_section(path: str, value: object, key: str, model: type[Settings]) -> str:
+    if isinstance(value, str) and key:
+        return f"write `{path}.{key}={value}`"
+    return f"it is a section. Write its keys, such as `{path}.{next(iter(model.model_fields))}=…`"
 
 
 def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> list[str]:
@@ -56,12 +155,31 @@ def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> li
     return [*keys, str(location[-1])] if missing else keys
 
 
-def _known_keys(model: type[Settings], path: Sequence[str]) -> list[str]:
-    models = [model]
+def known_keys(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
+    """Return the keys of the section at a path; parts of the path that name no section are passed over."""
+    models: list[type[pydantic.BaseModel]] = [model]
     for part in path:
-        fields = [one.model_fields[part] for one in models if part in one.model_fields]
-        models = [inner for field in fields for inner in models_in(field.annotation)] or models
+        models = [inner for found in _at(models, part) for inner in models_in(found)] or models
     return list(dict.fromkeys(key for one in models for key in one.model_fields))
+
+
+def _fields(model: type[Settings], path: Sequence[str]) -> list[Any]:
+    """Return the types of the field at a path, of an entry where the path ends in its number."""
+    models: list[type[Settings]] = [model]
+    found: list[Any] = []
+    for part in path:
+        if not part.isdigit():
+            found = _at(models, part)
+        models = [inner for annotation in found for inner in models_in(annotation)]
+    return found
+
+
+def _at(models: Sequence[type[pydantic.BaseModel]], part: str) -> list[Any]:
+    return [one.model_fields[part].annotation for one in models if part in one.model_fields]
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) in (tuple, list) or any(map(_is_list, get_args(annotation)))
 
 
 def models_in(annotation: Any) -> list[type[Settings]]:
@@ -69,3 +187,12 @@ def models_in(annotation: Any) -> list[type[Settings]]:
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     return [found for inner in get_args(annotation) for found in models_in(inner)]
+
+
+def check_sections(values: Mapping[str, Any], known: Sequence[str], origin: Mapping[str, str]) -> None:
+    """Raise ConfigError for the first of a run's values that is no section, before one that it misspells counts as missing."""
+    for key in values:
+        if key not in known:
+            source = next((name for at, name in origin.items() if at.partition(".")[0] == key), "")
+            where = f" (set in {source})" if source else ""
+            raise ConfigError(unknown_key(str(key), where, known, settings_named(str(key))))

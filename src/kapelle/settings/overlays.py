@@ -25,10 +25,18 @@ PLUGGED = (
 MOST_VALUES = 100_000
 MOST_CHARACTERS = 10_000_000
 """Of one YAML text, with its aliases written out."""
+MOST_DIGITS = 3000
+"""Of one number; those to the base 60 (`1:30:00`) take quadratic time."""
+MOST_OTHER_KEYS = 1000
+"""Keys of one mapping that are no texts: numbers may all have one hash."""
+_TEXT = "tag:yaml.org,2002:str"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def parse_setting(setting: str) -> dict[str, Any]:
     """Return `key.path=value` as nested mappings; ConfigError for any other form."""
+    if not isinstance(setting, str):
+        raise ConfigError(f"{setting!r} is not a setting. Write it as text, such as 'training.steps=100'.")
     key, equals, raw = setting.partition("=")
     if not equals or not key:
         raise ConfigError(
@@ -45,7 +53,7 @@ def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
     try:
         value = parse_yaml(raw)
     except ValueError:
-        raise ConfigError(f"The value of '{setting}' is not YAML. Quote it.") from None
+        raise ConfigError(f"The value of '{setting}' is not YAML. Quote it: {key}='\"…\"'.") from None
     # YAML 1.1 reads 1e-3 as text; a setting that is a number takes such text.
     for part in reversed(key.split(".")):
         value = {part: value}
@@ -64,13 +72,57 @@ def parse_yaml(text: str) -> Any:
             loader.dispose()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(_in_words(error, text)) from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
         # The library fails in many ways on a text that only looks like a date, a number or a key.
         raise ValueError(" ".join(str(error).split())) from None
 
 
+_PROBLEMS = (
+    ("found character '\\t'", "it begins with a tab; indent with spaces"),
+    (
+        "mapping values are not allowed here",
+        "a `:` where no key can stand. Quote a text that holds `: `, and write `key: value` with a space",
+    ),
+    ("but found '-'", "a `-` that is not below the others of its list; give them the same indentation"),
+    ("expected <block end>", "its indentation fits no line above it; use the same number of spaces"),
+    ("found unexpected end of stream", "a quotation mark or bracket is never closed"),
+)
+"""What the library says, and the same in words for people."""
+
+
+def _in_words(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Return what is wrong with a YAML text and in which line, which is quoted."""
+    mark, said = error.problem_mark or error.context_mark, " ".join(str(error.problem or error).split())
+    why = next((words for problem, words in _PROBLEMS if problem in said), said)
+    if mark is None:
+        return why
+    lines = text.splitlines()
+    if why == _PROBLEMS[-1][1] and error.context_mark is not None:
+        mark = error.context_mark
+    quoted = lines[mark.line].strip()[:60] if mark.line < len(lines) else ""
+    return f"line {mark.line + 1}{f' (`{quoted}`)' if quoted else ''}: {why}"
+
+
+def _once(node: yaml.MappingNode) -> None:
+    """Raise ValueError for a mapping that has a key twice, of which one would be lost."""
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise ValueError(
+                    f"`{key.value}` stands twice in one mapping, in line {seen[key.value]} and in line {line}; keep one"
+                )
+            seen[key.value] = line
+
+
 def _bound(root: yaml.Node | None, length: int) -> None:
-    """Raise ValueError where aliases make very much of a text: each may repeat all that was said before."""
+    """Raise ValueError where a short text would take very long.
+
+    Aliases repeat all that was said before, numbers may have many digits, and keys that are no texts hashes that are chosen.
+    """
     left: list[yaml.Node] = [] if root is None else [root]
     most = max(MOST_CHARACTERS, length)
     for _ in range(MOST_VALUES):
@@ -81,9 +133,16 @@ def _bound(root: yaml.Node | None, length: int) -> None:
             most -= len(node.value)
             if most < 0:
                 break
+            if node.tag in _NUMBERS and len(node.value) > MOST_DIGITS:
+                raise ValueError(f"it holds a number of more than {MOST_DIGITS:,} digits")
         if isinstance(node, yaml.SequenceNode):
             left += node.value
         elif isinstance(node, yaml.MappingNode):
+            if sum(key.tag != _TEXT for key, _ in node.value) > MOST_OTHER_KEYS:
+                raise ValueError(
+                    f"it holds a mapping with more than {MOST_OTHER_KEYS:,} keys that are no texts"
+                )
+            _once(node)
             left += [part for pair in node.value for part in pair]
     raise ValueError(
         f"with its aliases written out it holds more than {MOST_VALUES:,} values or {MOST_CHARACTERS:,} characters"

@@ -17,6 +17,7 @@ from kapelle.runtime.deadlines import Patience
 from kapelle.settings.addresses import Address
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.settings.cluster import RayConfig
+from kapelle.settings.keeping import CheckpointConfig, EpisodesConfig, RecordConfig, StartFrom, TrackerConfig
 from kapelle.settings.sections import (
     AlgorithmSettings,
     EnvironmentSettings,
@@ -35,14 +36,20 @@ DType = Literal["float32", "bfloat16", "float16"]
 class EmbeddedConfig(Settings):
     """Size of the model that kapelle makes itself: the Qwen3 architecture, initialised from a seed."""
 
-    hidden: int = Field(128, ge=8)
-    layers: int = Field(4, ge=1)
-    heads: int = Field(4, ge=1)
-    kv_heads: int = Field(2, ge=1)
-    intermediate: int = Field(384, ge=8)
-    context: int = Field(512, ge=16)
+    hidden: int = Field(default=128, ge=8)
+    """Width of the residual stream."""
+    layers: int = Field(default=4, ge=1)
+    """Decoder blocks."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads of a block."""
+    kv_heads: int = Field(default=2, ge=1)
+    """Heads of keys and values; divides `heads`."""
+    intermediate: int = Field(default=384, ge=8)
+    """Width of the MLP."""
+    context: int = Field(default=512, ge=16)
     """Most tokens (bytes of text) that it reads."""
     seed: int = 0
+    """Of the initial weights."""
 
 
 class ModelConfig(Settings):
@@ -62,11 +69,11 @@ class ModelConfig(Settings):
 class LoraConfig(Settings):
     """Size and place of the adapters; see `team.Lora`."""
 
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0)
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """Names of layers, or `all-linear`; docs/models.md says which those are."""
-    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -78,16 +85,20 @@ class OwnModel(Settings):
     """A model of the agent's own: trained in full, by adapter, or not at all."""
 
     model: str
+    """A folder, or a name on the Hugging Face hub."""
     train: Literal["full", "lora", "none"] = "full"
+    """All its weights, an adapter on it, or nothing."""
     dtype: DType | None = None
     """None is that of the section `model`, here and below."""
     device: Annotated[str | None, FROM_HERE_ON] = None
+    """As in the section `model`."""
 
 
 class NamedAdapter(Settings):
     """An adapter that several agents share by its name."""
 
     adapter: str = Field(pattern=NAME)
+    """The adapter's name."""
 
 
 class PerTurn(Settings):
@@ -116,8 +127,11 @@ class EndpointConfig(Settings):
     """A frozen agent behind an OpenAI-compatible URL."""
 
     endpoint: Annotated[Address, FROM_HERE_ON]
+    """The server's address, such as `https://api.example.com/v1`."""
     model: str
+    """Name of the model, as the server has it."""
     api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
+    """Environment variable that holds the key; the key itself is never stored."""
 
 
 Weights = (
@@ -128,10 +142,10 @@ Weights = (
 class SamplingConfig(Settings):
     """How agents sample while they learn; see `types.Sampling`."""
 
-    max_tokens: int = Field(64, ge=1)
-    temperature: float = Field(1.0, ge=0.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0)
+    max_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=1.0, ge=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
     stop: tuple[str, ...] = ()
 
 
@@ -141,10 +155,10 @@ Schedule = Literal["constant", "linear", "cosine"]
 class RateConfig(Settings):
     """The learning rates of what acts for an agent, and of its critic; null is that of the section `optimizer`."""
 
-    lr: float | None = Field(None, gt=0)
-    critic_lr: float | None = Field(None, gt=0)
+    lr: float | None = Field(default=None, gt=0)
+    critic_lr: float | None = Field(default=None, gt=0)
     schedule: Schedule | None = None
-    warmup_steps: int | None = Field(None, ge=0)
+    warmup_steps: int | None = Field(default=None, ge=0)
 
 
 class AgentConfig(Settings):
@@ -180,6 +194,7 @@ class TeamConfig(Settings):
     critic_dtype: DType | None = None
     """With this or `critic_device`, critics and a verifier that pays stand on a copy of their base of that kind."""
     critic_device: Annotated[str | None, FROM_HERE_ON] = None
+    """See `critic_dtype`."""
 
 
 class OptimizerConfig(Settings):
@@ -187,16 +202,21 @@ class OptimizerConfig(Settings):
 
     name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     """The 8-bit ones hold moments in one byte (2110.02861), for full weights on CUDA; they need `kapelle[quantised]`."""
-    lr: float = Field(1e-5, gt=0)
-    critic_lr: float | None = Field(None, gt=0)
+    lr: float = Field(default=1e-5, gt=0)
+    """Learning rate; full weights usually take a tenth of what adapters do."""
+    critic_lr: float | None = Field(default=None, gt=0)
     """None uses `lr`."""
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Decay of the two moments."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Norm to which the gradient of each policy is clipped separately; null turns clipping off."""
     schedule: Schedule = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    """How the rate goes on after `warmup_steps`, until the last step."""
+    warmup_steps: int = Field(default=0, ge=0)
     """Optimiser steps over which the learning rate rises from 0."""
 
 
@@ -216,13 +236,16 @@ class RewardModelConfig(Settings):
 class WarmupConfig(Settings):
     """Supervised warm-up on scripted demonstrations of the roles, before everything else; cached."""
 
-    steps: int = Field(400, ge=1)
-    demonstrations: int = Field(20_000, ge=1)
+    steps: int = Field(default=400, ge=1)
+    """Optimiser steps."""
+    demonstrations: int = Field(default=20_000, ge=1)
     """Number of episodes that the script plays on the training split."""
-    batch: int = Field(48, ge=1)
+    batch: int = Field(default=48, ge=1)
     """Sequences per step."""
-    lr: float = Field(3e-3, gt=0)
+    lr: float = Field(default=3e-3, gt=0)
+    """Learning rate."""
     schedule: Schedule = "cosine"
+    """How the rate goes on."""
 
 
 PARTIAL = 0.25
@@ -232,17 +255,17 @@ PARTIAL = 0.25
 class TrainingConfig(Settings):
     """How much to train, and when to stop."""
 
-    steps: Annotated[int, FREE] = Field(50, ge=0)
+    steps: Annotated[int, FREE] = Field(default=50, ge=0)
     """A learning rate that ends with them (`optimizer.schedule`) ends with the number given last."""
-    tasks_per_step: int = Field(32, ge=1)
+    tasks_per_step: int = Field(default=32, ge=1)
     """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
-    max_staleness: int = Field(0, ge=0)
+    max_staleness: int = Field(default=0, ge=0)
     """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0, every step but the first ones
     learns from samples of older weights: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
     overlap: Annotated[bool, FREE] = False
     """Whether a second process samples while this one learns. It takes a second copy of the base models, and needs
     `max_staleness` of 1 or more to save time; the results are the same, to the bit."""
-    partial_rollouts: float = Field(0.0, ge=0.0, lt=1.0)
+    partial_rollouts: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Largest share of a step's groups that may be left unfinished when it ends; `true` is a quarter. They go on in the next
     step, with the weights of then, so that no step waits for its longest episodes. Of the steps of `max_staleness`, one (from 2 on) is
     for running ahead and the others for groups that are left: no token is older than it says."""
@@ -252,14 +275,14 @@ class TrainingConfig(Settings):
     def _usual_share(cls, value: object) -> object:
         return PARTIAL if value is True else value
 
-    microbatch_tokens: Annotated[int, FROM_HERE_ON] = Field(4096, ge=1)
+    microbatch_tokens: Annotated[int, FROM_HERE_ON] = Field(default=4096, ge=1)
     """Maximum tokens in one forward and backward pass; the result does not depend on it."""
     gradient_checkpointing: Annotated[bool, FROM_HERE_ON] = False
     """True keeps of each decoder block its input alone and computes the block again in the backward pass: the same
     gradients, less memory, and an update that takes about half as long again."""
-    max_failed_share: Annotated[float, FREE] = Field(0.2, ge=0.0, le=1.0)
+    max_failed_share: Annotated[float, FREE] = Field(default=0.2, ge=0.0, le=1.0)
     """The run stops when a larger share of a step's episodes fails."""
-    parity_tolerance: Annotated[float | None, FREE] = Field(None, gt=0)
+    parity_tolerance: Annotated[float | None, FREE] = Field(default=None, gt=0)
     """Largest |trainer − sampler| log-prob (nats); None uses 1e-4 in float32 and a measured bound
     in half precision."""
     non_finite: Annotated[Literal["stop", "skip"], FREE] = "stop"
@@ -269,37 +292,22 @@ class TrainingConfig(Settings):
 class EvaluationConfig(Settings):
     """How the team is evaluated on held-out problems, always of the `test` split."""
 
-    problems: int = Field(500, ge=1)
-    every: int = Field(0, ge=0)
+    problems: int = Field(default=500, ge=1)
+    """Problems of an evaluation before and after training."""
+    every: int = Field(default=0, ge=0)
     """Steps between evaluations during training; 0 evaluates only before and after."""
-    problems_while_training: int = Field(100, ge=1)
+    problems_while_training: int = Field(default=100, ge=1)
+    """Problems of an evaluation in between."""
     greedy: bool = True
     """False samples as in training."""
     before_and_after: bool = True
-
-
-class CheckpointConfig(Settings):
-    """When to save checkpoints and how many to keep."""
-
-    every: int = Field(10, ge=1)
-    keep: int = Field(2, ge=1)
-    background: bool = False
-    """Whether the next steps are taken while a checkpoint is written, from a copy in the machine's memory. One is written at a
-    time; it counts when it is sealed."""
-
-
-class RecordConfig(Settings):
-    """What a run records for people who look at it, beside what it needs itself."""
-
-    credit_episodes: int = Field(2, ge=0)
-    """Episodes per step of which each token's advantage, credit, ratio and entropy are kept: the best and the worst of the
-    groups whose returns differ most. 0 keeps none."""
+    """Whether `problems` are played before the first and after the last step."""
 
 
 class Timed(Settings):
     """What every environment and every engine has in addition to its own settings."""
 
-    timeout: Annotated[float, FREE] = Field(Patience.environment, gt=0, allow_inf_nan=False)
+    timeout: Annotated[float, FREE] = Field(default=Patience.environment, gt=0, allow_inf_nan=False)
     """Seconds after which one call of the environment, or one request to the engine, is given up; its episode then
     fails. Time spent queueing (for the model, a connection, a sandbox) does not count, nor does time in which this
     process is stopped."""
@@ -308,9 +316,9 @@ class Timed(Settings):
 class EpisodeConfig(Settings):
     """Limits of an episode, and where its world lives."""
 
-    timeout: Annotated[float, FREE] = Field(Patience.episode, gt=0, allow_inf_nan=False)
+    timeout: Annotated[float, FREE] = Field(default=Patience.episode, gt=0, allow_inf_nan=False)
     """Seconds after which it is given up and fails, counted from its start."""
-    environment_workers: Annotated[int, FREE] = Field(0, ge=0)
+    environment_workers: Annotated[int, FREE] = Field(default=0, ge=0)
     """Processes in which worlds live, with their games, graders and sandboxes; 0 keeps them in this one. The results
     are the same, to the bit."""
 
@@ -318,7 +326,7 @@ class EpisodeConfig(Settings):
 class GraderConfig(Settings):
     """Limits of grading one text."""
 
-    timeout: Annotated[float, FREE] = Field(Patience.grader, gt=0, allow_inf_nan=False)
+    timeout: Annotated[float, FREE] = Field(default=Patience.grader, gt=0, allow_inf_nan=False)
     """Seconds after which its episode fails. Time spent queueing for a sandbox or a judge does not count."""
 
 
@@ -341,20 +349,15 @@ def _timed(settings: type[Settings], section: str) -> type[Settings]:
     return made
 
 
-class TrackerConfig(Settings):
-    """A tracker in addition to the files of the run directory."""
-
-    name: Literal["tensorboard", "wandb"]
-    project: str = "kapelle"
-    offline: bool = True
-
-
 class RunConfig(Settings):
     """Everything that a run depends on; the resolved form is written next to its results."""
 
     name: str = "run"
+    """Its folder is called `runs/NAME-TIME` where no other is given."""
     description: Annotated[str, FREE] = ""
-    seed: int = Field(0, ge=0)
+    """For people; shown beside the run."""
+    seed: int = Field(default=0, ge=0)
+    """Of everything that is drawn: tasks, samples, initial weights of adapters and critics."""
     model: ModelConfig = ModelConfig()
     team: TeamConfig = TeamConfig()
     environment: Annotated[EnvironmentSettings, Plugged()]
@@ -365,6 +368,9 @@ class RunConfig(Settings):
     """Settings of the rollout engine that `engine.name` finds; `local` by default."""
     train_engine: Annotated[Section, Plugged(), FROM_HERE_ON]
     """Settings of the train engine that `train_engine.name` finds; `torch` by default."""
+    start_from: StartFrom = Field(default_factory=dict)
+    """Agent, policy or `*` → what its weights start from: a run (`RUN`, `RUN@best`, `RUN@STEP`), a PEFT folder or a model; one
+    alone is for every trained policy."""
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None
     optimizer: Annotated[OptimizerConfig, FROM_HERE_ON] = OptimizerConfig()
@@ -375,6 +381,7 @@ class RunConfig(Settings):
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()
     record: Annotated[RecordConfig, FREE] = RecordConfig()
+    episodes: Annotated[EpisodesConfig, FREE] = EpisodesConfig()
     ray: Annotated[RayConfig, FROM_HERE_ON] = RayConfig()
     """What `--launch ray` places, and where; nothing else reads it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from kapelle.algorithm import Algorithm
@@ -12,10 +13,11 @@ from kapelle.engines.rollout.protocol import EngineSettings, Request, RolloutEng
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.engines.train.protocol import TrainEngine, TrainEngineSettings, TrainSetup, UpdateLimits
 from kapelle.environment import Recorded, Scripted
-from kapelle.errors import ModelError
+from kapelle.errors import ConfigError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
 from kapelle.runtime.deadlines import call
 from kapelle.runtime.ranks import ALONE, Ranks
+from kapelle.settings.base import Settings
 from kapelle.settings.schema import ModelConfig, RunConfig
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
@@ -33,7 +35,14 @@ def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> 
     if isinstance(model, LanguageModel):
         given[IN_MEMORY] = model
         return {**sections, "model": {"path": IN_MEMORY}}
-    return {**sections, "model": {"path": model}} if isinstance(model, str) else dict(sections)
+    if model is None and "model" in sections:
+        raise ConfigError("`model` is None. Name a folder, a hub model or 'embedded', the tiny one.")
+    if model is not None and not isinstance(model, str | Path | Mapping | Settings):
+        raise ConfigError(
+            f"`model` is {type(model).__name__}. Name a folder or a hub model; one in memory is made of a transformers model and "
+            "its tokeniser: kapelle.LanguageModel(model, tokenizer)."
+        )
+    return {**sections, "model": {"path": str(model)}} if isinstance(model, str | Path) else dict(sections)
 
 
 def load_models(

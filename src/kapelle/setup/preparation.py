@@ -15,11 +15,15 @@ from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
 from kapelle.environment import Connecting, Doubting, Skipping
+from kapelle.models.fitting import check_files
 from kapelle.models.outline import Outline, check_adapters
 from kapelle.models.outline_reading import outlines
 from kapelle.models.renderer_loading import ReadRenderer, load_renderer
+from kapelle.setup.endpoints import check_endpoints, check_keys
+from kapelle.setup.looking_into import looked_into
+from kapelle.setup.prompts import check_prompts
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.setup.validation import check_prompts, check_run
+from kapelle.setup.validation import check_run
 from kapelle.team import Team
 
 if TYPE_CHECKING:
@@ -76,6 +80,7 @@ def prepare(
     connect(config.environment)
     algorithm = build_algorithm(config)
     team = build_team(config, algorithm)
+    check_keys(team, config.environment)
     report("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
     check_run(config, algorithm, team, given, training, elsewhere)
     report("algorithm", f"{algorithm.name} can train this team")
@@ -85,11 +90,20 @@ def prepare(
         if isinstance(config.environment, Doubting):
             for doubt in config.environment.doubts():
                 report("data", doubt)
-    check_prompts(config, team, given, PROMPTS, renderer_of)
+    for note in check_prompts(config, team, given, PROMPTS, renderer_of):
+        report("prompts", note)
     report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
     models = outlines(team, config.model, given)
     check_adapters(team, models)
+    for base, path in team.bases.items():
+        if path not in given:
+            check_files(path, models[base])
     report("models", ", ".join(dict.fromkeys(team.bases.values())) + ": settings read, adapters fit")
+    if passed is not None:
+        for found in looked_into(team, models, given):
+            report("weights", found)
+        for address in check_endpoints(team, config.environment):
+            report("endpoint", f"{address} answers")
     return Prepared(config, given, algorithm, team, models)
 
 
@@ -128,4 +142,4 @@ def rows_left_out(config: RunConfig) -> list[str]:
 
 
 def _many(size: int | None) -> str:
-    return "without end" if size is None else f"{size} tasks"
+    return "as many tasks as are asked for" if size is None else f"{size} tasks"

@@ -1,8 +1,7 @@
-"""Programs that settings name and a run would start: left out where a recipe is only looked at."""
+"""Programs and servers that settings name and a run would start or ask: left out where a recipe is only looked at."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ S = TypeVar("S")
 
 
 def without_programs(settings: S) -> tuple[S, list[str]]:
-    """Return settings without the MCP servers among their tools, and the commands that would have started them."""
+    """Return settings without the MCP servers among their tools, and what stands for each: its command or its address."""
     left_out: list[str] = []
     changed: S = _without(settings, left_out)
     return changed, left_out
@@ -30,7 +29,7 @@ def _without(value: Any, left_out: list[str]) -> Any:
         inner = {key: _without(each, left_out) for key, each in value.items()}
         return inner if any(inner[key] is not value[key] for key in inner) else value
     if isinstance(value, tuple):
-        left_out += [shlex.join(each.command) for each in value if isinstance(each, Mcp)]
+        left_out += [each.server for each in value if isinstance(each, Mcp)]
         kept = tuple(_without(each, left_out) for each in value if not isinstance(each, Mcp))
         same = len(kept) == len(value) and all(one is other for one, other in zip(kept, value, strict=True))
         return value if same else kept

@@ -22,12 +22,13 @@ from kapelle.algorithm import algorithm_class
 from kapelle.engines.rollout.protocol import engine_class
 from kapelle.engines.train.protocol import train_engine_class
 from kapelle.environment import environment_class
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
-from kapelle.settings.messages import explain, models_in
+from kapelle.settings.messages import check_sections, explain, models_in
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml
 from kapelle.settings.schema import NAME, RunConfig, timed
 from kapelle.setup.base_model import REAL, no_real_values, own_warmup_left_out
+from kapelle.setup.recipe_faults import check_class, no_recipe
 from kapelle.workflow import workflow_class
 from kapelle.workflows.dag_file import is_workflow_file, read_workflow
 from kapelle.workflows.dag_paths import fitted
@@ -233,6 +234,7 @@ def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) 
 
     Null in place of a mapping that cannot be null resets it: its defaults hold.
     """
+    check_sections(values, list(RunConfig.model_fields), origin or {})
     values = _without(values, _taken_back(RunConfig, values))
     for section, name in DEFAULT_NAMES.items():
         given = values.get(section, {})
@@ -290,13 +292,22 @@ def _without(values: Any, keys: Sequence[str], at: str = "") -> Any:
 def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
     given = values.get(section)
     if isinstance(given, Settings):
+        check_class(section, type(given).__name__, type(given))
         return given
+    if isinstance(given, str):
+        raise ConfigError(
+            f"`{section}` is a section, and '{given}' its `name`. Write `{section}: {{name: {given}}}` in a recipe, "
+            f"{section}.name={given} on a command line."
+        )
+    if isinstance(given, type):
+        raise ConfigError(
+            f"`{section}` is the class {given.__name__}. Make one of it: {section}={given.__name__}(…)."
+        )
     if not isinstance(given, Mapping) or "name" not in given:
         recipe = f"Recipe '{origin['name']}'" if "name" in origin else "The recipe"
         raise ConfigError(f"{recipe} has no `{section}.name`. Add `{section}: {{name: …}}`.")
     found = SECTIONS[section](str(given["name"]))
-    if not issubclass(found, Settings):
-        raise ConfigError(f"The {section} '{given['name']}' must be a subclass of kapelle.Settings.")
+    check_class(section, str(given["name"]), found)
     kind = timed(found, section) if section in ("environment", "engine") else found
     return _validated(kind, given, origin, section)
 
@@ -325,11 +336,21 @@ def _read(source: str) -> dict[str, Any]:
                 "restore it from a copy."
             ) from None
     else:
-        raise ConfigError(f"Unknown recipe '{source}'.{did_you_mean(source, recipes)}")
+        raise no_recipe(source, recipes)
     try:
         values = parse_yaml(text)
     except ValueError as error:
         raise ConfigError(f"Recipe {source} is not YAML: {error}") from None
+    if values is None:
+        raise ConfigError(
+            f"Recipe {source} is empty. Copy one to start from: `kapelle recipes cp demo mine.yaml`."
+        )
     if not isinstance(values, dict):
-        raise ConfigError(f"Recipe {source} is not a mapping of sections but {type(values).__name__}.")
+        raise ConfigError(
+            f"Recipe {source} is not a mapping of sections (`training: {{steps: 9}}`) but {_kind(values)}."
+        )
     return dict(read_workflow(values, source).sections) if is_workflow_file(values) else values
+
+
+def _kind(value: object) -> str:
+    return "a list" if isinstance(value, list) else f"the plain value {str(value)[:60]!r}"

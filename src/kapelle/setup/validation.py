@@ -6,28 +6,32 @@ Every message states what is wrong, where, and how to fix it.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import BreaksOff, ChecksItself
-from kapelle.environment import Alive, Environment, Mixed, Opposed, Recorded, Scorable, Scripted
+from kapelle.environment import (
+    Alive,
+    Environment,
+    Mixed,
+    Opposed,
+    Recorded,
+    Scorable,
+    Scripted,
+    pays_episodes,
+)
 from kapelle.environments.bounded_worlds import OpensItself, task_of
-from kapelle.errors import ConfigError, ContextError
+from kapelle.environments.rewarded.environment import Rewarded
+from kapelle.errors import ConfigError
 from kapelle.models.eight_bit import check_bitsandbytes, check_four_bit
 from kapelle.models.paths import check_model_path
-from kapelle.models.renderer_loading import ReadRenderer, load_renderer
-from kapelle.rows import ReadsTokens
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.team import Team
-from kapelle.types import Message
 from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
-
-if TYPE_CHECKING:
-    from kapelle.models.language_model import LanguageModel
-    from kapelle.models.renderer import ChatRenderer
 
 
 def check_run(
@@ -54,6 +58,12 @@ def check_run(
                 "servers processes: `kapelle serve environments --workers N`."
             )
         environment_form(environment)
+    check_paying(environment)
+    if config.training.overlap and isinstance(environment, Rewarded) and environment.in_memory:
+        raise ConfigError(
+            f"`training.overlap` samples in another process, which cannot read what is in this one's memory: "
+            f"{', '.join(environment.in_memory)}. Write rows to a file and functions to a module, or set `training.overlap: false`."
+        )
     workflow.check(team.agents, environment)
     _check_turns(workflow, team)
     for path in team.bases.values():
@@ -70,6 +80,20 @@ def check_run(
         if not elsewhere:
             _check_machine(config)
         _check_training(config, algorithm, team)
+
+
+def check_paying(settings: object, at: str = "") -> None:
+    """Refuse an environment that pays whole episodes inside another one, whose worlds would pay nothing for it."""
+    if at and pays_episodes(settings):
+        raise ConfigError(
+            f"`{getattr(settings, 'name', at)}` pays when an episode is over, and cannot stand inside another environment "
+            f"(`environment.{at}`). Let it be the environment itself."
+        )
+    inner = settings if isinstance(settings, BaseModel) else ()
+    pairs = [*inner, *(settings.items() if isinstance(settings, Mapping) else ())]
+    pairs += enumerate(settings) if isinstance(settings, list | tuple) else ()
+    for key, value in pairs:
+        check_paying(value, f"{at}.{key}" if at else str(key))
 
 
 def _check_machine(config: RunConfig) -> None:
@@ -282,63 +306,3 @@ def _check_sampling(team: Team) -> None:
                 f"Agent '{agent.name}' learns, but samples with top_p {s.top_p} and top_k {s.top_k}: the trainer's "
                 "log-probs would be of another distribution than the sampled one. Set `top_p: 1` and `top_k: 0`."
             )
-
-
-def check_prompts(
-    config: RunConfig,
-    team: Team,
-    given: Mapping[str, LanguageModel] | None = None,
-    problems: int = 64,
-    renderer_of: ReadRenderer = load_renderer,
-) -> None:
-    """Raise ContextError when a first prompt of the first tasks leaves no room in the model's context.
-
-    Loads tokenisers, not models. Later prompts depend on the episode so far, and are checked during it.
-    """
-    environment = config.environment
-    memory = {path: model.renderer for path, model in (given or {}).items()}
-    renderers = {
-        path: memory.get(path) or renderer_of(path, config.model) for path in set(team.bases.values())
-    }
-    _check_readers(config, team, renderers)
-    for split in ("train", "test"):
-        size = environment.size(split)
-        for index in range(min(problems, problems if size is None else size)):
-            task = task_of(environment, split, index)
-            for agent in team.agents:
-                policy = team.policy(agent.name)
-                if policy.endpoint is not None:
-                    continue
-                renderer = renderers[team.bases[policy.base]]
-                messages = [Message("system", agent.system)] if agent.system else []
-                messages.append(Message("user", _opening(agent.prompt, task.question)))
-                try:
-                    tokens = len(renderer.start(messages))
-                except ContextError as error:
-                    raise ContextError(f"Agent '{agent.name}' cannot read task {task.id}. {error}") from None
-                if tokens >= renderer.context:
-                    raise ContextError(
-                        f"The prompt of agent '{agent.name}' for task {task.id} has {tokens} tokens; the model reads "
-                        f"{renderer.context}. Use a model with a longer context (`model.embedded.context` for the "
-                        "embedded one), or shorter prompts."
-                    )
-
-
-def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]) -> None:
-    """Refuse weights beside the team for which the token ids of the policies that they read mean other texts."""
-    for signal in config.algorithm.build().needs:
-        pairs = signal.readers(team) if isinstance(signal, ReadsTokens) else {}
-        for policy, reader in pairs.items():
-            own, other = (team.bases[team.every[name].base] for name in (policy, reader))
-            if not renderers[own].same_tokens(renderers[other]):
-                raise ConfigError(
-                    f"Policy '{policy}' samples tokens of '{own}', but '{other}' would read them with another "
-                    f"vocabulary: its log-probs would be of other texts. Name a model of the same family as the "
-                    f"{reader.split(':')[0]} of '{policy}'."
-                )
-
-
-def _opening(prompt: str | None, question: str) -> str:
-    if prompt is None:
-        return question
-    return prompt.replace("{question}", question)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kapelle.algorithm import Algorithm
-from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_shared, greedy_play
+from kapelle.evaluation.evaluate import Evaluation, choose_tasks, evaluate_shared, greedy_play, why_fewer
 from kapelle.metrics.definitions import own_returns
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, restore_random
@@ -51,7 +52,8 @@ class HeldOut:
         if self._config.evaluation.greedy if greedy is None else greedy:
             play = greedy_play(play)
         tasks = choose_tasks(play.environment, "test", problems)
-        return evaluate_shared(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
+        result = evaluate_shared(play, tasks, self._config.seed, self._algorithm.returns or own_returns)
+        return replace(result, fewer=why_fewer(play.environment, "test", problems, len(tasks)))
 
     def _judge(self, done: int, problems: int) -> Evaluation:
         acting, engine, samples = self._pieces.acting, self._pieces.engine, self._algorithm.data.group_size

@@ -32,6 +32,7 @@ from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import scores
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
+from kapelle.training.idle_steps import why_idle
 from kapelle.training.queue import RolloutQueue, UnderWay
 from kapelle.training.step_metrics import credit_metrics, critic_metrics, time_metrics
 from kapelle.training.step_play import PlayedStep, play_step, steps_ahead
@@ -77,6 +78,8 @@ class Step:
     metrics: Mapping[str, float]
     traces: tuple[Trace, ...] = ()
     """What the tokens of a few of its episodes were credited with (`record.credit_episodes`)."""
+    idle: str = ""
+    """Why it had nothing to learn from, in words; empty where it had."""
 
 
 class Loop:
@@ -110,6 +113,8 @@ class Loop:
         self._traces: tuple[Trace, ...] = ()
         self._pieces: dict[str, dict[int, str]] = {}
         """Texts of tokens, by policy and id."""
+        self._updated = True
+        """Whether this step had anything to learn from."""
         self._parity: dict[str, float] = {}
         """Gaps of the turns played in this step, if the step itself learns from turns of older weights."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
@@ -159,7 +164,9 @@ class Loop:
         clock.leave()
         tokens = sum(len(turn.completion_ids) for _, turn in turns_of(groups, trained_only=False))
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
-        return Step(number, tuple(groups), metrics | time_metrics(clock, tokens), self._traces)
+        judged = self._config.reward_model is not None or self._algorithm.data.scores
+        idle = why_idle(self._algorithm, metrics, updated=self._updated, judged=judged)
+        return Step(number, tuple(groups), metrics | time_metrics(clock, tokens), self._traces, idle)
 
     def _paid(self, groups: Sequence[Group], signals: Signals) -> Sequence[Group]:
         """Return the groups with the reward model's term added."""
@@ -236,6 +243,7 @@ class Loop:
         team, algorithm = self._play.team, self._algorithm
         if give is None:
             samples = demonstrated_samples(groups, team, algorithm.data.observations)
+            self._updated = bool(samples)
             return self._engine.update(samples, self._objective) if samples else {}
         credit = give(groups, signals)
         metrics = credit_metrics(groups, credit)
@@ -253,6 +261,7 @@ class Loop:
             if algorithm.critic.view != "answer":
                 metrics |= critic_metrics(critics)
         learned = policy_samples(groups, team, credit, signals)
+        self._updated = bool(learned or critics)
         metrics |= update_in_order(
             self._engine,
             self._objective,

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kapelle.former_names import renamed_in
+from kapelle.setup.preparation import rows_left_out
 
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Evaluation
+    from kapelle.settings.schema import RunConfig
     from kapelle.training.loop import Step
 
 
@@ -56,6 +58,12 @@ def report_notes(notes: Sequence[str], observer: Observer | None) -> None:
             warnings.warn(note, stacklevel=3)
         else:
             observer.phase("recipe", note)
+
+
+def report_left_out(config: RunConfig, observer: Observer) -> None:
+    """Report the rows of data that a run leaves out."""
+    for line in rows_left_out(config):
+        observer.phase("data", line)
 
 
 __getattr__ = renamed_in(__name__)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError
+from kapelle.runs.best import best_checkpoint, values_of, why_no_best
 from kapelle.runs.checkpoint_contents import (
     copied_weights,
     find_checkpoint,
@@ -25,6 +26,7 @@ from kapelle.runs.checkpoint_contents import (
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.writer import RunDirectory, read_evaluations
 from kapelle.runtime.interrupts import StopRequested, stop_asked, unbroken
+from kapelle.runtime.manifest import step_of
 from kapelle.runtime.ranks import ALONE, Meeting, Ranks, told
 from kapelle.settings.schema import RunConfig
 from kapelle.training.held_out import HeldOut
@@ -54,6 +56,8 @@ class Progress:
         self._held_out = held_out
         self._run = run
         self._say = say
+        self._warned = False
+        """Whether it was said that no checkpoint has the metric of the best one."""
         self._ranks = ranks
         place = told(ranks, "run directory", lambda: run and str(run.checkpoints.absolute()))
         self._checkpoints = run.checkpoints if run is not None else place and Path(place)
@@ -124,19 +128,53 @@ class Progress:
         self.refuse_torn()
         folder = self._write()
         if self._run is not None and not stop_asked():  # pruning takes time, and the next save does it
-            self._run.prune(self._config.checkpoint.keep, folder)
+            self._tidy(self._run, folder, self.done)
         return folder
+
+    def best(self) -> Path | None:
+        """Return the run's best checkpoint by `checkpoint.best`; None where it asks for none, or none has its metric yet."""
+        kept = self._config.checkpoint
+        if self._run is None or kept.best is None:
+            return None
+        return best_checkpoint(self._run.path, kept.best, lowest=kept.best_is == "lowest")
+
+    def is_best(self) -> bool:
+        """Return whether the present step has a better value of `checkpoint.best` than every checkpoint, and is not saved."""
+        if self._config.checkpoint.best is None or not self.kept or self._saved == self.done:
+            return False
+        return bool(told(self._ranks, "best", self._is_best))
+
+    def _is_best(self) -> bool:
+        kept = self._config.checkpoint
+        assert self._run is not None, "the first rank has the run directory"
+        assert kept.best is not None, "nobody asks without a metric"
+        values = values_of(self._run.path, kept.best)
+        best = self.best()
+        if self.done not in values or best is None:
+            return self.done in values
+        now, before = values[self.done], values[step_of(best) or 0]
+        return bool(now < before if kept.best_is == "lowest" else now > before)
+
+    def _tidy(self, run: RunDirectory, newest: Path, done: int) -> None:
+        """Delete checkpoints and episodes that are no longer to be kept."""
+        metric, best = self._config.checkpoint.best, self.best()
+        if metric is not None and best is None and done > 0 and not self._warned:
+            self._warned = True
+            self._say(why_no_best(run.path, metric))
+        run.prune(self._config.checkpoint.keep, newest, best)
+        run.forget_episodes("train", done, self._config.episodes.keep)
+        run.forget_episodes("test", done, self._config.episodes.keep_evaluations)
 
     def begin_save(self) -> None:
         """Write a checkpoint and remove surplus ones while the next steps are taken; `settle` says what came of it."""
         self.refuse_torn()
         self.settle(wait=True)
-        write, run, keep = self._prepared(copied=True), self._run, self._config.checkpoint.keep
+        write, run, done = self._prepared(copied=True), self._run, self.done
 
         def save(meeting: Meeting) -> Path:
             folder = write(meeting)
             if run is not None:
-                run.prune(keep, folder)
+                self._tidy(run, folder, done)
             return folder
 
         self._saving.begin(self.done, save)
@@ -182,11 +220,12 @@ class Progress:
         write_policies(folder, made.team, made.models, made.engine, made.base_hashes, judgement)
 
     def load(self, folder: Path) -> Mapping[str, Any]:
-        """Load the newest whole checkpoint of a folder and return its loop part."""
+        """Load a checkpoint, or the newest whole one of a folder, and return its loop part."""
         self.settle(wait=True)
         made, take = self._pieces, self._pieces.loop.load_state
         found = told(self._ranks, "checkpoint", lambda: str(find_checkpoint(folder, self._say).absolute()))
-        whole = Path(found) if self._ranks.rank else folder / Path(found).name
+        place = folder if step_of(folder) is None else folder.parent
+        whole = Path(found) if self._ranks.rank else place / Path(found).name
         loop = read_checkpoint(whole, made.engine, made.team, made.base_hashes, take)
         self.done = int(loop["step"])
         self._torn = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,8 @@ from pathlib import Path
 from kapelle.errors import ConfigError
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.runs.trackers import Tracker, open_trackers
-from kapelle.runs.writer import RunDirectory, episode_steps
+from kapelle.runs.transcripts import transcripts
+from kapelle.runs.writer import RunDirectory, last_episode_step
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.settings.schema import RunConfig
 from kapelle.training.loop import Step
@@ -27,12 +28,17 @@ class Records:
         self.run = run
         self._observer = observer
         self._trackers: list[Tracker] = []
+        self._transcripts: list[int] = []
         self._machine = Machine()
+        self._ended: Callable[[], None] | None = None
+        """Reports how training ended, once it has."""
 
     def track(self, config: RunConfig) -> None:
         """Open the trackers that the settings name; they need a run directory."""
         if self.run is not None:
-            self._trackers = open_trackers(config.trackers, self.run.path, config.model_dump())
+            say = partial(self._observer.phase, "tracker")
+            self._trackers = open_trackers(config.trackers, self.run.path, config.model_dump(), say)
+            self._transcripts = [tracker.transcripts for tracker in config.trackers]
 
     def phase(self, done: int, name: str, detail: str) -> None:
         """Record that a new phase begins after `done` steps."""
@@ -42,14 +48,17 @@ class Records:
 
     def step(self, step: Step, last: int) -> None:
         """Record a step of training; `last` is the number of the last one."""
+        self._ended = None
         if self.run is not None:
             self.run.record_metrics(step.number, step.metrics)
             self.run.record_episodes(step.number, step.groups)
             self.run.record_traces(step.number, step.traces)
             self.run.record_system(step.number, self._machine.sample())
             self.run.report("training", step.number)
-        for tracker in self._trackers:
+        for tracker, every in zip(self._trackers, self._transcripts, strict=True):
             tracker.log(step.number, step.metrics)
+            if every and (step.number - 1) % every == 0 and step.groups:
+                tracker.table(step.number, "transcripts", transcripts(step.groups))
         self._observer.step(step, last)
 
     def evaluation(self, done: int, result: Evaluation) -> None:
@@ -57,7 +66,7 @@ class Records:
         if self.run is not None:
             self.run.record_evaluation(done, result.row())
             # A second evaluation after the same step adds a row; the episodes of the first are kept.
-            if done not in episode_steps(self.run.path, "test"):
+            if last_episode_step(self.run.path, "test") < done:
                 self.run.record_episodes(done, result.groups, split="test")
         for tracker in self._trackers:
             tracker.log(done, {f"evaluation/{k}": v for k, v in result.scalars().items()})
@@ -66,7 +75,15 @@ class Records:
     def end(self, done: int, *, stopped: bool) -> None:
         """Record that training has ended, or was stopped."""
         if self.run is not None:
-            self.run.report("done", done, "interrupted" if stopped else "finished")
+            self._ended = partial(self.run.report, "done", done, "interrupted" if stopped else "finished")
+            self._ended()
+
+    def report_end_again(self) -> bool:
+        """Report the end once more, if training has ended, after something that was done since; False if it has not."""
+        if self._ended is None:
+            return False
+        self._ended()
+        return True
 
     def leave(self, kind: type[BaseException] | None) -> None:
         """Release the run directory and record what kind of error ended the run."""
@@ -81,7 +98,7 @@ class Records:
                 closing.push(self.run)
             for tracker in self._trackers:
                 closing.callback(tracker.close)
-            self._trackers = []
+            self._trackers, self._transcripts = [], []
 
 
 def open_records(

@@ -13,6 +13,7 @@ from kapelle.errors import CheckpointError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import copy_weights, hash_of_base
 from kapelle.rollout.play import Play, make_play
+from kapelle.runs.best import named_checkpoint
 from kapelle.runs.checkpoint_contents import load_policies, policy_folder
 from kapelle.runs.checkpoint_folder import newest_valid
 from kapelle.runtime.manifest import step_of
@@ -36,14 +37,17 @@ class Served:
     """Steps of training behind its weights."""
 
 
-def open_served(run: Path, observer: Observer, settings: Sequence[str] = ()) -> Served:
-    """Load the team of a run's newest whole checkpoint to act; the run directory is only read.
+def open_served(
+    run: Path, observer: Observer, settings: Sequence[str] = (), which: str | None = None
+) -> Served:
+    """Load the team of a run's checkpoint to act, the newest whole one or `which` (see `runs.best`); the run is only read.
 
     Raises CheckpointError without a checkpoint, and whatever a run of these settings would.
     """
     config = config_of_run(run, settings).model_copy(update={"reward_model": None})
     prepared = prepare(config, training=False)
-    newest, step = newest_checkpoint(run, observer)
+    named = named_checkpoint(run, which)
+    newest, step = newest_checkpoint(run, observer) if named is None else (named, step_of(named) or 0)
     held: dict[str, LanguageModel] = {}
     warmed = prepared.on_bases(
         warmed_bases(config, prepared.team, observer.warmup, observer.phase, held), held

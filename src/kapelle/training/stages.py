@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,13 +95,15 @@ def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunL
     left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed while it was made
     if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
         raise RunDirectoryError(f"{run_dir} is not empty and holds no stages. Name another --run-dir.")
-    with writing(file):
+    with writing(file), ExitStack() as held:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = RunLock(run_dir / "lock")
+        held.callback(lock.release)
         if file.is_file() and not resume:
             raise RunDirectoryError(f"{run_dir} was taken by other stages just now. Name another --run-dir.")
         if not file.is_file():
             replace_file(file, stages_yaml(stages).encode())
+        held.pop_all()
     return lock
 
 

@@ -28,6 +28,7 @@ from kapelle.runs.checkpoint_contents import check_start, check_verifier, load_p
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others
 from kapelle.sandbox.backends import modes_required
 from kapelle.services.policy.outside import serve_outside
+from kapelle.setup.endpoints import check_endpoints
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
 from kapelle.setup.preparation import Prepared
 from kapelle.signals.reference import ReferenceLogProbs
@@ -81,6 +82,8 @@ def load_pieces(
     at every phase. Of several `ranks`, which all load everything, the first one warms up for all.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
+    if not rollout_engine:
+        check_endpoints(team, config.environment)
     held: dict[str, LanguageModel] = {}
     bases = first_then_others(ranks, "warm-up", lambda: warmed_bases(config, team, warmup, say, held))
     warmed = prepared.on_bases(bases, held)

@@ -7,33 +7,63 @@ print(trainer.evaluate(problems=500))
 
 from __future__ import annotations
 
+import time
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from kapelle.engines.rollout.protocol import RolloutEngine
-from kapelle.errors import KapelleError
+from kapelle.errors import ConfigError, KapelleError
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.former_names import observer_of
 from kapelle.models.language_model import LanguageModel
+from kapelle.runs.best import named_checkpoint, split_run
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
 from kapelle.runtime.ranks import told
+from kapelle.settings.keywords import check_keywords
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import name_model
-from kapelle.setup.preparation import prepare, rows_left_out
+from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.training.circumstances import note_start
+from kapelle.training.custom_metrics import CustomMetrics, Metrics
 from kapelle.training.held_out import HeldOut
+from kapelle.training.idle_steps import IdleSteps
 from kapelle.training.joining import check_same_run, join_ranks, of_the_first
 from kapelle.training.loop import Step
-from kapelle.training.observer import Observer, Silent, report_notes
+from kapelle.training.observer import Observer, Silent, report_left_out, report_notes
 from kapelle.training.progress import Progress
 from kapelle.training.records import open_records
 from kapelle.training.resuming import config_of_run
+from kapelle.training.sections import Sections, engine_of
+from kapelle.training.start_weights import start_folders
 from kapelle.training.starting import begin_with, check_weights, load_pieces
 from kapelle.training.summary import Summary
+
+
+def _config(config: RunConfig | None, said: Mapping[str, Any], given: dict[str, LanguageModel]) -> RunConfig:
+    """Return the settings of a run, from a config or from its sections; ConfigError for both, or for something else."""
+    if isinstance(config, str):
+        raise ConfigError(f"Trainer takes no name of a recipe. Write Trainer.from_recipe({config!r}).")
+    if config is not None and not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"Trainer takes the settings of a run, not {type(config).__name__}. Sections are keywords: "
+            "Trainer(model=…, environment=…), or Trainer(**sections)."
+        )
+    if config is not None and said:
+        raise ConfigError(
+            f"`{next(iter(said))}` means nothing beside a whole recipe. Write settings of a recipe as text: "
+            'Trainer.from_recipe("demo", "training.steps=3", run_dir="runs/mine").'
+        )
+    if config is not None:
+        return config
+    check_keywords(Trainer.__init__, "Trainer", said)
+    return resolve(name_model(said, given))
 
 
 class Trainer:
@@ -49,29 +79,33 @@ class Trainer:
         resume: bool = False,
         observer: Observer | None = None,
         origin: Mapping[str, str] | None = None,
-        start_from: Mapping[str, Path] | None = None,
-        **sections: Any,
+        start_from: str | Mapping[str, str | Path] | None = None,
+        metrics: Metrics | None = None,
+        **sections: Unpack[Sections],
     ) -> None:
-        """Check everything, then build it.
+        """Check everything, then build it. Raises the errors of `errors.py`.
 
         `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`), where `model` may
         also be a path or a `LanguageModel` made of a transformers model and its tokeniser. `models` maps
-        the value of `model.path` or an agent's `model` to models in memory. `engine` replaces the recipe's rollout
-        engine. `start_from` names folders of weights, by policy, that training
-        starts from. Without `run_dir` nothing is written. Raises the errors of `errors.py`.
+        the value of `model.path` or an agent's `model` to models in memory. `engine` replaces the recipe's rollout engine.
+        `start_from` names weights as the setting does, in addition to it; a `Path` is a policy's own folder.
+        Without `run_dir` nothing is written. Numbers that `metrics` makes of a step's episodes are metrics `custom/NAME`.
         """
-        given = dict(models or {})
-        self.observer = observer_of(sections, observer) or Silent()
-        self.config = config if config is not None else resolve(name_model(sections, given))
+        given, said = dict(models or {}), dict[str, Any](**sections)
+        self.observer = observer_of(said, observer) or Silent()
+        engine = engine_of(said, engine, run_dir, self.observer)
+        self.config = _config(config, said, given)
+        self._idle = IdleSteps(self._tell)
+        self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
         prepared = prepare(self.config, given)
         self.algorithm, self.team = prepared.algorithm, prepared.team
-        for line in rows_left_out(self.config):
-            self.observer.phase("data", line)
-        check_weights(prepared, start_from or {})
+        report_left_out(self.config, self.observer)
+        starts = start_folders(self.config.start_from, start_from, self.team, run_dir)
+        check_weights(prepared, starts)
         ranks = self.ranks = join_ranks(self.config)
         if ranks.rank:
             self.observer = Silent()
-        check_same_run(ranks, self.config, self.team, start_from or {})
+        check_same_run(ranks, self.config, self.team, starts)
         opened = partial(open_records, run_dir, self.config, origin or {}, self.observer, resume=resume)
         self._records = of_the_first(ranks, opened)
         self._closing = ExitStack()
@@ -85,13 +119,13 @@ class Trainer:
             run, say = self._records.run, partial(self.observer.phase, "checkpoint")
             self._progress = Progress(self.config, made, self._held_out, run, say, ranks)
             self._closing.callback(self._progress.end)
-            if start_from:
-                begin_with(start_from, made, self.algorithm)
+            if starts:
+                begin_with(starts, made, self.algorithm)
             self._records.track(self.config)
             if told(ranks, "resume", lambda: run is not None and run.resumed):
                 self._progress.go_back()
             if run is not None:
-                note_start(run, self.config, self.team, self.done, start_from or {}, self.observer)
+                note_start(run, self.config, self.team, self.done, starts, self.observer)
         except BaseException:
             self.close()
             raise
@@ -111,9 +145,14 @@ class Trainer:
 
     @classmethod
     def from_run(cls, path: str | Path, *settings: str, **options: Any) -> Trainer:
-        """Load a run's newest whole checkpoint to evaluate or collect; the run directory is only read."""
-        trainer = cls(config_of_run(Path(path), settings), **options)
-        trainer.load_checkpoint(Path(path) / "checkpoints")
+        """Load a run's newest whole checkpoint to evaluate or collect, or another one by name: `RUN@best`, `RUN@12`.
+
+        The run directory is only read.
+        """
+        run, which = split_run(str(path))
+        config, named = config_of_run(run, settings), named_checkpoint(run, which)
+        trainer = cls(config.model_copy(update={"start_from": {}}), **options)
+        trainer.load_checkpoint(run / "checkpoints" if named is None else named)
         return trainer
 
     @property
@@ -134,33 +173,52 @@ class Trainer:
             progress.owed = False
         while self.done < last:
             step = progress.step()
+            step = replace(step, metrics={**step.metrics, **self._custom.of(step.groups)})
             self._records.step(step, last)
-            self._measure(last)
-            if progress.kept and self.done % every == 0:
+            self._idle.note(step)
+            measured = self._measure(last)
+            if progress.kept and (self.done % every == 0 or (measured and progress.is_best())):
                 self._save_on_the_way()
             yield step
 
-    def _measure(self, last: int) -> None:
+    def _measure(self, last: int) -> bool:
+        """Evaluate if it is time to, and return whether it was."""
         every = self.config.evaluation.every
-        if every and self.done % every == 0 and 0 < self.done < last:
+        due = every > 0 and self.done % every == 0 and 0 < self.done < last
+        if due:
             self.evaluate(self.config.evaluation.problems_while_training)
+        return due
 
     def train(self, steps: int | None = None) -> Summary:
         """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM interrupts the current step, undoes it and saves."""
         before = after = None
+        last: Mapping[str, float] = {}
+        idle = ""
+        start = time.monotonic()
         measured = self.config.evaluation.before_and_after
         with catch_interrupts(lambda _: self.observer.phase("stopping", "then saving")) as stopped:
             try:
                 before = self.evaluate() if self.done == 0 and measured else None
                 self._phase("training", f"{self.algorithm.name} on {self.play.environment.name}")
-                for _ in self.steps(steps):
+                for step in self.steps(steps):
+                    last, idle = step.metrics, step.idle
                     stop_if_asked()
                 self._save_new()
                 after = self.evaluate() if measured else None
             except StopRequested:
                 self._save_new()
             self._records.end(self.done, stopped=stopped.received is not None)
-        return Summary(self.done, before, after, stopped.exit_code, self._progress.went_back)
+        return Summary(
+            self.done,
+            before,
+            after,
+            stopped.exit_code,
+            self._progress.went_back,
+            time.monotonic() - start,
+            self._records.run.path if self._records.run is not None else None,
+            last,
+            idle,
+        )
 
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
         """Play held-out problems of the test split, or evaluate the trained verifier; record the result."""
@@ -169,10 +227,21 @@ class Trainer:
             return known
         self._progress.keep_start()
         self._phase("evaluation", "unseen problems")
-        result = self._held_out.measure(self.done, problems, greedy)
+        try:
+            result = self._held_out.measure(self.done, problems, greedy)
+        except KapelleError:
+            self._records.report_end_again()
+            raise
         self._records.evaluation(self.done, result)
-        self._phase("training", "")
+        if not self._records.report_end_again():
+            self._phase("training", "")
         return result
+
+    def _tell(self, text: str) -> None:
+        """Tell the user; where nobody observes the run, as a Python warning."""
+        if isinstance(self.observer, Silent) and not self.ranks.rank:
+            warnings.warn(text, stacklevel=3)
+        self.observer.phase("learning", text)
 
     def _phase(self, name: str, detail: str) -> None:
         self._records.phase(self.done, name, detail)
@@ -204,12 +273,16 @@ class Trainer:
         self._progress.write_policies(folder)
 
     def load_checkpoint(self, folder: Path) -> Mapping[str, Any]:
-        """Load the newest whole checkpoint of a folder and return its loop part; report damaged ones."""
+        """Load a checkpoint, or the newest whole one of a folder, and return its loop part; report damaged ones."""
         return self._progress.load(folder)
 
     def close(self) -> None:
         """Release the run directory, the trackers and the engines; the caller closes an `engine` that it passed."""
         self._closing.close()
+
+    def close_at_exit(self) -> None:
+        """Close it when nobody refers to it any more, at the latest when Python ends."""
+        weakref.finalize(self, self._closing.close)
 
     def __enter__(self) -> Self:
         return self

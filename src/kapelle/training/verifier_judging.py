@@ -141,6 +141,7 @@ def judge_held_out(
         failed=sum(episode.error is not None for episode in episodes),
         groups=tuple(groups),
         verifier=judgement_of(judged).row(),
+        fewer=f"{problems} asked, no more held-out questions are left" if len(tasks) < problems else "",
     )
 
 

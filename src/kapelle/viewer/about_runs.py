@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from kapelle.viewer.answering import html, one
+from kapelle.viewer.answering import html, numbers, one
 from kapelle.viewer.curves import system_page
 from kapelle.viewer.library import Library
 from kapelle.viewer.presenting import at, listed, settings_rows, stages
@@ -50,4 +50,4 @@ def system(library: Library, request: Request) -> Response:
 def system_curves(library: Library, request: Request) -> Response:
     """Return what that page draws."""
     run = one(library, request.path_params["key"])
-    return JSONResponse(system_page(run, run.path.name))
+    return numbers(system_page(run, run.path.name))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -37,6 +39,27 @@ def labels(runs: Sequence[Run]) -> list[str]:
         run.key.replace("~", "/") if names.count(name) > 1 else name
         for run, name in zip(runs, names, strict=True)
     ]
+
+
+def numbers(value: Any) -> Response:
+    """Return numbers as JSON."""
+    return Response(dumped(value), media_type="application/json")
+
+
+def dumped(value: Any) -> str:
+    """Return JSON that every reader takes: sums of what a damaged file holds may leave the range of numbers, and become null."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def html(template: str, **values: Any) -> Response:

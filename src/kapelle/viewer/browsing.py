@@ -10,14 +10,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from kapelle.viewer.answering import html, one
+from kapelle.runs.findings import read_exact
+from kapelle.viewer.answering import html, numbers, one
 from kapelle.viewer.drawing import COLUMNS, conversation, folded
 from kapelle.viewer.episode import Episode, read_episode, read_step
-from kapelle.viewer.index import SORTS, Index, asked
+from kapelle.viewer.index import Index
+from kapelle.viewer.index_tables import COUNTED, SORTS, WINDOW, Tables, asked, elsewhere
+from kapelle.viewer.league import drawn, opposed, standing
 from kapelle.viewer.library import Library, Run
+from kapelle.viewer.newest import rows_in_order
 from kapelle.viewer.plain_text import shown
 from kapelle.viewer.presenting import agents_of, listed
 from kapelle.viewer.traces import trace_of, traced, vocabulary_of
+from kapelle.viewer.traffic import Traffic
 
 ROWS = 50
 """Episodes of one page of the table."""
@@ -29,8 +34,9 @@ BESIDE = 8
 class Browsing:
     """Answers for the episodes of all runs; keeps an index for each run that was looked into."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, traffic: Traffic) -> None:
         self._library = library
+        self._traffic = traffic
         self._indexes: dict[str, Index] = {}
         self._lock = threading.Lock()
 
@@ -38,7 +44,7 @@ class Browsing:
         """Return a run's index, opened when it is first asked for."""
         with self._lock:
             if run.key not in self._indexes:
-                self._indexes[run.key] = Index(run.path, agents_of(run))
+                self._indexes[run.key] = Index(run.path, agents_of(run), traffic=self._traffic)
             return self._indexes[run.key]
 
     def table(self, request: Request) -> Response:
@@ -46,13 +52,20 @@ class Browsing:
         run = one(self._library, request.path_params["key"])
         query = dict(request.query_params)
         index = self.index(run)
-        done, there = index.refresh()
-        where, values = asked(query)
+        done = index.refresh()
         sort = query.get("sort") if query.get("sort") in SORTS else "newest"
         word = query.get("page", "1")
         at = max(1, int(word)) if word.isdecimal() and len(word) < 7 else 1
-        rows = index.find(where, values, str(sort), query.get("agent", ""), (at - 1) * ROWS, ROWS + 1)
-        count = index.count(where, values)
+        start, count = (at - 1) * ROWS, None
+        wanted = asked(query, index.agents)
+        rows = None
+        if not done.whole:
+            rows = rows_in_order(run.path, index.there(), query, index.agents, start, ROWS + 1)
+        if rows is None:
+            rows = index.ask(
+                lambda tables: tables.find(wanted, str(sort), query.get("agent", ""), start, ROWS + 1)
+            )
+            count = index.ask(lambda tables: tables.count(wanted))
         kept = {name: value for name, value in query.items() if value and name != "page"}
         return html(
             "episodes.html",
@@ -67,12 +80,31 @@ class Browsing:
             sorts=list(SORTS),
             sort=sort,
             count=count,
+            more=count == COUNTED and not wanted.plain,
             done=done,
-            there=there,
+            window=WINDOW,
             before=urlencode({**kept, "page": at - 1}) if at > 1 else None,
             after=urlencode({**kept, "page": at + 1}) if len(rows) > ROWS else None,
             at=at,
         )
+
+    def league(self, request: Request) -> Response:
+        """Return the page of who played whom."""
+        run = one(self._library, request.path_params["key"])
+        index = self.index(run)
+        done = index.refresh()
+        parts = [(part, standing(rows)) for part, rows in opposed(index.ask(Tables.met)).items()]
+        summary = listed(run) | {"league": True, "path": run.path}
+        return html("league.html", run=summary, parts=parts, done=done, exact=read_exact(run.path))
+
+    def league_curves(self, request: Request) -> Response:
+        """Return what that page draws."""
+        run = one(self._library, request.path_params["key"])
+        index = self.index(run)
+        index.refresh()
+        with run.lock:
+            run.refresh()
+            return numbers(drawn(run, index.ask(Tables.met), read_exact(run.path)))
 
     def episode(self, request: Request) -> Response:
         """Return the page of one episode."""
@@ -81,15 +113,11 @@ class Browsing:
         if found is None:
             raise HTTPException(404, MISSING)
         index = self.index(run)
-        index.refresh(0.0)
-        same = index.find(
-            "task = ? AND NOT (split = ? AND step = ? AND line = ?)",
-            [found.task, split, step, line],
-            "oldest",
-            "",
-            0,
-            40,
-        )
+        done = index.refresh()
+        same: list[dict[str, Any]] = []
+        if done.ready:
+            wanted = elsewhere(found.task, split, step, line)
+            same = index.ask(lambda tables: tables.find(wanted, "oldest", "", 0, 40))
         reader = request.query_params.get("as", "")
         color = request.query_params.get("color", "logprob")
         lines = [each.line for each in group]

@@ -145,7 +145,26 @@ def _merged(name: str, members: Sequence[Source]) -> Source:
         for share in (0.5, 0.25, 0.75)
     )
     label = f"{name}, median of {len(members)}"
-    return Source(members[0].key, label, axes, middle, low, high, (), min(each.rows for each in members))
+    measured = _merged_evaluations(members)
+    return Source(
+        members[0].key, label, axes, middle, low, high, measured, min(each.rows for each in members)
+    )
+
+
+def _merged_evaluations(members: Sequence[Source]) -> list[dict[str, Any]]:
+    """Return the median success of the runs that were measured at a step, with quartiles."""
+    at: dict[float, list[Mapping[str, Any]]] = {}
+    for row in (row for each in members for row in each.evaluations):
+        at.setdefault(row["at"]["step"], []).append(row)
+    found = []
+    for step in sorted(at):
+        ordered = sorted(row["success"] for row in at[step])
+        ends = {
+            name: _quantile(ordered, share)
+            for name, share in (("low", 0.25), ("success", 0.5), ("high", 0.75))
+        }
+        found.append({"at": {axis: median(row["at"][axis] for row in at[step]) for axis in AXES}, **ends})
+    return found
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kapelle.viewer.episode_lines import group_of, lines_of
 from kapelle.viewer.lines import number, parsed
 
 FORMS = (1,)
 """Versions of traces that are read; see docs/log.md."""
-_GROUP = re.compile(rb'\{"step":\d{1,12},"group":(\d{1,12}),')
-"""How the writer begins a line: what tells a group's lines from others without parsing them."""
 MOST_TOKENS = 6000
 """Tokens of one turn that are drawn."""
 
@@ -87,20 +85,7 @@ class Episode:
     @property
     def final(self) -> str:
         """The team's answer, where the environment names one."""
-        return _text(self.info.get("final"))
-
-
-def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield each complete line of a file with its number from 0, None for one that holds no mapping."""
-    for line, raw in enumerate(_lines(path)):
-        yield line, parsed(raw)
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().split(b"\n")[:-1]
-    except OSError:
-        return []
+        return text(self.info.get("final"))
 
 
 def read_step(run: Path, split: str, step: int, line: int) -> tuple[Episode | None, list[Episode], int]:
@@ -108,15 +93,14 @@ def read_step(run: Path, split: str, step: int, line: int) -> tuple[Episode | No
 
     The episode is None where it is not there or cannot be read. Lines of other groups are not parsed.
     """
-    lines = _lines(file_of(run, split, step))
+    lines = lines_of(run, split, step)
     row = parsed(lines[line]) if 0 <= line < len(lines) else None
     if row is None:
         return None, [], len(lines)
     found = episode_of(row, line)
     group = [found]
     for other, raw in enumerate(lines):
-        label = _GROUP.match(raw, 0, 80)
-        if other != line and (label is None or int(label[1]) == found.group):
+        if other != line and group_of(raw) in (None, found.group):
             each = parsed(raw)
             if each is not None and (sibling := episode_of(each, other)).group == found.group:
                 group.append(sibling)
@@ -125,73 +109,74 @@ def read_step(run: Path, split: str, step: int, line: int) -> tuple[Episode | No
 
 def read_episode(run: Path, split: str, step: int, line: int) -> Episode | None:
     """Return one episode; None where it is not there or cannot be read."""
-    lines = _lines(file_of(run, split, step))
+    lines = lines_of(run, split, step)
     row = parsed(lines[line]) if 0 <= line < len(lines) else None
     return None if row is None else episode_of(row, line)
 
 
-def file_of(run: Path, split: str, step: int) -> Path:
-    """Return the file of a step's episodes."""
-    return run / "episodes" / ("test" if split == "test" else "train") / f"{step:08d}.jsonl"
+def step_episodes(run: Path, split: str, step: int) -> list[Episode]:
+    """Return the episodes of a step that can be read, in the order of its lines."""
+    rows = ((line, parsed(raw)) for line, raw in enumerate(lines_of(run, split, step)))
+    return [episode_of(row, line) for line, row in rows if row is not None]
 
 
 def episode_of(row: Mapping[str, Any], line: int) -> Episode:
     """Return the episode of a row."""
-    task = _mapping(row.get("task"))
-    turns = [_turn(each, k) for k, each in enumerate(_list(row.get("turns"))) if isinstance(each, Mapping)]
+    task = mapping(row.get("task"))
+    turns = [_turn(each, k) for k, each in enumerate(listing(row.get("turns"))) if isinstance(each, Mapping)]
     branches = [
-        _turn(each, k) for k, each in enumerate(_list(row.get("branches"))) if isinstance(each, Mapping)
+        _turn(each, k) for k, each in enumerate(listing(row.get("branches"))) if isinstance(each, Mapping)
     ]
-    rewards = {str(agent): number(paid) or 0.0 for agent, paid in _mapping(row.get("rewards")).items()}
+    rewards = {str(agent): number(paid) or 0.0 for agent, paid in mapping(row.get("rewards")).items()}
     for turn in turns:
         if turn.reward:
             rewards[turn.agent] = rewards.get(turn.agent, 0.0) + turn.reward
-    agents = [_text(agent) for agent in _list(row.get("agents"))]
+    agents = [text(agent) for agent in listing(row.get("agents"))]
     return Episode(
         line,
-        _whole(row.get("group")) or 0,
-        _text(task.get("id")),
-        _text(task.get("question")),
+        whole(row.get("group")) or 0,
+        text(task.get("id")),
+        text(task.get("question")),
         row.get("seed"),
         list(dict.fromkeys([*agents, *(turn.agent for turn in turns)])),
         turns,
         branches,
         rewards,
         number(row.get("success")),
-        _text(row.get("error")),
+        text(row.get("error")),
         row.get("truncated") is True,
-        _mapping(row.get("info")),
-        _mapping(task.get("data")),
+        mapping(row.get("info")),
+        mapping(task.get("data")),
     )
 
 
 def _turn(row: Mapping[str, Any], place: int) -> Turn:
-    index, seen = _whole(row.get("index")), _whole(row.get("seen"))
+    index, seen = whole(row.get("index")), whole(row.get("seen"))
     heard = [
         {
-            "role": _text(each.get("role")),
-            "content": _text(each.get("content")),
-            "speaker": _text(each.get("speaker")),
+            "role": text(each.get("role")),
+            "content": text(each.get("content")),
+            "speaker": text(each.get("speaker")),
         }
-        for each in _list(row.get("heard"))
+        for each in listing(row.get("heard"))
         if isinstance(each, Mapping)
     ]
     return Turn(
-        _text(row.get("agent")) or "?",
-        _text(row.get("policy")),
+        text(row.get("agent")) or "?",
+        text(row.get("policy")),
         row.get("version"),
-        _text(row.get("weights_hash")),
+        text(row.get("weights_hash")),
         place if index is None else index,
         0 if seen is None else seen,
-        [_whole(each) or 0 for each in _list(row.get("prompt_ids"))],
-        [_whole(each) or 0 for each in _list(row.get("completion_ids"))],
-        [number(each) for each in _list(row.get("logprobs"))],
-        _text(row.get("finish_reason")),
-        _text(row.get("text")),
+        [whole(each) or 0 for each in listing(row.get("prompt_ids"))],
+        [whole(each) or 0 for each in listing(row.get("completion_ids"))],
+        [number(each) for each in listing(row.get("logprobs"))],
+        text(row.get("finish_reason")),
+        text(row.get("text")),
         heard,
         number(row.get("reward")),
         number(row.get("score")),
-        _whole(row.get("parent")),
+        whole(row.get("parent")),
         number(row.get("worth")),
         row.get("trained") is not False,
     )
@@ -223,7 +208,8 @@ def witnesses(episode: Episode) -> dict[int, list[str]]:
 def tokens_of(turn: Turn, trace: Mapping[str, Any] | None, vocabulary: Mapping[int, str]) -> list[Token]:
     """Return a turn's tokens with what a trace and the run's vocabulary say of them."""
     columns = {
-        name: _list((trace or {}).get(name)) for name in ("pieces", "entropy", "ratio", "advantage", "credit")
+        name: listing((trace or {}).get(name))
+        for name in ("pieces", "entropy", "ratio", "advantage", "credit")
     }
 
     def at(name: str, k: int) -> float | None:
@@ -232,7 +218,7 @@ def tokens_of(turn: Turn, trace: Mapping[str, Any] | None, vocabulary: Mapping[i
     return [
         Token(
             token,
-            _text(columns["pieces"][k]) if k < len(columns["pieces"]) else vocabulary.get(token),
+            text(columns["pieces"][k]) if k < len(columns["pieces"]) else vocabulary.get(token),
             turn.logprobs[k] if k < len(turn.logprobs) else None,
             *(at(name, k) for name in ("entropy", "ratio", "advantage", "credit")),
         )
@@ -240,17 +226,21 @@ def tokens_of(turn: Turn, trace: Mapping[str, Any] | None, vocabulary: Mapping[i
     ]
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """Return a text, whatever stands there."""
     return "" if value is None else value if isinstance(value, str) else str(value)
 
 
-def _list(value: object) -> Sequence[Any]:
+def listing(value: object) -> Sequence[Any]:
+    """Return a list, empty where none stands there."""
     return value if isinstance(value, list) else []
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return a mapping, empty where none stands there."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _whole(value: object) -> int | None:
+def whole(value: object) -> int | None:
+    """Return a whole number that a double holds; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None

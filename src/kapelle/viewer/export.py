@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from importlib.resources import files
 from typing import Any
 
@@ -12,9 +11,9 @@ from markupsafe import Markup
 
 from kapelle.errors import RunDirectoryError
 from kapelle.viewer import curves
-from kapelle.viewer.answering import MOST_RUNS, labels
+from kapelle.viewer.answering import MOST_RUNS, dumped, labels
 from kapelle.viewer.drawing import COLUMNS, conversation, folded
-from kapelle.viewer.episode import episode_of, file_of, rows_of
+from kapelle.viewer.episode import step_episodes
 from kapelle.viewer.library import Library, Run
 from kapelle.viewer.pages import render
 from kapelle.viewer.presenting import agents_of, differing, listed, settings_rows, warnings
@@ -36,7 +35,7 @@ def exported(library: Library) -> bytes:
     sources = [curves.source_of(run, name) for run, name in zip(runs, names, strict=True)]
     agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
     # `<` would end the block that the numbers stand in.
-    drawn = json.dumps(curves.page(sources, agents)).replace("<", "\\u003c")
+    drawn = dumped(curves.page(sources, agents)).replace("<", "\\u003c")
     scripts, styles = [_file(name) for name in SCRIPTS], [_file(name) for name in STYLES]
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {' '.join(map(_hash, styles))}; "
@@ -57,9 +56,7 @@ def exported(library: Library) -> bytes:
 
 def _run(run: Run) -> dict[str, Any]:
     step = int(run.metrics.axes["step"][-1]) if len(run.metrics) else 0
-    rows = [
-        episode_of(row, line) for line, row in rows_of(file_of(run.path, "train", step)) if row is not None
-    ]
+    rows = step_episodes(run.path, "train", step)
     kept = traced(run.path, step)
     chosen = sorted(rows, key=lambda each: (each.line not in kept, each.line))[:EPISODES]
     episodes = []

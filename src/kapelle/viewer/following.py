@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from kapelle.viewer.answering import dumped
 from kapelle.viewer.library import Library, Run
 
 PAUSE = 0.25
 """Seconds between two looks at the sizes of files."""
+MOST_WATCHED = 200
+"""Runs of a list that are watched, those that changed last."""
+MOST_FOLLOWERS = 64
+"""Pages that are told news at once; further ones are refused and show what was there."""
 BREATH = 15.0
 """Seconds after which a connection without news is shown to be alive."""
+
+
+class Followers:
+    """Pages that are told news."""
+
+    count = 0
+
+    async def counted(self, news: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield what is new, and count it as long as somebody listens."""
+        self.count += 1
+        try:
+            async for event in news:
+                yield event
+        finally:
+            self.count -= 1
 
 
 async def follow(library: Library, runs: Sequence[Run], query: Mapping[str, str]) -> AsyncIterator[bytes]:
@@ -20,7 +39,7 @@ async def follow(library: Library, runs: Sequence[Run], query: Mapping[str, str]
 
     `from` in the query is how many rows the page has of each run, joined by commas; rows after them are sent first.
     """
-    watched = list(runs) or library.runs()
+    watched = list(runs) or library.runs()[:MOST_WATCHED]
     starts = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
     at: dict[str, tuple[int, int]] = {}
     states: dict[str, tuple[str, str]] = {}
@@ -73,4 +92,4 @@ def _news(run: Run, at: dict[str, tuple[int, int]], states: dict[str, tuple[str,
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode("ascii")
+    return f"event: {name}\ndata: {dumped(data)}\n\n".encode("ascii")

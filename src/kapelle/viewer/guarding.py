@@ -9,12 +9,15 @@ from kapelle.services.binding import Binding
 from kapelle.services.http.application import Asgi, Receive, Scope, Send, headers_of, raw
 from kapelle.services.http.guard import SAFE, check_call
 from kapelle.services.http.refusals import Refusal
+from kapelle.viewer.traffic import Traffic
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
 """What a page may load and call: its own server, and nothing that stands in the page itself."""
+NEWS = "/events"
+"""The address that stays open to tell what is new."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -28,8 +31,9 @@ HEADERS = {
 class Guard:
     """Lets a call pass to the pages if it may, and sends every answer with the policy."""
 
-    def __init__(self, pages: Asgi, binding: Binding) -> None:
+    def __init__(self, pages: Asgi, binding: Binding, traffic: Traffic) -> None:
         self._pages = pages
+        self._traffic = traffic
         self._binding = binding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +48,11 @@ class Guard:
         except Refusal as refusal:
             await _refuse(refusal, send)
             return
-        await self._pages(scope, receive, _with_policy(send))
+        if scope["path"] == NEWS:  # stays open
+            await self._pages(scope, receive, _with_policy(send))
+            return
+        with self._traffic.answering():
+            await self._pages(scope, receive, _with_policy(send))
 
 
 def _check_reading(method: str, headers: Mapping[str, str]) -> None:

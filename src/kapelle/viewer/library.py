@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import KapelleError, RunDirectoryError
-from kapelle.runs.reader import read_provenance, read_status
+from kapelle.runs.reader import read_provenance, read_status, tag_hint
 from kapelle.runs.summary import find_runs, settings_of
 from kapelle.viewer.lines import Tail
 from kapelle.viewer.table import Table, metrics_of, system_of
 
 LOOK_AGAIN = 5.0
-"""Seconds after which folders are searched for new runs."""
+"""Seconds after which folders are searched for new runs; more where the search takes long."""
 STATES = {"running": "running", "finished": "finished", "interrupted": "stopped", "failed": "crashed"}
 """What a run's state is called on pages."""
 
@@ -101,25 +101,27 @@ class Library:
         for root in roots:
             if not root.is_dir():
                 raise RunDirectoryError(
-                    f"There is no folder {root}. Name a run directory, or a folder that holds some."
+                    f"There is no folder {root}.{tag_hint(root) or ' Name a run directory, or a folder that holds some.'}"
                 )
         self.roots = tuple(root.resolve() for root in roots)
         self._runs: dict[str, Run] = {}
-        self._looked = 0.0
+        self._looked, self._pause = 0.0, LOOK_AGAIN
         self._lock = threading.Lock()
 
     def runs(self) -> list[Run]:
         """Return all runs, those that were changed last first."""
         with self._lock:
-            if not self._runs or time.monotonic() - self._looked > LOOK_AGAIN:
+            if not self._runs or time.monotonic() - self._looked > self._pause:
                 self._look()
             return list(self._runs.values())
 
     def run(self, key: str) -> Run | None:
         """Return the run of a key; None where there is none."""
-        return next((run for run in self.runs() if run.key == key), None)
+        self.runs()
+        return self._runs.get(key)
 
     def _look(self) -> None:
+        began = time.monotonic()
         found: dict[str, Run] = {}
         for root in self.roots:
             for path in find_runs(root):
@@ -128,6 +130,7 @@ class Library:
                 found[key] = known if known and known.path == path else Run(key, path, metrics_of(path))
         self._runs = dict(sorted(found.items(), key=lambda item: _changed(item[1].path), reverse=True))
         self._looked = time.monotonic()
+        self._pause = max(LOOK_AGAIN, 20 * (self._looked - began))
 
 
 def _key(root: Path, path: Path) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kapelle.runtime.file_contents import check_plain
+
 LONGEST = 64 << 20
 """Bytes of the longest line that is read; a longer one counts as damaged."""
 _KNOWN = 64
@@ -51,7 +53,9 @@ class Tail:
         What follows the last newline is being written, and stays for the next call. A file that is not there has no rows.
         """
         try:
-            size = self.path.stat().st_size
+            about = self.path.stat()
+            check_plain(self.path, about.st_mode)
+            size = about.st_size
         except OSError:
             size = 0
         if size == self.position:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kapelle.runs.findings import read_evaluated
 from kapelle.runs.summary import TROUBLES, flat
 from kapelle.viewer.library import Run
 from kapelle.viewer.lines import number
@@ -52,7 +53,24 @@ def listed(run: Run) -> dict[str, Any]:
             "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured)},
             "spark": curve,
             "damaged": run.damaged,
+            "league": plays_against(settings, last),
         }  # fmt: skip
+
+
+def plays_against(settings: Mapping[str, Any], last: Mapping[str, float]) -> bool:
+    """Return whether settings, or the numbers of the last step, say that agents play against others."""
+    parts = at(settings, "environment", "parts")
+    rows = [at(part, "environment") for part in parts.values()] if isinstance(parts, Mapping) else []
+    environments = [each for each in (at(settings, "environment"), *rows) if isinstance(each, Mapping)]
+    if any(each.get("opponents") or each.get("reward") == "zero_sum" for each in environments):
+        return True
+    if rows:  # its numbers are those of all parts
+        return any(each.get("name") == "openspiel" for each in environments)
+    kinds = [
+        [value for name, value in last.items() if name.startswith(kind)] for kind in ("return/", "reward/")
+    ]
+    paid = kinds[0] or kinds[1]
+    return len(paid) > 1 and abs(sum(paid)) < 1e-6 < max(map(abs, paid))
 
 
 def _telling(run: Run) -> Sequence[float | None]:
@@ -120,6 +138,40 @@ def settings_rows(run: Run) -> list[dict[str, Any]]:
         }
         for name, value in flat(run.settings()).items()
     ]
+
+
+def compared(run: Run) -> dict[str, Any] | None:
+    """Return the newest `kapelle eval` of a run: the team, each agent alone, and votes, with the same number of tokens."""
+    for row in reversed(read_evaluated(run.path)):
+        team, others = row.get("team"), row.get("baselines")
+        if not isinstance(team, Mapping) or number(team.get("success")) is None:
+            continue
+        found = [_measured("the team", team)]
+        for other in others if isinstance(others, list) else []:
+            if isinstance(other, Mapping) and number(other.get("success")) is not None:
+                agents = other.get("agents")
+                who = ", ".join(map(str, agents)) if isinstance(agents, list) else "?"
+                answers = other.get("answers")
+                found.append(
+                    _measured(
+                        f"{who} alone" if answers == 1 else f"{who}, majority of {answers} answers", other
+                    )
+                )
+        settings = row.get("settings")
+        return {
+            "rows": found, "step": number(row.get("steps")), "time": str(row.get("time") or "")[:16].replace("T", " "),
+            "settings": " ".join(map(str, settings)) if isinstance(settings, list) else "",
+        }  # fmt: skip
+    return None
+
+
+def _measured(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    success, ends = number(row.get("success")) or 0.0, _ends(row)
+    low, high = ends or (success, success)
+    return {
+        "name": name, "success": success, "low": low, "high": high, "tokens": number(row.get("tokens")), "scored": number(row.get("scored")),
+        "bar": [round(100 * min(1.0, max(0.0, value)), 1) for value in (low, success, high)],
+    }  # fmt: skip
 
 
 def stages(run: Run, others: Sequence[Run]) -> list[dict[str, Any]]:

@@ -8,27 +8,34 @@ from importlib.resources import files
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kapelle.services.binding import Binding
 from kapelle.viewer import about_runs, curves
-from kapelle.viewer.answering import chosen, html, labels, one, said
+from kapelle.viewer.answering import chosen, html, labels, numbers, one, said
 from kapelle.viewer.browsing import Browsing
-from kapelle.viewer.following import follow
-from kapelle.viewer.guarding import Guard
+from kapelle.viewer.following import MOST_FOLLOWERS, Followers, follow
+from kapelle.viewer.guarding import NEWS, Guard
 from kapelle.viewer.library import Library, Run
-from kapelle.viewer.presenting import agents_of, alike, differing, listed, warnings
+from kapelle.viewer.presenting import agents_of, alike, compared, differing, listed, warnings
+from kapelle.viewer.traffic import Traffic
 
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
+
+MOST_LISTED = 500
+"""Runs of the list; where there are more it can be asked for names."""
+FOLLOWERS = Followers()
 
 
 def viewer(library: Library, binding: Binding) -> Guard:
     """Return the application that shows these runs."""
-    return Guard(Starlette(routes=routes(library), exception_handlers={HTTPException: said}), binding)
+    traffic = Traffic()
+    pages = Starlette(routes=routes(library, traffic), exception_handlers={HTTPException: said})
+    return Guard(pages, binding, traffic)
 
 
-def routes(library: Library) -> list[Route]:
+def routes(library: Library, traffic: Traffic) -> list[Route]:
     """Return every address of the viewer."""
 
     def own(path: str, show: Callable[[Library, Request], Response]) -> Route:
@@ -37,7 +44,7 @@ def routes(library: Library) -> list[Route]:
 
         return Route(path, answer, methods=["GET"])
 
-    episodes, at = Browsing(library), "/run/{key}/episode/{split}/{step:int}/{line:int}"
+    episodes, at = Browsing(library, traffic), "/run/{key}/episode/{split}/{step:int}/{line:int}"
     return [
         own("/", _runs),
         own("/compare", _compare),
@@ -49,21 +56,27 @@ def routes(library: Library) -> list[Route]:
         Route("/run/{key}/episodes", episodes.table, methods=["GET"]),
         Route(at, episodes.episode, methods=["GET"]),
         Route(f"{at}/{{turn:int}}", episodes.whole, methods=["GET"]),
+        Route("/run/{key}/league", episodes.league, methods=["GET"]),
+        Route("/run/{key}/league.json", episodes.league_curves, methods=["GET"]),
         Route("/run/{key}/together", episodes.together, methods=["GET"]),
         own("/curves.json", _curves),
-        own("/events", _events),
+        own(NEWS, _events),
         Route("/static/{name}", _static, methods=["GET"]),
     ]
 
 
 def _runs(library: Library, request: Request) -> Response:
-    rows = [listed(run) for run in library.runs()]
-    return html("runs.html", rows=rows, fragment="fragment" in request.query_params)
+    found, query = library.runs(), request.query_params.get("q", "")
+    many = len(found) if len(found) > MOST_LISTED else 0
+    if many:
+        found = [run for run in found if query.lower() in run.key.lower()]
+    rows = [listed(run) for run in found[:MOST_LISTED]]
+    return html("runs.html", rows=rows, many=many, fits=len(found), query=query)
 
 
 def _run(library: Library, request: Request) -> Response:
     run = one(library, request.path_params["key"])
-    return html("run.html", run=listed(run), warnings=warnings(run))
+    return html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run))
 
 
 def _compare(library: Library, request: Request) -> Response:
@@ -72,7 +85,6 @@ def _compare(library: Library, request: Request) -> Response:
         "compare.html",
         runs=[listed(run) for run in runs],
         differences=differing(runs),
-        all=[listed(run) for run in library.runs()],
     )
 
 
@@ -81,25 +93,30 @@ def _curves(library: Library, request: Request) -> Response:
     names = labels(runs)
     sources = [curves.source_of(run, name) for run, name in zip(runs, names, strict=True)]
     if request.query_params.get("group") == "1":
-        sources = curves.grouped(
-            [(_group_name(run, runs), source) for run, source in zip(runs, sources, strict=True)]
-        )
+        groups = _group_names(runs)
+        sources = curves.grouped(list(zip(groups, sources, strict=True)))
     agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
-    return JSONResponse(curves.page(sources, agents))
+    return numbers(curves.page(sources, agents))
 
 
-def _group_name(run: Run, runs: Sequence[Run]) -> str:
-    """Return what a run's group is called; the first run's folder tells groups of one recipe and algorithm apart."""
-    kinds = {alike(other): (listed(other), other) for other in reversed(runs)}
-    row, first = kinds[alike(run)]
-    names = [f"{each['recipe']}, {each['algorithm']}" for each, _ in kinds.values()]
-    name = f"{row['recipe']}, {row['algorithm']}"
-    return f"{name} ({first.path.name})" if names.count(name) > 1 else name
+def _group_names(runs: Sequence[Run]) -> list[str]:
+    """Return what each run's group is called; the first run's folder tells groups of one recipe and algorithm apart."""
+    kinds = [alike(run) for run in runs]
+    first = dict(reversed(list(zip(kinds, runs, strict=True))))
+    names = {kind: "{recipe}, {algorithm}".format(**listed(run)) for kind, run in first.items()}
+    shared = list(names.values())
+    return [
+        f"{names[kind]} ({first[kind].path.name})" if shared.count(names[kind]) > 1 else names[kind]
+        for kind in kinds
+    ]
 
 
 def _events(library: Library, request: Request) -> Response:
     runs = chosen(library, request)
-    return StreamingResponse(follow(library, runs, request.query_params), media_type="text/event-stream")
+    if FOLLOWERS.count >= MOST_FOLLOWERS:
+        raise HTTPException(503, "Too many pages are being told news. Close some.")
+    news = FOLLOWERS.counted(follow(library, runs, request.query_params))
+    return StreamingResponse(news, media_type="text/event-stream")
 
 
 async def _static(request: Request) -> Response:

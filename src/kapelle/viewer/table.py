@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ from kapelle.viewer.lines import Tail, number
 
 AXES = ("step", "time", "tokens")
 """What curves may be drawn over: steps, seconds of all steps so far, tokens sampled so far."""
+
+
+_NOWHERE: deque[float | None] = deque(maxlen=0)
+"""Where what has no column goes."""
 
 
 @dataclass(slots=True)
@@ -24,6 +30,12 @@ class Table:
     generation: int = 0
     """Grows when rows were taken back: a run that was resumed or rolled back."""
 
+    _names: tuple[str, ...] = ()
+    """Names of the last row, where each has a column."""
+    _filled: list[MutableSequence[float | None]] = field(default_factory=list)
+    _lacking: list[list[float | None]] = field(default_factory=list)
+    _tokens: list[list[float | None]] = field(default_factory=list)
+
     def __len__(self) -> int:
         return len(self.axes["step"])
 
@@ -32,6 +44,7 @@ class Table:
         rows, anew = self.tail.read()
         if anew:
             self.columns.clear()
+            self._names, self._tokens = (), []
             for axis in self.axes.values():
                 axis.clear()
             self.generation += 1
@@ -39,25 +52,36 @@ class Table:
             self._take(row)
 
     def _take(self, row: Mapping[str, Any]) -> None:
-        step = number(row.get("step"))
+        step, count = number(row.get("step")), len(self)
         if step is None:
             self.tail.damaged += 1
             return
-        count = len(self)
-        tokens = 0.0
-        for name, value in _plain(row):
-            kept = number(value)
-            if name == "step" or kept is None:
-                continue
-            self.columns.setdefault(name, [None] * count).append(kept)
-            tokens += kept if name.startswith("tokens/") else 0.0
+        if tuple(row) == self._names:
+            lacking = self._lacking
+            for column, value in zip(self._filled, row.values(), strict=True):
+                column.append(value if type(value) is float and isfinite(value) else number(value))
+        else:
+            for name, value in _plain(row):
+                kept = number(value)
+                if name != "step" and kept is not None:
+                    self.columns.setdefault(name, [None] * count).append(kept)
+            lacking = [column for column in self.columns.values() if len(column) <= count]
+            self._remember(row)
+        for column in lacking:
+            column.append(None)
         self.axes["step"].append(step)
+        tokens = sum(column[count] or 0.0 for column in self._tokens)
         for axis, more in (("time", _seconds(row)), ("tokens", tokens)):
             so_far = self.axes[axis][-1] if self.axes[axis] else 0.0
             self.axes[axis].append(so_far + more)
-        for column in self.columns.values():
-            if len(column) <= count:
-                column.append(None)
+
+    def _remember(self, row: Mapping[str, Any]) -> None:
+        """Keep which columns a row fills: the next rows mostly have the same names."""
+        known = all(name == "step" or name in self.columns for name in row)
+        self._names = tuple(row) if known else ()
+        self._filled = [self.columns.get(name, _NOWHERE) for name in self._names]
+        self._lacking = [column for name, column in self.columns.items() if name not in row]
+        self._tokens = [column for name, column in self.columns.items() if name.startswith("tokens/")]
 
     def last(self) -> dict[str, float]:
         """Return the numbers of the last step."""

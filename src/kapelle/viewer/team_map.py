@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kapelle.viewer.episode import Episode, episode_of, file_of, rows_of, witnesses
+from kapelle.viewer.episode import Episode, step_episodes, witnesses
 from kapelle.viewer.library import Run
 from kapelle.viewer.presenting import agents_of, at
 
@@ -18,11 +18,7 @@ def newest_episodes(run: Run) -> list[Episode]:
     """Return some episodes of the newest step that has any."""
     steps = [int(step) for step in reversed(run.metrics.axes["step"][-3:])]
     for step in steps:
-        found = [
-            episode_of(row, line)
-            for line, row in rows_of(file_of(run.path, "train", step))
-            if row is not None
-        ]
+        found = step_episodes(run.path, "train", step)
         if found:
             return found[:EPISODES]
     return []

@@ -1,6 +1,9 @@
-"""Built-in workflows, found by name. To add one, write its module and give it a line here."""
+"""Built-in workflows, found by name. To add one, write its module and give it a line here, and one below for editors."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kapelle.lazy_names import classes, lazy
 
 BUILTIN: Mapping[str, str] = {
     "solo": "kapelle.workflows.solo:Solo",
@@ -18,3 +21,29 @@ BUILTIN: Mapping[str, str] = {
     "external": "kapelle.workflows.external:ExternalWorkflow",
 }
 """Name in a recipe → `module:Class`, imported when asked for."""
+
+HOMES: Mapping[str, str] = {
+    **classes(BUILTIN),
+    "Node": "kapelle.workflows.dag",
+    "majority": "kapelle.workflows.voting",
+}
+"""Class → module that defines it: `from kapelle.workflows import Chain`."""
+
+if TYPE_CHECKING:
+    from kapelle.workflows.chain import Chain as Chain
+    from kapelle.workflows.cory import Cory as Cory
+    from kapelle.workflows.dag import Dag as Dag
+    from kapelle.workflows.dag import Node as Node
+    from kapelle.workflows.debate import Debate as Debate
+    from kapelle.workflows.external import ExternalWorkflow as ExternalWorkflow
+    from kapelle.workflows.parallel import Parallel as Parallel
+    from kapelle.workflows.play import PlayWorkflow as PlayWorkflow
+    from kapelle.workflows.reflect import Reflect as Reflect
+    from kapelle.workflows.router import Router as Router
+    from kapelle.workflows.solo import Solo as Solo
+    from kapelle.workflows.summary import Summary as Summary
+    from kapelle.workflows.tool_use import ToolUse as ToolUse
+    from kapelle.workflows.vote import Vote as Vote
+    from kapelle.workflows.voting import majority as majority
+
+__getattr__, __dir__ = lazy(__name__, HOMES)

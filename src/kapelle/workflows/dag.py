@@ -29,9 +29,11 @@ class Node(Settings):
     """One turn of one agent; it starts a conversation of its own, so its prompt is all that it reads."""
 
     id: str = Field(pattern=r"^[A-Za-z_][\w-]*$")
+    """The node's name."""
     agent: str | None = None
     """Who speaks: a name, or its seat number as `agent_group`; exactly one of both."""
-    agent_group: int | None = Field(None, ge=0)
+    agent_group: int | None = Field(default=None, ge=0)
+    """Who speaks, by seat number from 0."""
     dependencies: tuple[str, ...] = ()
     """Nodes that have to have spoken before."""
     prompt: str = "${prompt}"
@@ -42,7 +44,9 @@ class Node(Settings):
     process_path: str | None = None
     """Python file or module with `pre_process` and `post_process`; see `workflows.processing`."""
     pre_process_kwargs: Mapping[str, Any] = Field(default={})
+    """What the function before it is given."""
     post_process_kwargs: Mapping[str, Any] = Field(default={})
+    """What the function after it is given."""
     obs_with_env: bool = True
     """True: this agent reads what the world shows it, its answers to earlier turns too. False: the task's text, and
     no answers."""
@@ -57,7 +61,7 @@ class Dag(Settings):
     nodes: tuple[Node, ...] = Field(min_length=1)
     answer: str | None = None
     """The node whose text counts as the team's; null takes the one that no other waits for."""
-    max_assistant_turns: int = Field(1, ge=1)
+    max_assistant_turns: int = Field(default=1, ge=1)
     """How often the graph is played while the world has not ended. Worlds of questions stay open after an answer
     that is not right. From the second time on, nodes without dependencies are handed what the answer handed on,
     and then what the world shows."""

@@ -28,16 +28,16 @@ class Debate(Settings):
     """
 
     name: Literal["debate"] = "debate"
-    rounds: int = Field(2, ge=1)
+    rounds: int = Field(default=2, ge=1)
     """How often every agent answers at most; 1 is a plain majority vote."""
     reply: str = "{answers}\n\nAnswer again."
     """What an agent reads after a round: `{answers}` are the others' last texts, one a line with their
     names before them; `{question}` is the question and an agent's name its last text."""
-    consensus: float | None = Field(None, gt=0.0, le=1.0)
+    consensus: float | None = Field(default=None, gt=0.0, le=1.0)
     """Share of all agents that must give one answer for the debate to stop; null never stops early."""
-    min_rounds: int = Field(1, ge=1)
+    min_rounds: int = Field(default=1, ge=1)
     """Rounds before consensus can stop the debate, or an agent fall silent."""
-    settled_after: int | None = Field(None, ge=2)
+    settled_after: int | None = Field(default=None, ge=2)
     """An agent that gave the same answer in so many rounds running falls silent: its last one stands.
     Null lets everybody speak in every round."""
     score_rounds: bool = False

@@ -25,7 +25,7 @@ class PlayWorkflow(Settings):
     name: Literal["play"] = "play"
     memory: Literal["observation", "conversation"] = "observation"
     """What an agent reads for a move: what it sees now alone, or all that it has read and written before too."""
-    max_rounds: int | None = Field(None, ge=1)
+    max_rounds: int | None = Field(default=None, ge=1)
     """Most times that anybody is asked; a game that is not over by then is cut off. Null sets no limit."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:

@@ -27,9 +27,9 @@ class Reflect(Settings):
     """
 
     name: Literal["reflect"] = "reflect"
-    attempts: int = Field(3, ge=1)
+    attempts: int = Field(default=3, ge=1)
     """How often the actor answers at most; nobody criticises the last attempt, as nothing follows it."""
-    accept: str = Field("ACCEPT", min_length=1)
+    accept: str = Field(default="ACCEPT", min_length=1)
     """A critic accepts with a text whose first or last line is this alone, case and final stop aside."""
     revise: str = "{notes}\n\nAnswer again."
     """What the actor reads after a rejection: `{notes}` are the texts of the critics who did not accept, one

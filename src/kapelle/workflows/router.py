@@ -30,7 +30,7 @@ class Router(Settings):
     name: Literal["router"] = "router"
     first: str | None = None
     """Who has the floor first; null takes the first seat."""
-    handovers: int = Field(1, ge=1)
+    handovers: int = Field(default=1, ge=1)
     """How often the floor may change hands; after that a text is an answer whatever it names."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:

@@ -29,7 +29,7 @@ class Summary(Settings):
     name: Literal["summary"] = "summary"
     aggregator: str | None = None
     """Who reads the drafts and answers; null takes the last seat."""
-    layers: int | tuple[tuple[str, ...], ...] = Field(1)
+    layers: int | tuple[tuple[str, ...], ...] = Field(default=1)
     """How many layers all drafters draft in, or the drafters of each layer by name."""
     reply: str = "{drafts}\n\nAnswer again."
     """What a drafter reads in a later layer: `{drafts}` are the texts of the layer before, one a line with

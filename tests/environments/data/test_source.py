@@ -4,12 +4,15 @@ import gzip
 import json
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 
-from kapelle.environments.data.source import DataSource, Splits
+from kapelle.environments.data.source import DataSource, Splits, read_rows
 from kapelle.errors import DataError
+from kapelle.runs.packed_rows import pack
 
 ROWS = [{"question": f"q{number}", "answer": number} for number in range(6)]
 
@@ -44,7 +47,7 @@ EXPECTED = (["q0", "q1", "q2", "q3"], ["q4", "q5"])
 def test_every_local_form_gives_the_same_rows(tmp_path: Path) -> None:
     from pyarrow import Table, parquet
 
-    for suffix in ("jsonl", "jsonl.gz", "json", "json.gz", "parquet"):
+    for suffix in ("jsonl", "jsonl.gz", "json", "json.gz", "jsonl.zst", "parquet"):
         folder = tmp_path / suffix
         folder.mkdir()
         for name, rows in (("train", ROWS[:4]), ("test", ROWS[4:])):
@@ -53,8 +56,24 @@ def test_every_local_form_gives_the_same_rows(tmp_path: Path) -> None:
                 parquet.write_table(Table.from_pylist(rows), file)
                 continue
             content = lines(rows) if "jsonl" in suffix else json.dumps(rows).encode()
+            if suffix.endswith("zst"):  # as runs write it, and as `zstd` does
+                content = pack(7, content.splitlines(keepends=True)[:1]) + zstandard.compress(
+                    b"".join(content.splitlines(keepends=True)[1:])
+                )
             file.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
         assert questions(load(folder)) == EXPECTED, suffix
+
+
+@pytest.mark.parametrize(
+    "broken", [lambda whole: whole[:-3], lambda whole: whole[:30], lambda _: b"no frames at all"]
+)
+def test_compressed_rows_that_are_cut_short_are_refused(
+    tmp_path: Path, broken: Callable[[bytes], bytes]
+) -> None:
+    file = tmp_path / "rows.jsonl.zst"
+    file.write_bytes(broken(zstandard.compress(lines(ROWS) * 50)))
+    with pytest.raises(DataError, match=r"is damaged or cut short after row 0.*Fetch the file again"):
+        read_rows(file)
 
 
 def test_shards_of_a_hub_download_are_found_in_the_configurations_folder(tmp_path: Path) -> None:
@@ -175,6 +194,16 @@ def hub(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
     fake = types.ModuleType("datasets")
     fake.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", fake)
+    monkeypatch.setattr("kapelle.environments.data.source.hub_fault", lambda *_: None)
+
+
+def test_a_hub_that_does_not_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, ConnectionError("nothing in the cache"))
+    monkeypatch.setattr(
+        "kapelle.environments.data.source.hub_fault", lambda *_: "the hub cannot be reached: no route"
+    )
+    with pytest.raises(DataError, match=r"'train2': the hub cannot be reached: no route\. Check the name"):
+        load("owner/name", config="main", train="train2")
 
 
 def test_a_hub_name_is_loaded_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:

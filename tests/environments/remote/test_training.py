@@ -43,7 +43,7 @@ def left(run: Path) -> dict[str, Any]:
     ]
     files = {
         str(path.relative_to(run)): path.read_bytes()
-        for folder, ending in (("episodes", ".jsonl"), ("checkpoints", "adapter_model.safetensors"))
+        for folder, ending in (("episodes", ".jsonl.zst"), ("checkpoints", "adapter_model.safetensors"))
         for path in sorted((run / folder).rglob(f"*{ending}"))
     }
     assert any("episodes" in name for name in files)

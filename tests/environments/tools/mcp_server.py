@@ -44,7 +44,12 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     if name == "fail":
         return {**text("it does not work"), "isError": True}
     if name == "picture":
-        return {"content": [{"type": "image", "data": "00"}, {"type": "text", "text": "a cat"}]}
+        return {
+            "content": [
+                {"type": "image", "data": "00", "mimeType": "image/png"},
+                {"type": "text", "text": "a cat"},
+            ]
+        }
     if name == "hang":
         time.sleep(60)
     if name == "die":
@@ -65,25 +70,29 @@ def answer(request: dict[str, Any], mode: str) -> None:
     if method == "initialize":
         assert request["params"]["protocolVersion"]
         version = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}}}
-        say({"id": number, "result": {**version, "serverInfo": {"name": "test", "version": "1"}}})
+        greeting = {} if mode == "no greeting" else {"serverInfo": {"name": "test", "version": "1"}}
+        say({"id": number, "result": {**version, **greeting}})
     elif method == "tools/list":
-        page = int(request["params"].get("cursor", "0"))
+        page = int(request.get("params", {}).get("cursor", "0"))
         pages = {"next": {"nextCursor": str(page + 1)}} if page == 0 and mode != "endless" else {}
         more = pages.get("next", {"nextCursor": "1"} if mode == "endless" else {})
         half = TOOLS[:4] if page == 0 else TOOLS[4:]
         say({"id": number, "result": {"tools": "none" if mode == "no list" else half, **more}})
+    elif method == "tools/call" and mode == "changing":
+        say({"method": "notifications/tools/list_changed"})
+        say({"id": number, "error": {"code": -32602, "message": "gone\x1b[2J"}})
+    elif method == "tools/call" and mode == "chatty":
+        while True:
+            say({"method": "notifications/message", "params": {"level": "info"}})
+            say({"id": 999, "result": {}})
     elif method == "tools/call":
         # A notification and requests of the server's own may stand before the answer.
         say({"method": "notifications/message", "params": {"level": "info"}})
         say({"id": "s1", "method": "ping"})
-        say({"id": "s2", "method": "sampling/createMessage", "params": {}})
-        replies: list[dict[str, Any]] = [
-            {"result": {}},
-            {"error": {"code": -32601, "message": "not offered"}},
-        ]
-        for expected in replies:
-            reply = json.loads(sys.stdin.readline())
-            assert {key: reply[key] for key in expected} == expected
+        say({"id": "s2", "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}})
+        replies = {reply["id"]: reply for reply in (json.loads(sys.stdin.readline()) for _ in range(2))}
+        assert replies["s1"]["result"] == {}
+        assert "not supported" in replies["s2"]["error"]["message"]
         result = called(request["params"]["name"], request["params"].get("arguments", {}))
         say(
             {"id": number, "result": result}
@@ -94,7 +103,9 @@ def answer(request: dict[str, Any], mode: str) -> None:
 
 def main() -> None:
     mode = sys.argv[1] if len(sys.argv) > 1 else ""
-    if mode == "silent":
+    if mode == "deaf":
+        answer(json.loads(sys.stdin.readline()), mode)
+    if mode in {"silent", "deaf"}:
         time.sleep(60)
     initialized = False
     for line in sys.stdin:

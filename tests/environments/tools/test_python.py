@@ -17,6 +17,7 @@ from tests.sandbox.test_hostile import (  # noqa: F401 (`host` is a fixture)
 
 from kapelle.environments.tools.contract import ToolFault
 from kapelle.environments.tools.python import Interpreter, Python
+from kapelle.environments.tools.python_driver import MAX_PRINTED
 from kapelle.errors import SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.namespaces import NamespaceGroup
@@ -107,6 +108,11 @@ def test_it_is_a_sandbox(python: Interpreter) -> None:
     assert "KAPELLE" not in run(python, "import os; dict(os.environ)")
 
 
+def test_a_reply_that_a_program_has_written_itself_is_no_longer_than_another(python: Interpreter) -> None:
+    run(python, "import json; json.dumps = lambda printed: '\"' + 'x' * 500_000 + '\"'")
+    assert run(python, "1") == "x" * MAX_PRINTED
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -127,7 +133,8 @@ def test_a_hostile_program_is_contained_here_too(
     for key, value in (("secret", host.secret), ("port", host.port), ("socket", host.socket)):
         text = text.replace(f"{{{key}}}", str(value))
     before = everything_of_this_process()
-    interpreter = Python(call_s=2.0, cpu_s=1.0, memory_mb=160).open()
+    limits = PROGRAMS[name].limits
+    interpreter = Python(call_s=2.0, cpu_s=1.0, memory_mb=limits.memory_bytes >> 20).open()
     started = time.monotonic()
     try:
         said = run(interpreter, f"import sys; sys.argv = ['program.py', {marker!r}]\n{text}")

@@ -48,6 +48,12 @@ def test_public_addresses(address: str) -> None:
         "fd00:ec2::254",
         "ff02::1",
         "2001:db8::1",
+        "3fff::1",
+        "168.63.129.16",
+        "192.0.0.192",
+        "192.88.99.1",
+        "::7f00:1",
+        "64:ff9b:1::7f00:1",
     ],
 )
 def test_addresses_that_are_not_public(address: str) -> None:
@@ -215,8 +221,21 @@ def test_a_key_goes_to_no_other_scheme_and_port(monkeypatch: pytest.MonkeyPatch)
         ("https", "one.test", True),
         ("http", "one.test", False),
         ("https", "one.test:8443", False),
-        ("https", "ONE.test:443", True),
+        # Back at the first one, but where another one has sent it.
+        ("https", "ONE.test:443", False),
     ]
+
+
+def test_a_key_stays_with_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bool] = []
+
+    def hop(parts: SplitResult, headers: Mapping[str, str], *_: object) -> tuple[str | None, bytes]:
+        sent.append(bool(headers))
+        return {"/a": "/b", "/b": "https://ONE.test:443/c"}.get(parts.path), b""
+
+    monkeypatch.setattr(web, "_one_hop", hop)
+    fetch("https://one.test/a", {"Authorization": "secret"})
+    assert sent == [True, True, True]
 
 
 def test_a_name_that_changes_its_mind_leads_where_it_was_checked(server: str) -> None:

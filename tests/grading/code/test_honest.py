@@ -1,4 +1,4 @@
-"""What honest programs do beside returning numbers, what only looks honest, and faults that are the tests' own."""
+"""What honest programs do beside returning numbers, and faults that are the tests' own."""
 
 from __future__ import annotations
 
@@ -73,6 +73,49 @@ class Pile:
     def __len__(self): return len(self.things)
     def __iter__(self): return iter(self.things)
     def take(self): return self.things.pop()
+from collections import Counter, deque, namedtuple
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+LIMIT, SEEN = 10, []
+def see(x): SEEN.append(x)
+def letters(text): return Counter(text)
+def queue(n): return deque(range(n), 5)
+Pair = namedtuple("Pair", "first second")
+def pair(): return Pair(1, 2)
+@dataclass(order=True)
+class Point:
+    x: int
+    y: int = 0
+    def __add__(self, other): return Point(self.x + other.x, self.y + other.y)
+def point(x, y): return Point(x, y)
+class Light(Enum):
+    RED = 1
+    GREEN = 2
+def after(light): return Light.GREEN if light is Light.RED else Light.RED
+@contextmanager
+def forgiving():
+    try: yield 5
+    except KeyError: pass
+class Coded(Exception):
+    def __init__(self, text, code): super().__init__(text); self.code = code
+def coded(): raise Coded("oh", 7)
+def strip(xs):
+    kept = sorted(set(xs))
+    xs[:len(kept)] = kept
+    return len(kept)
+async def later(n):
+    for k in range(n):
+        await asyncio.sleep(0)
+        yield k
+class Open:
+    async def __aenter__(self): return self
+    async def __aexit__(self, *args): pass
+    async def get(self): return 5
+class Squares:
+    def __getitem__(self, k):
+        if k > 3: raise IndexError
+        return k * k
 """
 PASSED = (
     "assert list(count(3)) == [0, 1, 2] and sum(count(1000)) == 499500",
@@ -103,6 +146,23 @@ PASSED = (
     "assert 3 in count(4) and 5 not in count(4)",
     "g = count(1)\ndef drain():\n    yield next(g, None)\n    yield next(g, None)\nassert list(drain()) == [0, None]",
     "import math\nassert math.isnan(nothing()) and nothing() != nothing()",
+    "assert letters('aab').most_common(1) == [('a', 2)] and letters('ab')['z'] == 0",
+    "from collections import Counter\nassert letters('ab') + letters('b') == Counter('abb') == {'a': 1, 'b': 2}",
+    "from collections import deque\nd = queue(3)\nd.appendleft(9)\nassert d == deque([9, 0, 1, 2]) and d.maxlen == 5",
+    "assert pair().second == 2 and pair() == (1, 2) == Pair(1, 2) and pair()._asdict() == {'first': 1, 'second': 2}",
+    "assert LIMIT == 10 and LIMIT + 1 == 11 and isinstance(LIMIT, int)",
+    "assert SEEN == []\nsee(3)\nassert SEEN == [3]",
+    "assert point(1, 2) == Point(1, 2) and point(1, 2) != Point(1, 3) and [point(3, 4)] == [Point(3, 4)]",
+    "assert Point(1, 2) + Point(3, 4) == Point(4, 6)",
+    "assert sorted([Point(2), Point(1)])[0] == Point(1) < Point(2) and isinstance(Point(1), Point)",
+    "assert after(Light.RED) == Light.GREEN and after(Light.RED).name == 'GREEN' and Light(2) == Light.GREEN != Light.RED",
+    "with forgiving() as five:\n    assert five == 5\n    raise KeyError('k')",
+    "try:\n    coded()\n    assert False\nexcept Coded as error:\n    assert error.code == 7 and str(error) == 'oh'",
+    "try:\n    strange()\nexcept Exception as error:\n    assert type(error).__name__ == 'Strange' and str(error) == 'oh'",
+    "xs = [2, 1, 2]\nk = strip(xs)\nassert k == 2 and xs[:k] == [1, 2]",
+    "import asyncio\nasync def main():\n    return [k async for k in later(3)]\nassert asyncio.run(main()) == [0, 1, 2]",
+    "import asyncio\nasync def main():\n    async with Open() as o:\n        assert await o.get() == 5\nasyncio.run(main())",
+    "assert 4 in Squares() and 5 not in Squares() and count.__name__ == 'count'",
 )  # fmt: skip
 
 
@@ -115,99 +175,6 @@ def honest(sandbox: Bubblewrap) -> CodeGrade:
 @pytest.mark.parametrize("test", range(len(PASSED)), ids=[test[:50] for test in PASSED])
 def test_honest_code_is_paid(honest: CodeGrade, test: int) -> None:
     assert honest.tests[test].status == "passed", honest.tests[test]
-
-
-TRICKS = """
-class Own: pass
-def stop(x): raise StopIteration
-async def astop(x): raise StopAsyncIteration
-def leave(x): raise GeneratorExit
-def nan(*_): return float("nan")
-def nans(*_): return [float("nan")]
-def own(*_): return Own()
-def gone(*_):
-    import os
-    os._exit(0)
-def complex_nan(*_): return complex("nan")
-class Difference:
-    __sub__ = __truediv__ = lambda self, other: self
-    __bool__ = lambda self: False
-    __contains__ = lambda self, other: True
-    __len__ = lambda self: 3
-    __iter__ = lambda self: iter([])
-    __abs__ = __float__ = lambda self: 0.0
-    def __add__(self, other): return 9
-def difference(*_): return Difference()
-def none(*_): return iter([])
-def emptied(xs): xs.clear()
-def kind(*_):
-    class AssertionError(Exception): pass
-    raise AssertionError("passed")
-"""
-UNPAID = (
-    "assert all(map(stop, [1, 2])) and list(map(stop, [1])) == []",
-    "for _ in map(stop, [1]):\n    assert False",
-    "assert not any(leave(x) for x in [1])",
-    "assert nan() != 5",
-    "assert not nan() == 5",
-    "assert nans() != [5]",
-    "assert not nan() > 5",
-    "assert not nan() // 1 > 5",
-    "assert abs(nan() - 5) != 3",
-    "assert own() != 5",
-    "assert not own() == 5",
-    "assert 5 != own()",
-    "assert [own()] != [5]",
-    "assert own() not in [5]",
-    "assert complex_nan() != 5",
-    "assert abs(difference(3) - 9.0) < 1e-6",
-    "import math\nassert math.isclose(difference(3) - 9.0, 0.0)",
-    "import math\nassert math.isclose(difference(3) / 9.0, 0.0)",
-    "assert difference(3) + 5 == 9",
-    "assert not (difference(3) - 9)",
-    "assert len(difference(3) - {1, 2}) == 3",
-    "assert list(difference(3) - {1, 2}) == []",
-    "assert 9 in difference(3)",
-    "d = difference(3)\nassert len(d) == 3 and all(a == b for a, b in zip(d, [1, 2, 3]))",
-    "d = difference(3)\nassert all(a == b for a, b in zip(d, [1, 2, 3])) and len(d) == 3",
-    "g = none()\nassert all(map(lambda wanted: next(g) == wanted, [2, 3, 5]))",
-    "def largest(xs):\n    return max(xs) if xs else None\nxs = [1, 3]\nassert emptied(xs) == largest(xs)",
-    "for last in none():\n    pass\nassert last == 9",
-    "try:\n    got = stop(1)\nexcept Exception:\n    pass\nassert got == 1",
-    "try:\n    gone()\nexcept Exception:\n    pass",
-    "try:\n    gone()\nexcept:\n    pass",
-    "assert kind()",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tricks(sandbox: Bubblewrap) -> CodeGrade:
-    return grade_program(TRICKS, ProgramTests(UNPAID), sandbox)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("test", range(len(UNPAID)), ids=[test[:50] for test in UNPAID])
-def test_what_is_no_value_passes_no_comparison(tricks: CodeGrade, test: int) -> None:
-    assert tricks.tests[test].status in {"failed", "error"}, tricks.tests[test]
-
-
-FORGER = """
-import sys
-driver = sys.modules["kapelle.grading.code.candidate_driver"]
-said = driver.Conversation._say
-driver.Conversation._say = lambda self, *reply: said(self, *((*reply[:2], {0: []}) if reply[0] == "value" else reply))
-driver.Solution.keep = lambda self, value: (self._kept.append(value), 0)[1]
-class P:
-    def __init__(self, x): pass
-    def __add__(self, other): return self
-def order(xs): return []
-"""
-
-
-@pytest.mark.slow
-def test_a_forged_reply_changes_no_argument_and_makes_no_two_objects_one(sandbox: Bubblewrap) -> None:
-    forged = ProgramTests(("xs = [3, 1]\nassert order(xs) == sorted(xs)", "assert P(1) + P(2) == P(3)"))
-    assert grade_program(FORGER, forged, sandbox).passed == 0
 
 
 @pytest.mark.slow
@@ -245,6 +212,7 @@ def test_no_candidate_makes_the_tests_ungraded(
         ProgramTests(("assert f(1) == 1",), setup="import no_such_module"),
         ProgramTests(("assert f(1) == 1",), setup="1 / 0"),
         ProgramTests(("assert f(1) == = 1",)),
+        ProgramTests(("class Node: pass\nassert f(Node()) == 1",)),
     ],
     ids=lambda tests: f"{tests.setup} {tests.programs[0]}",
 )
@@ -264,8 +232,8 @@ def test_a_fault_of_the_tests_grades_nobody(sandbox: Bubblewrap, tests: ProgramT
         ("def f(x): return {}['k']", "KeyError: 'k'"),
         ("def f(x): return b'\\xff'.decode()", "UnicodeDecodeError: "),
         ("def f(x): raise OSError(2, 'no such file')", "FileNotFoundError: [Errno 2] no such file"),
-        ("class Odd(Exception): pass\ndef f(x): raise Odd('oh')", "CandidateError: Odd: oh"),
-        ("def f(x): raise StopIteration", "CandidateError: StopIteration: "),
+        ("class Odd(Exception): pass\ndef f(x): raise Odd('oh')", "Odd: oh"),
+        ("def f(x): raise StopIteration", "StopIteration: "),
         ("def f(x): return other(x)", "NameError: name 'other' is not defined"),
     ],
 )

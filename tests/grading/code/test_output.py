@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kapelle.grading.code import output
 from kapelle.grading.code.calls import CallTest, grade_calls, same_value
 from kapelle.grading.code.output import OutputTest, grade_output, same_output
 from kapelle.sandbox.bubblewrap import Bubblewrap
@@ -81,6 +82,30 @@ def test_why_an_output_is_worth_nothing_is_said(sandbox: Bubblewrap) -> None:
         (outcome,) = grade_output(solution, test, sandbox, limits).tests
         assert outcome.status != "passed"
         assert why in outcome.explanation
+
+
+def test_a_program_that_reaches_its_limit_in_three_tests_is_run_no_more(sandbox: Bubblewrap) -> None:
+    tests = tuple(OutputTest(f"{n}\n", f"{n}\n") for n in range(6))
+    solution = "n = int(input())\nprint(n if n not in (0, 2, 3) else 'x' * 9999)"
+    grade = grade_output(solution, tests, sandbox, Limits(output_bytes=1000))
+    assert [test.status for test in grade.tests] == [
+        "error",
+        "passed",
+        "error",
+        "error",
+        "not_run",
+        "not_run",
+    ]
+    assert grade.status == "graded"
+    assert grade.score == pytest.approx(1 / 6)
+
+
+def test_all_tests_of_a_program_have_a_time_together(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "MOST_SECONDS", 0)
+    grade = grade_output("print(1)", (OutputTest("", "1\n"),) * 3, sandbox)
+    assert [test.status for test in grade.tests] == ["passed", "not_run", "not_run"]
 
 
 @pytest.mark.parametrize(

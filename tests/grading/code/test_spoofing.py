@@ -13,6 +13,8 @@ from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
 
 LIMITS = Limits(wall_s=5.0, cpu_s=3.0)
+PATIENT = Limits(wall_s=60.0, cpu_s=30.0)
+"""For what has to come to its end on a machine that does much else."""
 TESTS = ProgramTests(("assert square(31) == 961", "assert square(-2) == 4", "assert square(17) == 289"))
 
 SPOOFS = {
@@ -191,7 +193,7 @@ def test_the_expected_value_is_nowhere_near_the_candidate(sandbox: Bubblewrap, w
     assert grade_calls(SEARCHES[what], calls, sandbox, LIMITS).score == 0.0
     # The search itself works: it finds what does lie in its own process.
     assert grade_calls(
-        SEARCHES[what] + "\nkept = ['gold-738291']\nopen('f', 'w').write(kept[0])", calls, sandbox, LIMITS
+        SEARCHES[what] + "\nkept = ['gold-738291']\nopen('f', 'w').write(kept[0])", calls, sandbox, PATIENT
     ).solved
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.patience import timed
 
+from kapelle.grading.code.collected import Named
 from kapelle.grading.code.values import (
     MAX_DIGITS,
     MAX_HASHED,
@@ -93,7 +94,9 @@ def test_a_subclass_is_sent_as_what_it_derives_from() -> None:
     value = [Colour.RED, pair(1, 2), collections.OrderedDict(x=1), collections.Counter("aa")]
     back = decode(encode(value))
     assert back == [3, (1, 2), {"x": 1}, {"a": 2}]
-    assert [type(item) for item in back] == [int, tuple, dict, dict]
+    assert [type(item) for item in back] == [int, Named, collections.OrderedDict, collections.Counter]
+    assert back[1].b == 2
+    assert repr(back[1]) == "pair(a=1, b=2)"
 
 
 def test_an_object_is_referred_to_or_refused() -> None:

@@ -21,7 +21,9 @@ from kapelle.grading.math.grade import (
     math_processes,
     read_math,
 )
+from kapelle.grading.math.text import tidy
 from kapelle.grading.processes import AnswerLimits, KillableProcesses
+from kapelle.grading.text.extraction import extract
 
 PAIRS: dict[str, list[list[str]]] = tomllib.loads(
     Path(__file__).with_name("spellings.toml").read_text("utf-8")
@@ -132,3 +134,18 @@ def test_golds_of_math_and_deepmath_in_other_spellings(data_folder: Path) -> Non
     assert asked > 1000
     assert paid == 0
     assert refused / asked < 0.001
+
+
+def test_what_is_written_to_be_slow_is_read_at_once() -> None:
+    """Minutes where spaces at the end are tried in every way."""
+    for piece in (" \n \\ ", "~", "\\, "):
+        assert tidy((piece * 2_000)[:2_000] + "x").endswith("x")
+
+
+def test_boxes_around_boxes_are_opened_a_few_times() -> None:
+    assert extract("\\boxed{" * 3 + "5" + "}" * 3, ("last_box",)).text == "5"
+    assert extract("\\boxed{" * 9000 + "5" + "}" * 9000, ("last_box",)).text is None
+
+
+def test_a_gold_answer_without_an_end_is_refused() -> None:
+    assert gold_problem("A " * 20_000) == "It has 39,999 characters; at most 20,000 are read."

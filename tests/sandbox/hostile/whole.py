@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.sandbox.hostile.program import SMALL, Hostile, ends
 
-_MAP = """
+MAPS = """
 import mmap
 MIB = 1 << 20
 libc.mmap.restype = ctypes.c_void_p
@@ -21,13 +21,28 @@ def touched(size, flags):
     for place in range(found, found + size, 4096):
         ctypes.c_char.from_address(place).value = b"x"
     return found
+heard, tells = os.pipe()
+os.set_blocking(heard, False)
+def ready():
+    os.write(tells, b"x")
 def everywhere(work, processes=14):
     for _ in range(processes):
         if os.fork() == 0:
             work()
+            ready()
             time.sleep(60)
             os._exit(0)
-    time.sleep(1.2)
+    there = 0
+    while there < processes:
+        time.sleep(0.02)
+        try:
+            there += os.waitpid(-1, os.WNOHANG)[0] > 0
+            there += len(os.read(heard, 100))
+        except BlockingIOError:
+            pass
+        except ChildProcessError:
+            break
+    time.sleep(2.0)
 """
 _FILL = """
 def fill(one):
@@ -53,10 +68,11 @@ while time.monotonic() < until:
 escaped("nobody counted it")
 """
 _LONG = replace(SMALL, wall_s=20.0, cpu_s=0.4)
+PATIENT = replace(SMALL, wall_s=30.0, cpu_s=20.0)
 
 WHOLE = {
     "huge pages held by pipes": Hostile(
-        _MAP
+        MAPS
         + """
 class Piece(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
@@ -79,7 +95,7 @@ else:
 """
     ),
     "huge pages of which a page is kept": Hostile(
-        _MAP
+        MAPS
         + """
 held = 0
 for _ in range(300):
@@ -97,7 +113,7 @@ if libc.mmap(None, 2 * MIB, 3, HUGE, -1, 0) != FAILED or ctypes.get_errno() != 1
 """
     ),
     "shared memory that nobody touches any more": Hostile(
-        _MAP
+        MAPS
         + """
 def hide():
     area = touched(90 * MIB, SHARED)
@@ -105,12 +121,17 @@ def hide():
         os._exit(0)
     libc.madvise(area, 90 * MIB, 4)
 everywhere(hide)
-if any(os.waitpid(-1, os.WNOHANG) == (0, 0) for _ in range(14)):
+try:
+    while os.waitpid(-1, os.WNOHANG)[0]:
+        pass
     escaped("holds more than a gigabyte")
-"""
+except ChildProcessError:
+    pass
+""",
+        limits=PATIENT,
     ),
     "shared memory of which a page is kept": Hostile(
-        _MAP
+        MAPS
         + """
 def hide():
     while (area := touched(MIB, SHARED)) is not None:
@@ -119,22 +140,24 @@ everywhere(hide)
 escaped("nobody saw the rest")
 """,
         ends("memory"),
+        limits=PATIENT,
     ),
     "shared memory of a device": Hostile(
-        _MAP
+        MAPS
         + """
 refused(os.open, "/dev/zero", os.O_RDWR)
 refused(os.open, "/dev/mem", os.O_RDWR)
 """
     ),
     "memory behind a leader that has ended": Hostile(
-        _MAP
+        MAPS
         + """
 import threading
 def hide():
     def hold():
         time.sleep(0.05)
         touched(60 * MIB, PRIVATE)
+        ready()
         time.sleep(60)
     threading.Thread(target=hold).start()
     libc.syscall(60, 0)
@@ -142,9 +165,10 @@ everywhere(hide, 6)
 escaped("nobody saw it")
 """,
         ends("memory"),
+        limits=PATIENT,
     ),
     "a million mappings": Hostile(
-        _MAP
+        MAPS
         + """
 def split():
     area = libc.mmap(None, 110 * MIB, 3, PRIVATE, -1, 0)
@@ -155,15 +179,15 @@ time.sleep(4)
 escaped("the kernel keeps a record of each")
 """,
         ends("memory", "cpu"),
-        limits=replace(SMALL, wall_s=8.0, cpu_s=8.0),
+        limits=PATIENT,
     ),
     "buffers of socket pairs": Hostile(
-        _MAP
+        MAPS
         + _FILL
         + """
 import socket
+held = []
 def hide():
-    held = []
     for _ in range(55):
         try:
             held.append(socket.socketpair())
@@ -176,11 +200,11 @@ def hide():
             except OSError:
                 pass
             fill(one)
-    time.sleep(60)
 everywhere(hide)
 escaped("nobody counted them")
 """,
         ends("memory"),
+        limits=PATIENT,
     ),
     "connections that nobody accepts": Hostile(
         _FILL
@@ -197,6 +221,7 @@ time.sleep(0.5)
 escaped("nobody counted them")
 """,
         ends("memory"),
+        limits=PATIENT,
     ),
     "sockets that keep more": Hostile(
         """
@@ -210,11 +235,11 @@ refused(socket.socketpair, socket.AF_UNIX, socket.SOCK_DGRAM)
 """
     ),
     "full pipes": Hostile(
-        _MAP
+        MAPS
         + """
 import fcntl
 def hide():
-    held = [os.pipe() for _ in range(60)]
+    held = [os.pipe() for _ in range(55)]
     for reader, writer in held:
         try:
             fcntl.fcntl(writer, 1031, MIB)
@@ -230,7 +255,7 @@ everywhere(hide, 28)
 escaped("nobody counted them")
 """,
         ends("memory"),
-        limits=replace(SMALL, memory_bytes=80 * 1024**2, processes=30),
+        limits=replace(PATIENT, memory_bytes=80 * 1024**2, processes=30),
     ),
     "pages of files that pipes and sockets hold": Hostile(
         """

@@ -290,3 +290,17 @@ def test_what_is_no_http2_ends_its_own_connection_alone(server: GrpcServer, chan
                 pass
             assert b"Traceback" not in said
         assert ask(channel, "One") == b"hello"
+
+
+def test_what_ends_a_server_that_has_started_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ends(GrpcServer):
+        async def _serve(self) -> None:
+            self._begun.set_result(1)
+            raise RuntimeError("the loop is gone")
+
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    server = Ends(Binding(), [])
+    server.start()
+    server._thread.join()
+    assert [str(each.exc_value) for each in told] == ["the loop is gone"]

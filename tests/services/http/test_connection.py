@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import threading
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -135,3 +137,25 @@ def test_tls(torrent: Torrent, tmp_path: Path) -> None:
             httpx.get(f"{served.url}/good", headers=headers)
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(f"{served.url.replace('https', 'http')}/good", headers=headers)
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_a_peer_that_does_not_end_its_side_leaves_no_socket(
+    torrent: Torrent, tmp_path: Path, speaks: bool
+) -> None:
+    certificate, key = certificate_here(tmp_path)
+    binding = Binding("localhost", token=TOKEN, certificate=certificate, key=key)
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    gc.collect()
+    with warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always", ResourceWarning)
+        with HttpServer(binding, Application(binding, torrent.routes())) as served:
+            peer = socket.create_connection(("localhost", served.port), timeout=60)
+            if speaks:
+                peer = trusted.wrap_socket(peer, server_hostname="localhost")
+                peer.sendall(b"GET /good HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert b"401" in peer.recv(65_536)
+        del served
+        gc.collect()
+        peer.close()
+    assert [str(warning.message) for warning in left] == []

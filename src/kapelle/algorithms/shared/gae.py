@@ -30,18 +30,19 @@ from kapelle.types import Group, Turn
 class GAEConfig(Settings):
     """How returns and values become advantages."""
 
-    gamma_turn: float = Field(1.0, ge=0.0, le=1.0)
+    gamma_turn: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount from one turn of the path to the next."""
-    gamma_token: float = Field(1.0, ge=0.0, le=1.0)
+    gamma_token: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount from one token to the next inside a completion."""
-    lam: float = Field(0.95, ge=0.0, le=1.0)
+    lam: float = Field(default=0.95, ge=0.0, le=1.0)
     """λ of GAE, per step: tokens, or turns with `unit: turn`."""
     unit: Literal["token", "turn"] = "token"
     """A value before every token, or one before every turn."""
     normalise: Literal["policy", "agent", "batch", "none"] = "policy"
     """Over whose steps of the update advantages are whitened."""
     truncated: Literal["bootstrap", "terminate"] = "bootstrap"
-    kl_in_reward: float = Field(0.0, ge=0.0)
+    """What a turn that ran into a limit is followed by: the critic's value of going on, or nothing."""
+    kl_in_reward: float = Field(default=0.0, ge=0.0)
     """β of the per-token penalty to the reference policy."""
     vtrace: bool = False
     """Correct values, and the future part of advantages, for samples of older weights (1802.01561). The step's

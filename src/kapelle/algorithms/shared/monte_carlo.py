@@ -36,20 +36,23 @@ from kapelle.types import Group, Turn
 class MonteCarlo(Settings):
     """Settings of an algorithm that judges by returns alone."""
 
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(default=8, ge=2)
     """Episodes per task; a group of one has nothing to compare with."""
     team_reward: TeamReward = "mean"
     penalties: PenaltyConfig = FREE
     truncated: Truncated = "keep"
-    truncation_penalty: float = Field(0.0, ge=0.0)
+    truncation_penalty: float = Field(default=0.0, ge=0.0)
     """Subtracted from the reward of a turn cut short, with `truncated: penalise`."""
     loss: SurrogateConfig = SurrogateConfig()
-    reference_every: int = Field(0, ge=0)
+    reference_every: int = Field(default=0, ge=0)
     """Steps between refreshes of the reference policy; 0 never refreshes it. Read only where a KL
     coefficient is above 0."""
     order: OrderConfig = Joint()
-    epochs: int = Field(1, ge=1)
-    minibatches: int = Field(1, ge=1)
+    """Whether policies are updated together, in turn, by chance, or one after another."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the samples of a step."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimiser steps into which each pass is divided."""
     umad: UMADConfig = UMADConfig()
 
     @model_validator(mode="after")

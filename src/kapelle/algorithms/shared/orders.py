@@ -36,7 +36,8 @@ class Alternate(Settings):
     """One policy at a time, each for `interval` steps (MARFT's `train_cycle`); critics learn at every step."""
 
     name: Literal["alternate"]
-    interval: int = Field(1, ge=1)
+    interval: int = Field(default=1, ge=1)
+    """Steps for which one policy is updated before the next one's turn."""
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order."""
@@ -47,7 +48,8 @@ class Probability(Settings):
     """Each policy with its own probability; if none is chosen, one is drawn uniformly."""
 
     name: Literal["probability"]
-    probability: float = Field(0.5, gt=0.0, le=1.0)
+    probability: float = Field(default=0.5, gt=0.0, le=1.0)
+    """Chance of each policy to be updated in a step."""
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order."""

@@ -61,13 +61,14 @@ def need_team_return(shared: TeamReward) -> None:
 class PenaltyConfig(Settings):
     """Penalties for the form of a completion, whatever its content; subtracted from its turn's reward."""
 
-    length: float = Field(0.0, ge=0.0)
+    length: float = Field(default=0.0, ge=0.0)
     """Cost of a completion of `length_limit` tokens, in proportion for shorter ones."""
-    length_limit: int = Field(64, ge=1)
-    overlong_buffer: int = Field(0, ge=0)
+    length_limit: int = Field(default=64, ge=1)
+    """Tokens of a turn that cost nothing."""
+    overlong_buffer: int = Field(default=0, ge=0)
     """DAPO's soft punishment (2503.14476 eq. 13): over this many tokens before `length_limit` it grows
     from 0 to 1; 0 turns it off."""
-    no_stop: float = Field(0.0, ge=0.0)
+    no_stop: float = Field(default=0.0, ge=0.0)
     """Cost of a completion that was cut at its limit of tokens."""
 
     def of(self, turn: Turn) -> float:

@@ -28,22 +28,26 @@ class SurrogateConfig(Settings):
     kind: Literal["clipped", "cispo"] = "clipped"
     """`cispo`: the clipped ratio is a detached weight on log π (2506.13585)."""
     level: Literal["token", "turn", "sequence"] = "token"
-    clip_low: float = Field(0.2, ge=0.0, lt=1.0)
-    clip_high: float = Field(0.2, ge=0.0)
+    """Over what the ratio is taken: a token, a turn, or all of an agent's turns."""
+    clip_low: float = Field(default=0.2, ge=0.0, lt=1.0)
+    """The ratio is clipped below at 1 minus this, and above at 1 plus `clip_high`."""
+    clip_high: float = Field(default=0.2, ge=0.0)
     """Greater than `clip_low` is clip-higher (DAPO, 2503.14476 eq. 10)."""
-    dual_clip: float | None = Field(None, gt=1.0)
+    dual_clip: float | None = Field(default=None, gt=1.0)
     """Bound c on the loss where A < 0 (1912.09729 eq. 5)."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None
     """`token_mean` over the global batch; `sequence_mean` as GRPO wrote it; `sequence_sum` over a constant
     number of tokens, `constant` (Dr.GRPO, 2503.20783). null follows from `level`: `token_mean` for tokens,
     `sequence_mean`, the only one that fits, for turns and sequences."""
-    constant: int = Field(64, ge=1)
-    kl_coefficient: float = Field(0.0, ge=0.0)
+    constant: int = Field(default=64, ge=1)
+    """What `sequence_sum` is divided by, in tokens."""
+    kl_coefficient: float = Field(default=0.0, ge=0.0)
     """β of the penalty to the reference policy, as a loss."""
     kl_estimator: Literal["k2", "k3"] = "k3"
     """k1 has no gradient in expectation as a loss and is not offered here."""
-    entropy_coefficient: float = Field(0.0, ge=0.0)
-    importance_cap: float | None = Field(None, ge=1.0)
+    entropy_coefficient: float = Field(default=0.0, ge=0.0)
+    """Weight of the entropy bonus, per nat."""
+    importance_cap: float | None = Field(default=None, ge=1.0)
     """C of truncated importance sampling: the denominator of ρ is the trainer's own log-probs before the update, and each
     token (each completion, with `level: turn` or `sequence`) weighs min(C, π_trainer/π_sampler). Costs one more
     forward pass; null divides by the sampler's."""
@@ -198,10 +202,11 @@ _RATIOS = {"token": _token_ratio, "turn": _turn_ratio, "sequence": _sequence_rat
 class ValueLossConfig(Settings):
     """How critics are fitted to returns."""
 
-    coefficient: float = Field(0.5, gt=0.0)
-    clip: float | None = Field(None, gt=0.0)
+    coefficient: float = Field(default=0.5, gt=0.0)
+    """Weight of the critic's loss."""
+    clip: float | None = Field(default=None, gt=0.0)
     """Greatest distance of a value from the sampling critic's before its gradient is cut."""
-    huber: float | None = Field(None, gt=0.0)
+    huber: float | None = Field(default=None, gt=0.0)
     """Error beyond which the loss is linear (MAPPO, 2103.01955); null is squared."""
 
     def build(self) -> _ValueLoss:

@@ -68,7 +68,7 @@ class TreeSampling(MonteCarlo):
     tree: bool = False
     """Branch at every turn instead of playing whole episodes side by side: one episode for each task, and
     `group_size` candidates at every turn of a trained agent."""
-    continuations: int = Field(1, ge=1)
+    continuations: int = Field(default=1, ge=1)
     """How often the episode is continued from each joint action, with `tree: true`."""
 
     @model_validator(mode="after")

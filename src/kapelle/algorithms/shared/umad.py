@@ -38,11 +38,11 @@ S = TypeVar("S", bound=Settings)
 class UMADConfig(Settings):
     """How much confidence and influence weigh."""
 
-    confidence: float = Field(0.0, ge=0.0)
+    confidence: float = Field(default=0.0, ge=0.0)
     """α of the gain against the same agent's other episodes of the task."""
-    relative: float = Field(0.0, ge=0.0)
+    relative: float = Field(default=0.0, ge=0.0)
     """α of the gain against the other agents of the round."""
-    influence: float = Field(0.0, ge=0.0)
+    influence: float = Field(default=0.0, ge=0.0)
     """η, in units of reward."""
 
     def paid(self, source: RewardSource) -> RewardSource:

@@ -27,32 +27,36 @@ class Soft(Settings):
     """The target moves by a share τ of the way after every update of the fit."""
 
     name: Literal["soft"] = "soft"
-    tau: float = Field(0.05, gt=0.0, le=1.0)
+    tau: float = Field(default=0.05, gt=0.0, le=1.0)
+    """τ, the share."""
 
 
 class Periodic(Settings):
     """The target is copied anew every so many updates of the fit."""
 
     name: Literal["periodic"]
-    every: int = Field(100, ge=1)
+    every: int = Field(default=100, ge=1)
+    """Updates of the fit between two copies."""
 
 
 class FitConfig(Settings):
     """How utilities and mixer are learned."""
 
-    lr: float = Field(3e-3, gt=0.0)
+    lr: float = Field(default=3e-3, gt=0.0)
+    """Learning rate of the networks."""
     target: Literal["monte_carlo", "td"] = "monte_carlo"
-    lam: float = Field(0.0, ge=0.0, le=1.0)
+    """What the team's value is fitted to: the return, or λ-returns of a target network."""
+    lam: float = Field(default=0.0, ge=0.0, le=1.0)
     """λ of `target: td`, per round; 1 is Monte Carlo."""
     follow: Annotated[Soft | Periodic, Field(discriminator="name")] = Soft()
     """How the target network follows; read with `target: td`."""
-    capacity: int = Field(256, ge=1)
+    capacity: int = Field(default=256, ge=1)
     """Episodes that are remembered."""
-    min_fill: int = Field(64, ge=1)
+    min_fill: int = Field(default=64, ge=1)
     """Episodes that must be remembered before anything is fitted."""
-    updates: int = Field(100, ge=1)
+    updates: int = Field(default=100, ge=1)
     """Updates per step."""
-    batch: int = Field(64, ge=1)
+    batch: int = Field(default=64, ge=1)
     """Episodes per update."""
     device: Annotated[str, FROM_HERE_ON] = "cpu"
     """Device of utilities and mixer."""
@@ -65,7 +69,7 @@ class UtilityConfig(Settings):
     """One network per agent, or one for all, which gets a vector of the agent whose turn it judges."""
     hidden: tuple[int, ...] = (64,)
     """Widths of its hidden layers."""
-    identity: int = Field(8, ge=1)
+    identity: int = Field(default=8, ge=1)
     """Width of an agent's learned vector, with `sharing: shared`."""
 
     def build(self, width: int, agents: int) -> nn.Module:
@@ -80,11 +84,11 @@ class UtilityConfig(Settings):
 class CreditMixer(MonteCarlo):
     """Settings of VDN and QMIX; each adds its name and its mixer."""
 
-    gamma_turn: float = Field(1.0, ge=0.0, le=1.0)
+    gamma_turn: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount from one round to the next."""
     credit: Literal["difference", "modelled", "utility"] = "difference"
     """How a turn is credited; see `credit_mixer.py`."""
-    credit_warmup_steps: int = Field(5, ge=0)
+    credit_warmup_steps: int = Field(default=5, ge=0)
     """Steps in which turns are paid the team's return, while the mixer learns already."""
     embedder: str = "base"
     """What reads turns as vectors: `base` (of the first trained agent where they differ), the path or hub name of a model,

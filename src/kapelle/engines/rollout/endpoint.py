@@ -7,22 +7,25 @@ trained. A request that fails makes its episode fail, not the run.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
+from kapelle.runtime.asking_again import Unanswered, post_again
 from kapelle.runtime.characters import whole
-from kapelle.runtime.http import LateError, post
 from kapelle.runtime.redaction import without_secrets
+from kapelle.runtime.tokens import bearer
 from kapelle.settings.addresses import open_address
 from kapelle.team import Endpoint
 from kapelle.types import conversation
 
 if TYPE_CHECKING:
     import httpx
+
+RETRIES = 6
+"""Further attempts after a failed one, within `engine.timeout`; their pauses add up to half a minute."""
 
 
 class EndpointEngine:
@@ -32,7 +35,7 @@ class EndpointEngine:
         self,
         endpoints: Mapping[str, Endpoint],
         timeout: float = 120.0,
-        retries: int = 2,
+        retries: int = RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Allow `timeout` seconds per attempt, from connecting to the last byte; `transport` replaces the network in tests."""
@@ -42,6 +45,7 @@ class EndpointEngine:
             except ValueError as wrong:
                 shown = without_secrets(endpoint.url)
                 raise ConfigError(f"The endpoint of policy '{policy}' is '{shown}': {wrong}.") from None
+            bearer(endpoint.api_key_env, endpoint.url)
         self._endpoints = dict(endpoints)
         self._timeout = timeout
         self._retries = retries
@@ -59,8 +63,6 @@ class EndpointEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Return what the server answers; EpisodeError after the last failed attempt."""
-        import httpx
-
         endpoint = self._endpoints.get(request.policy)
         if endpoint is None:
             raise EngineError(
@@ -75,30 +77,16 @@ class EndpointEngine:
             "seed": request.seed % (1 << 31),
             **({"stop": list(request.sampling.stop)} if request.sampling.stop else {}),
         }
-        key = os.environ.get(endpoint.api_key_env, "")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = bearer(endpoint.api_key_env, endpoint.url)
         url = f"{endpoint.url.rstrip('/')}/chat/completions"
-        reason = ""
-        for _ in range(1 + self._retries):
-            try:
-                status, answer = await post(url, body, headers, self._timeout, self._transport)
-            except LateError as error:
-                reason = str(error)
-                continue
-            except EpisodeError as error:
-                reason = str(error)
-                break
-            except httpx.HTTPError as error:
-                reason = f"{type(error).__name__}: {error}"
-                continue
-            if status == 200:
-                return _completion(answer, endpoint)
-            reason = f"HTTP {status}"
-            if status < 500 and status != 429:
-                break
-        raise EpisodeError(
-            f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
-        )
+        try:
+            answer = await post_again(url, body, headers, self._timeout, self._retries, self._transport)
+        except Unanswered as error:
+            reason = str(error).rstrip(".")
+            raise EpisodeError(
+                f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
+            ) from None
+        return _completion(answer, endpoint)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Refuse: a remote server keeps its own weights."""

@@ -26,9 +26,10 @@ class Gymnasium(Endless):
     """Keyword arguments of `gymnasium.make`."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
     """Least and greatest total of an episode, penalties aside; what leaves it is an error, never a reward."""
-    penalty: FiniteFloat = Field(-1.0, le=0.0)
+    penalty: FiniteFloat = Field(default=-1.0, le=0.0)
     """What a text that is no legal action costs; a random legal action is taken."""
-    max_steps: int = Field(100, ge=1)
+    max_steps: int = Field(default=100, ge=1)
+    """Steps after which an episode is cut short."""
 
     @property
     def reward_range(self) -> tuple[float, float]:

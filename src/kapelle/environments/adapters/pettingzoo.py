@@ -28,9 +28,9 @@ class PettingZoo(GameSettings):
     """Keyword arguments of that function."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (-1.0, 1.0)
     """Least and greatest total of one agent, penalties aside; what leaves it is an error, never a reward."""
-    penalty: FiniteFloat = Field(-1.0, le=0.0)
+    penalty: FiniteFloat = Field(default=-1.0, le=0.0)
     """What a text that is no legal action costs; a random legal action is taken."""
-    max_rounds: int = Field(100, ge=1)
+    max_rounds: int = Field(default=100, ge=1)
     """Most times that agents are asked."""
 
     @property

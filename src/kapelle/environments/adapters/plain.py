@@ -39,7 +39,8 @@ class Plain(Endless):
     """Keyword arguments that the class is made with, once for each episode."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
     """Least and greatest total of an episode; what leaves the range is an error, never a reward."""
-    max_steps: int = Field(20, ge=1)
+    max_steps: int = Field(default=20, ge=1)
+    """Steps after which an episode is cut short."""
 
     @property
     def reward_range(self) -> tuple[float, float]:

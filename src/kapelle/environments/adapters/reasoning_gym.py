@@ -28,11 +28,12 @@ class ReasoningGym(Questions):
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = "leg_counting"
+    """Name of the data set, as Reasoning Gym has it."""
     arguments: Mapping[str, Json] = Field(default={})
     """Settings of the kind, such as its difficulty."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Another seed gives other problems."""
-    extraction: tuple[ExtractionRule, ...] = Field(("tag", "whole"), min_length=1)
+    extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "whole"), min_length=1)
     """Where an answer is looked for in an agent's text."""
 
     @property
@@ -149,5 +150,5 @@ def _load(dataset: str, arguments: str, seed: int) -> Any:
         )
     try:
         return reasoning_gym.create_dataset(dataset, size=2**31 - 1, seed=seed, **json.loads(arguments))
-    except (TypeError, AssertionError, ValueError) as error:
+    except (TypeError, AssertionError, ValueError, RecursionError) as error:
         raise ConfigError(f"reasoning_gym makes no '{dataset}' of {arguments}: {error}") from error

@@ -40,7 +40,7 @@ class SiirlEnv(HandsOnQuestions):
     """Settings of the environment that asks and knows the answers: `{name: math, …}`."""
     rewards_with_env: bool = True
     """True: the class pays, turn by turn. False: `questions` pays the last answer, and the class does not see the answer."""
-    reward_range: tuple[float, float] = Field((0.0, 1.0))
+    reward_range: tuple[float, float] = Field(default=(0.0, 1.0))
     """Least and greatest total that an agent can earn in an episode: of all turns, where the class pays."""
 
     @property

@@ -23,9 +23,11 @@ class TextArena(GameSettings):
 
     name: Literal["textarena"] = "textarena"
     id: str = "TicTacToe-v0"
+    """Name of the game, as TextArena has it."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of `textarena.make`."""
-    max_moves: int = Field(200, ge=1)
+    max_moves: int = Field(default=200, ge=1)
+    """Moves after which an episode is cut short."""
 
     @property
     def reward_range(self) -> tuple[float, float]:

@@ -43,21 +43,21 @@ class Code(DataSettings):
     messages."""
     tests_field: str = "input_output"
     """Field of the private tests in `format: stdio`; verl's rows have them in `reward_model.ground_truth`."""
-    max_attempts: int = Field(1, ge=1)
+    max_attempts: int = Field(default=1, ge=1)
     """How many programs an agent may hand in; the last one counts."""
     partial_credit: bool = False
     """True: a program earns the share of tests that it passes. False: 1 for all of them, else 0."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
-    cpu_s: Annotated[float, FREE] = Field(10.0, gt=0.0)
+    cpu_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
     """Seconds of CPU that a program may use for all tests together (for each, where it reads and prints)."""
-    wall_s: Annotated[float, FREE] = Field(20.0, gt=0.0)
+    wall_s: Annotated[float, FREE] = Field(default=20.0, gt=0.0)
     """Seconds on the clock, which pass for a program that waits and on a machine that is crowded."""
-    memory_mb: Annotated[int, FREE] = Field(512, ge=64)
+    memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
     """Mebibytes that a program may use."""
-    output_mb: Annotated[int, FREE] = Field(1, ge=1)
+    output_mb: Annotated[int, FREE] = Field(default=1, ge=1)
     """Mebibytes that a program may print."""
-    parallel: Annotated[int, FREE] = Field(2, ge=1)
+    parallel: Annotated[int, FREE] = Field(default=2, ge=1)
     """Programs that are graded at one time; the others wait."""
 
     @property

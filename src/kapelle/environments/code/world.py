@@ -14,6 +14,7 @@ from kapelle.errors import EpisodeError
 from kapelle.grading.code.text import program_of
 from kapelle.grading.code.verdict import CodeGrade
 from kapelle.grading.text.extraction import defused
+from kapelle.runtime.deadlines import patience_here, within
 from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.pool import Pool
 from kapelle.types import Json
@@ -115,7 +116,9 @@ class CodeWorld:
         if program is None:
             return NO_PROGRAM
         work = functools.partial(self._problem.grade, program, self._sandboxes, self._limits)
-        grade = await self._sandboxes.call(work)
+        grade = await within(
+            "Grading a program", "grader", patience_here.get().grader, self._sandboxes.call(work)
+        )
         if grade.status == "ungraded":
             raise EpisodeError(f"The tests could not be run: {grade.explanation}")
         return grade

@@ -25,9 +25,9 @@ class DataSettings(Graded):
     """File (suffix optional) or hub split to train on."""
     test: str = "test"
     """File or hub split to evaluate on."""
-    test_share: float = Field(0.1, gt=0.0, lt=1.0)
+    test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the questions held out for testing where `path` is one file; a hash of each decides."""
-    max_unusable: float = Field(0.01, ge=0.0, lt=1.0)
+    max_unusable: float = Field(default=0.01, ge=0.0, lt=1.0)
     """Greatest share of a split's rows that may be left out because they cannot be used (no answer, no question, another
     form); the run reports how many and which, and does not start above it."""
 

@@ -1,6 +1,6 @@
 """Rows of a data set from a local file, a local folder or the Hugging Face hub, with a train and a test split.
 
-Local forms: JSON lines and JSON arrays, both also gzipped, and parquet. Every fault names the file, the
+Local forms: JSON lines and JSON arrays, both also gzipped, JSON lines also in Zstandard (`.jsonl.zst`), and parquet. Every fault names the file, the
 line and the way out, and is found by reading alone: before any model is loaded.
 """
 
@@ -12,6 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +20,13 @@ from typing import IO, cast
 
 from kapelle.environments.data.usable import Skipped, usable
 from kapelle.errors import DataError, did_you_mean
-from kapelle.runtime.file_contents import hashed
+from kapelle.runtime.file_contents import hashed, unpacked
+from kapelle.runtime.hub import hub_fault, without_hub
 from kapelle.types import Json, Split
 
 MANIFEST = "manifest.json"
 """What `kapelle data prepare` says of the files beside it."""
-SUFFIXES = (".jsonl.gz", ".jsonl", ".json.gz", ".json", ".parquet")
+SUFFIXES = (".jsonl.gz", ".jsonl", ".jsonl.zst", ".json.gz", ".json", ".parquet")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -81,6 +83,25 @@ class DataSource:
         """Return every file, or data set and split of the hub, that is read, with a hash of what was in it."""
         return _raw(self).contents
 
+    def whole(self, split: Split, contents: MutableMapping[str, str]) -> tuple[Row, ...]:
+        """Return the rows of one split, all of a file; DataError where there are none to read."""
+        local = Path(self.path).expanduser()
+        if local.is_file():
+            return read_rows(local, contents)
+        if local.is_dir():
+            return _folder(local, split, self, contents)
+        if _HUB_NAME.fullmatch(self.path) and not self.path.endswith(SUFFIXES):
+            name = self.train if split == "train" else self.test
+            return hub_rows(self.path, self.config, name, contents)
+        raise DataError(
+            f"There is no file or folder '{self.path}'. Set `environment.path` to one that exists, "
+            "or to `owner/name` of a data set on the Hugging Face hub."
+        )
+
+    def first_row(self) -> Row | None:
+        """Return the first row to train on, usable or not; None for data without any."""
+        return next(iter(_raw(self).rows[0]), None)
+
     def load(
         self,
         key: str,
@@ -96,13 +117,25 @@ class DataSource:
         occurs in the test split is left out and counted. DataError for data that are missing, damaged, empty or of
         another form.
         """
+        return self.apart(*_raw(self).rows, key, setting, words, read, max_unusable)
+
+    def apart(
+        self,
+        first: tuple[Row, ...],
+        second: tuple[Row, ...] | None,
+        key: str,
+        setting: str,
+        words: Words = Row.text,
+        read: Callable[[Row], object] | None = None,
+        max_unusable: float = 0.0,
+    ) -> Splits:
+        """Return rows to train on and to test on, as `load` does; without a `second`, `first` is both splits."""
 
         def check(row: Row) -> None:
             words(row, key, setting)
             if read is not None:
                 read(row)
 
-        first, second = _raw(self).rows
         found = usable(first, check, max_unusable, self.path if second is None else self.describe("train"))
         skipped: dict[Split, Skipped] = {"train": found.skipped}
         if second is None:
@@ -156,20 +189,10 @@ class _Raw:
 
 @lru_cache(maxsize=8)
 def _raw(source: DataSource) -> _Raw:
-    local = Path(source.path).expanduser()
     contents: dict[str, str] = {}
-    if local.is_file():
-        return _Raw((read_rows(local, contents), None), contents)
-    if local.is_dir():
-        train, test = (_folder(local, split, source, contents) for split in ("train", "test"))
-        return _Raw((train, test), contents)
-    if _HUB_NAME.fullmatch(source.path) and not source.path.endswith(SUFFIXES):
-        train = hub_rows(source.path, source.config, source.train, contents)
-        return _Raw((train, hub_rows(source.path, source.config, source.test, contents)), contents)
-    raise DataError(
-        f"There is no file or folder '{source.path}'. Set `environment.path` to one that exists, "
-        "or to `owner/name` of a data set on the Hugging Face hub."
-    )
+    train = source.whole("train", contents)
+    one_file = Path(source.path).expanduser().is_file()
+    return _Raw((train, None if one_file else source.whole("test", contents)), contents)
 
 
 def one_spelling(question: str) -> str:
@@ -214,7 +237,7 @@ def _prepared(folder: Path, split: str) -> str:
     """Return the file of a split in a folder that `kapelle data prepare` has written, which says so itself."""
     try:
         return str(json.loads((folder / MANIFEST).read_bytes())["splits"][split]["file"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"'{folder / MANIFEST}' does not say which file is the {split} split: {error!r}. Prepare the folder again."
         ) from error
@@ -228,15 +251,18 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
     if file.name.endswith(".parquet"):
         return _parquet(file, contents)
     compressed = file.name.endswith(".gz")
-    lines = file.name.endswith((".jsonl", ".jsonl.gz"))
+    lines = file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
     if not lines and not file.name.endswith((".json", ".json.gz")):
         raise DataError(
-            f"'{file}' ends in none of {', '.join(SUFFIXES)}, so its form is not known. Rename it."
+            f"'{file}' ends in none of {', '.join(SUFFIXES)}, so its form is not known. Convert it, or rename it if it "
+            "is one of these."
         )
     last = 0
     try:
         with hashed(file, contents) as opened:
             stream = cast("IO[bytes]", gzip.GzipFile(fileobj=opened) if compressed else opened)
+            if file.name.endswith(".zst"):
+                stream = unpacked(opened)
             if not lines:
                 return _array(file, stream)
             rows = []
@@ -313,14 +339,16 @@ def hub_rows(
             f"'{path}' is no local file or folder; reading it from the hub needs an extra: "
             "pip install 'kapelle[data]'. Or set `environment.path` to a local copy."
         ) from error
+    fault = hub_fault(path, "datasets", ".gitattributes")
     try:
-        rows = load_dataset(path, config, split=split)
+        with without_hub() if fault else nullcontext():
+            rows = load_dataset(path, config, split=split)
     except Exception as error:
         # The boundary to the hub: its client raises whatever its own libraries do.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise DataError(
             f"'{path}' is no local file or folder, and the hub did not give its split '{split}': "
-            f"{reason[0]}. Check the name and the network, or set `environment.path` to a local copy."
+            f"{fault or reason[0]}. Check the name and the network, or set `environment.path` to a local copy."
         ) from error
     found = tuple(Row(f"{path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))
     if contents is not None:

@@ -25,11 +25,11 @@ class External(Settings):
     name: Literal["external"] = "external"
     command: Annotated[tuple[str, ...], FROM_HERE_ON] = ()
     """The program with its arguments; empty when you start it yourself."""
-    programs: Annotated[int, FROM_HERE_ON] = Field(8, ge=1)
+    programs: Annotated[int, FROM_HERE_ON] = Field(default=8, ge=1)
     """Most programs of `command` that run at once."""
-    port: Annotated[int, FREE] = Field(8000, ge=0, le=65_535)
+    port: Annotated[int, FREE] = Field(default=8000, ge=0, le=65_535)
     """Where programs call, on this machine alone; 0 takes a free port."""
-    tasks: int | None = Field(None, ge=1)
+    tasks: int | None = Field(default=None, ge=1)
     """How many tasks the program has to train on; null for tasks without end."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
     """Least and greatest reward of an agent; one that is posted outside of it is an error."""

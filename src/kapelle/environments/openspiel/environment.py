@@ -43,7 +43,7 @@ class OpenSpiel(GameSettings):
     """What happens on an invalid move: a random legal one is made, or the game is lost. Who forfeits gets the
     game's least utility; in a constant-sum game the others share the rest, in a common one all get the least,
     and in any other one the others keep what they had."""
-    penalty: FiniteFloat | None = Field(None, le=0.0)
+    penalty: FiniteFloat | None = Field(default=None, le=0.0)
     """What each invalid move costs. Null charges the difference of greatest and least utility for a random
     move, so that whatever it wins is no more than the least utility, and nothing for a forfeit."""
     step_rewards: bool | None = None

@@ -65,7 +65,7 @@ class TreeSearchOpponent(Settings):
     """Monte Carlo tree search with random rollouts (UCT); for games in which everything is seen."""
 
     name: Literal["mcts"] = "mcts"
-    simulations: int = Field(100, ge=1)
+    simulations: int = Field(default=100, ge=1)
     """Games that it plays out in its head for one move."""
 
     def check(self, game: Any) -> None:
@@ -94,7 +94,8 @@ class RegretOpponent(Settings):
     """Plays the average policy of counterfactual regret minimisation, CFR+ (1407.5042), in a small game."""
 
     name: Literal["cfr"] = "cfr"
-    iterations: int = Field(200, ge=1)
+    iterations: int = Field(default=200, ge=1)
+    """Iterations of the solver, once in a process."""
 
     def check(self, game: Any) -> None:
         """Raise ConfigError for a game that cannot be walked as a whole."""
@@ -109,7 +110,7 @@ class EquilibriumOpponent(Settings):
     """Plays a Nash equilibrium of a small zero-sum game of two, up to a stated NashConv."""
 
     name: Literal["nash"] = "nash"
-    tolerance: float = Field(0.01, gt=0)
+    tolerance: float = Field(default=0.01, gt=0)
     """Greatest NashConv: what both players together could still gain by deviating, in units of utility."""
 
     def check(self, game: Any) -> None:

@@ -33,7 +33,8 @@ class Labelled(RecordedData):
 
     name: Literal["labelled"] = "labelled"
     question_field: str = "question"
-    solutions: Mapping[str, str] = Field({"solution": "is_correct"}, min_length=1)
+    """The field that asks."""
+    solutions: Mapping[str, str] = Field(default={"solution": "is_correct"}, min_length=1)
     """Field of a solution → field of its label: true, false, or a number between 0 and 1."""
 
     def answers_per_task(self) -> int:

@@ -39,7 +39,9 @@ class Preferences(RecordedData):
     question_field: str | None = "prompt"
     """Null: both answers are transcripts that contain the conversation before them."""
     chosen_field: str = "chosen"
+    """The field with the better answer."""
     rejected_field: str = "rejected"
+    """The field with the worse answer."""
 
     def answers_per_task(self) -> int:
         """The chosen one and the rejected one."""

@@ -36,6 +36,7 @@ class Trajectories(RecordedData):
 
     name: Literal["trajectories"] = "trajectories"
     question_field: str = "question"
+    """The field that asks."""
     answer_field: str = "answer"
     """The turn of every agent that `answers` does not name; with `messages_field`, the turn after those messages, if any."""
     answers: Mapping[str, str] = {}

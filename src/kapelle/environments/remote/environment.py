@@ -16,7 +16,7 @@ from kapelle.environments.bounded_worlds import BoundedWorld
 from kapelle.errors import ConfigError
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.event_loop import run_async
-from kapelle.settings.addresses import is_loopback
+from kapelle.runtime.tokens import is_loopback
 from kapelle.settings.base import FREE, Settings
 from kapelle.types import Message, Split, Task
 
@@ -54,7 +54,7 @@ class Remote(Settings):
     """PEM file of the servers' certificate, or of the authority that signed it; null trusts this machine's authorities."""
     token_env: Annotated[str, FREE] = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
     """Environment variable that holds the servers' token; a recipe and a run directory never do."""
-    retry_seconds: Annotated[float, FREE] = Field(60.0, ge=0, allow_inf_nan=False)
+    retry_seconds: Annotated[float, FREE] = Field(default=60.0, ge=0, allow_inf_nan=False)
     """For how long no server may answer before the run stops."""
 
     _described: Any = PrivateAttr(default=None)

@@ -13,6 +13,10 @@ class ToolFault(Exception):
     """A call that could not be carried out; its text is what the agent reads."""
 
 
+class Lost(ToolFault):
+    """The server behind a tool cannot be spoken to any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
     """What an agent reads about a tool."""

@@ -66,7 +66,7 @@ class Files(Settings):
     """The folder; nothing outside it can be named."""
     write: bool = False
     """True: each agent gets a copy of the folder for the episode, and may write there."""
-    files: int = Field(200, ge=1)
+    files: int = Field(default=200, ge=1)
     """Most files that an agent may write in an episode."""
 
     def contents(self) -> Mapping[str, str]:

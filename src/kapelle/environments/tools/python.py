@@ -35,11 +35,11 @@ class Python(Settings):
     """Of one interpreter: three pipes, and a few by which its sandbox is held."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
-    call_s: Annotated[float, FREE] = Field(10.0, gt=0.0)
+    call_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
     """Seconds on the clock that one program may take."""
-    cpu_s: Annotated[float, FREE] = Field(30.0, gt=0.0)
+    cpu_s: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
     """Seconds of CPU for all programs of an interpreter together."""
-    memory_mb: Annotated[int, FREE] = Field(512, ge=64)
+    memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
     """Mebibytes that an interpreter may use."""
 
     def check(self) -> None:
@@ -82,7 +82,8 @@ class Interpreter:
         if not isinstance(printed, str):
             self.close()
             raise ToolFault("The program broke the interpreter. The next program starts afresh.")
-        return printed.rstrip() or "(nothing was printed)"
+        # The driver shares its process with the program: how long its reply is, is the program's choice.
+        return printed[: tool_python_driver.MAX_PRINTED].rstrip() or "(nothing was printed)"
 
     def _lost(self) -> str:
         assert self._session is not None, "a program has run"

@@ -7,6 +7,7 @@ import os
 import re
 import sqlite3
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from kapelle.environments.tools.contract import PlainBox, Tool, ToolFault, ToolS
 from kapelle.environments.tools.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
 from kapelle.runtime.file_contents import content_or_fault, folder_content
+from kapelle.runtime.tokens import bearer
 from kapelle.settings.addresses import open_address
 from kapelle.settings.base import FREE, Settings
 from kapelle.types import Json
@@ -62,7 +64,7 @@ class Search(Settings):
     """True: `url` may lead to this machine or its network, as a retrieval server of one's own does."""
     key_env: Annotated[str | None, FREE] = None
     """Environment variable with a token for `url`, sent as a bearer token to that host alone."""
-    results: int = Field(3, ge=1, le=20)
+    results: int = Field(default=3, ge=1, le=20)
     """Passages that one call returns."""
 
     @model_validator(mode="after")
@@ -88,6 +90,7 @@ class Search(Settings):
         """Build the index; DataError for a corpus that is not there, ConfigError for a key that is not set."""
         if self.key_env is not None and self.key_env not in os.environ:
             raise ConfigError(f"The environment variable {self.key_env} of the tool `search` is not set.")
+        bearer(self.key_env, self.url or "")
         self._provider()
 
     def _provider(self) -> Provider:
@@ -120,6 +123,7 @@ class CorpusIndex:
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._lock = threading.Lock()
         self._index = sqlite3.connect(":memory:", check_same_thread=False)
+        weakref.finalize(self, self._index.close)
         try:
             self._index.execute(
                 "CREATE VIRTUAL TABLE texts USING fts5(title, text, tokenize = 'porter unicode61')"
@@ -184,8 +188,7 @@ class Server:
 
     def search(self, query: str, count: int) -> Sequence[Passage]:
         """Return what the server found; ToolFault when it does not answer as it should."""
-        key = os.environ.get(self.key_env, "") if self.key_env else ""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = bearer(self.key_env, self.url)
         try:
             value = fetch_json(
                 self.url.replace("{query}", quote(query[:1000], safe="")), headers, local=self.local

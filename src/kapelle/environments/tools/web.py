@@ -62,9 +62,15 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         found = inner or found
     local = isinstance(found, ipaddress.IPv6Address) and found.is_site_local  # fec0::/10, of before RFC 3879
-    return found.is_global and not (found.is_multicast or found.is_reserved or local)
+    inside = any(found in network for network in _INSIDE)
+    return found.is_global and not (found.is_multicast or found.is_reserved or local or inside)
 
 
+_INSIDE = tuple(
+    map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20"))
+)
+"""What some clouds answer by inside (Azure's platform, Oracle's metadata), and what some versions of Python call global:
+assignments of protocols, relays of 6to4, documentation."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -93,13 +99,14 @@ def fetch(
 ) -> Page:
     """Return the page at an address; WebFault when it is refused, too large, too slow or not there.
 
-    `headers` go to the first server only: a redirection to another scheme, host or port goes without them.
+    `headers` go to the first server only: a redirection to another scheme, host or port goes without them, and so do all
+    that follow it.
     """
     deadline = time.monotonic() + timeout_s
-    first = _origin(_checked(url))
+    first, sent = _origin(_checked(url)), headers
     for _ in range(MAX_HOPS):
         parts = _checked(url)
-        sent = dict(headers) if _origin(parts) == first else {}
+        sent = sent if _origin(parts) == first else {}
         moved, body = _one_hop(parts, sent, allowed, resolve, deadline, max_bytes)
         if moved is None:
             return Page(url, body)

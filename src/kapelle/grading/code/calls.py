@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kapelle.grading.code import collected
 from kapelle.grading.code.candidates import Candidate, CandidateGone
 from kapelle.grading.code.values import Coroutine, Plain, Reference, encode
 from kapelle.grading.code.verdict import CodeGrade, TestOutcome
@@ -54,7 +55,7 @@ def _outcome(candidate: Candidate, test: CallTest) -> TestOutcome:
         candidate.renew()
         return TestOutcome("error", f"the candidate did not answer: {gone}")
     if kind == "error":
-        names, text = rest
+        names, text, _ = rest
         return TestOutcome("error", f"{names[0] if names else 'an error'}: {text}"[:500])
     if kind == "value" and _right(rest[0], test):
         return TestOutcome("passed")
@@ -88,7 +89,7 @@ def _as_lists(value: Plain) -> Plain:
 
 def _listed(candidate: Candidate, reply: list[Plain], size: int) -> tuple[Plain, ...]:
     """Return a reply with the items of a range, a generator or another object that is iterated, one past `size` at most."""
-    value = reply[0]
+    value = collected.plain(reply[0])
     if isinstance(value, range):
         return "value", list(value[: size + 1]), {}
     if not isinstance(value, Reference):
@@ -104,6 +105,7 @@ def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
 
     NaN is the same as nothing, so it never matches; a list is never a tuple, a set never a frozenset, and `{True}` not `{1}`.
     """
+    got, expected = collected.plain(got), collected.plain(expected)
     if _is_number(got) and _is_number(expected):
         return _same_number(got, expected, tolerance)
     if type(got) is not type(expected):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from kapelle.grading.code import candidate_driver
+from kapelle.grading.code import candidate_driver, collected
 from kapelle.grading.code import values as code_values
 from kapelle.grading.code.values import Callback, Plain, ValueFault, decode, encode
 from kapelle.sandbox.contract import Backend, Limits, Session, start
@@ -30,6 +30,7 @@ class Candidate:
             "solution.py": solution.encode("utf-8", "surrogatepass"),
             "kapelle/grading/code/candidate_driver.py": source_of(candidate_driver),
             "kapelle/grading/code/values.py": source_of(code_values),
+            "kapelle/grading/code/collected.py": source_of(collected),
         }
         self._sandbox = sandbox
         self._limits = replace(limits, output_bytes=max(limits.output_bytes, REPLIES))
@@ -51,7 +52,7 @@ class Candidate:
         return self._lost
 
     def ask(self, *question: Plain) -> tuple[Plain, ...]:
-        """Return its reply: `("value", value, changed)`, `("error", type names, text)` or a callback.
+        """Return its reply: `("value", value, changed)`, `("error", type names, text, attributes)` or a callback.
 
         A callback, `("callback", function, args, kwargs)`, waits for the next question to be its result.
 
@@ -95,7 +96,11 @@ def _checked_reply(reply: Plain, asked: int) -> tuple[Plain, ...]:
     kind, *rest = reply[1:]
     well_formed = (
         (kind == "value" and _are(rest, object, dict))
-        or (kind == "error" and _are(rest, tuple, str) and all(type(name) is str for name in rest[0]))
+        or (
+            kind == "error"
+            and _are(rest, tuple, str, dict)
+            and all(type(name) is str for name in (*rest[0], *rest[2]))
+        )
         or (kind == "callback" and _are(rest, Callback, list, dict) and all(type(k) is str for k in rest[2]))
     )
     if not well_formed:

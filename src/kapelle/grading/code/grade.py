@@ -11,7 +11,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kapelle.grading.code import remote, test_driver
+from kapelle.grading.code import (
+    arguments,
+    channel,
+    collected,
+    frames,
+    likeness,
+    no_number,
+    raised,
+    remote,
+    test_driver,
+)
 from kapelle.grading.code import values as code_values
 from kapelle.grading.code.candidates import REPLIES, Candidate, CandidateGone, driver_command, source_of
 from kapelle.grading.code.values import Plain, ValueFault, decode, encode
@@ -64,14 +74,21 @@ def grade_program(
         ready.discard()
 
 
+_MODULES = (
+    test_driver, remote, channel, raised, arguments, frames, likeness, no_number, collected, code_values,
+)  # fmt: skip
+"""What runs in the tests' sandbox."""
+
+
 def _test_files(tests: ProgramTests) -> dict[str, bytes]:
     programs = {f"test_{index}.py": text.encode() for index, text in enumerate(tests.programs)}
     return {
         **programs,
         "setup.py": tests.setup.encode(),
-        "kapelle/grading/code/test_driver.py": source_of(test_driver),
-        "kapelle/grading/code/remote.py": source_of(remote),
-        "kapelle/grading/code/values.py": source_of(code_values),
+        **{
+            f"kapelle/grading/code/{module.__name__.rpartition('.')[2]}.py": source_of(module)
+            for module in _MODULES
+        },
     }
 
 
@@ -115,7 +132,7 @@ def _reply(candidate: Candidate, question: tuple[Plain, ...]) -> str:
     try:
         return encode(candidate.ask(*question))
     except CandidateGone as gone:
-        return encode(("error", ("CandidateGone",), f"{gone}"))
+        return encode(("error", ("CandidateGone",), f"{gone}", {}))
     except ValueFault as fault:
         # Values grow when they are written again: the tests may pass on what is as large as may be.
-        return encode(("error", ("ValueError",), f"a value that cannot be passed on: {fault}"))
+        return encode(("error", ("ValueError",), f"a value that cannot be passed on: {fault}", {}))

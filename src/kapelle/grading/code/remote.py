@@ -3,101 +3,97 @@
 Nothing of the candidate's decides a comparison here. An object of its own equals itself, as the tests hold it or passed it,
 and all other comparisons of it, or of NaN, raise, so that neither `==` nor `!=` can be passed by what is no value. An
 operator of its own that was given a value gives an object that is no number (`f(3) - 9.0`). What a candidate raises cannot
-end an iteration of the tests. Only a call whose result nobody uses changes its arguments: `f(x) == expected(x)` does not.
+end an iteration of the tests. Only a call whose result nobody uses changes its arguments, or one behind which they are compared
+with what stands there: `f(x) == expected(x)` does not.
 
 Standard library and the encoding only: the file is copied into sandboxes as it stands.
 """
 
 from __future__ import annotations
 
-import builtins
-import opcode
-import re
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any, BinaryIO, NoReturn, Self
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import FrameType, TracebackType
+from typing import Any
 
-from kapelle.grading.code.values import Callback, Coroutine, Reference, decode, encode, said_by
-
-
-class _Channel:
-    """The two ends of the conversation with the referee."""
-
-    requests: BinaryIO
-    replies: BinaryIO
-    functions: list[Callable[..., Any]]
-    """The tests' own functions that were passed to the candidate."""
-    exceptions: dict[str, type[Exception]]
-    """The candidate's classes of exceptions that tests name."""
-    heard: bool
-    """Whether the candidate has said anything."""
-    has_classes: bool
-    """Whether the tests have made an object of a class of the candidate's."""
-    sizes: dict[Any, int]
-    """How many items objects said or showed that they have, until something may have changed that."""
-
-
-def connect(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Begin a conversation."""
-    _Channel.requests, _Channel.replies = requests, replies
-    _Channel.functions, _Channel.exceptions, _Channel.sizes = [], {}, {}
-    _Channel.heard = _Channel.has_classes = False
-
-
-def heard() -> bool:
-    """Return whether the candidate has said anything yet: before that, what goes wrong is the tests' fault."""
-    return _Channel.heard
-
-
-class CandidateError(Exception):
-    """What the candidate raised, where it is no built-in exception."""
-
-
-def exception_class(name: str) -> type[Exception]:
-    """Return the class by which tests catch an exception of the candidate's."""
-    return _Channel.exceptions.setdefault(name, type(name, (CandidateError,), {}))
-
-
-def is_candidates(error: BaseException) -> bool:
-    """Return whether the candidate raised it, and not the tests."""
-    return getattr(error, "raised_by_candidate", False) is True
+from kapelle.grading.code.arguments import change, changeable, classes
+from kapelle.grading.code.channel import Channel, say
+from kapelle.grading.code.collected import mapped
+from kapelle.grading.code.frames import awaits_end, is_unused
+from kapelle.grading.code.likeness import Made, alike, shows
+from kapelle.grading.code.no_number import ARITHMETIC, NoNumber
+from kapelle.grading.code.raised import CandidateError, is_said, raise_again
+from kapelle.grading.code.values import Callback, Coroutine, Reference, ValueFault, decode, said_by
 
 
 class Remote:
     """An object, function or name of the candidate's."""
 
-    __slots__ = ("_constructed", "_met_value", "_passed", "_target")
+    __slots__ = (
+        "_constructed",
+        "_made_at",
+        "_made_of",
+        "_makes",
+        "_met_value",
+        "_passed",
+        "_state",
+        "_target",
+    )
 
     def __init__(self, target: Any, *, met_value: bool = False) -> None:
         object.__setattr__(self, "_target", target)
         # Whether the tests made it by calling a class, gave it to the candidate, and whether an operator made it of a value.
         object.__setattr__(self, "_constructed", False)
+        object.__setattr__(self, "_makes", isinstance(target, str) and target[:1].isupper())
+        object.__setattr__(self, "_made_of", ())
         object.__setattr__(self, "_passed", False)
         object.__setattr__(self, "_met_value", met_value)
+        # With what, and when, the tests made it; else what it was, and when, before they made another one.
+        object.__setattr__(self, "_made_at", Channel.moment)
+        object.__setattr__(self, "_state", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 (a call, passed on)
         given = [_outside(a) for a in args], {k: _outside(v) for k, v in kwargs.items()}
+        _check_known((*args, *kwargs.values()))
+        if self._makes:
+            _look_at_recent()
         value, changed = _ask("call", self._target, *given)
-        if value is None and changed and _is_unused(sys._getframe(1)):  # noqa: SLF001 (its caller)
-            for place, new in changed.items():
-                _change(args[place] if isinstance(place, int) else kwargs[place], _here(new))
-        if isinstance(value, Remote) and isinstance(self._target, str) and self._target[:1].isupper():
-            object.__setattr__(value, "_constructed", True)
-            _Channel.has_classes = True
+        caller = sys._getframe(1)  # noqa: SLF001
+        unused = value is None and bool(changed) and is_unused(caller)
+        for place, new in changed.items():
+            argument = args[place] if isinstance(place, int) else kwargs[place]
+            if unused or _is_only_compared(argument, caller):
+                change(argument, _here(new))
+        if self._target in Channel.classes and not isinstance(value, Remote) and not shows(value, args):
+            raise TypeError(f"{self._target} made no object, and nothing of what it was given")
+        if isinstance(value, Remote) and self._makes:
+            _was_made(value, (*args, *kwargs.values()), by_class=isinstance(self._target, str))
+        _refresh()
         return value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name not in _SAID:
             raise AttributeError(name)
-        return _ask("get", self._target, name)[0]
+        of_class = isinstance(self._target, str) and self._makes
+        member = of_class and name.isupper()
+        if member:
+            _look_at_recent()
+        value = _ask("get", self._target, name)[0]
+        if name in _SAID and not isinstance(value, str):
+            raise AttributeError(name)
+        if isinstance(value, Remote) and of_class:
+            if member:
+                _was_made(value, (name,), by_class=True)
+            # `Point.of(1, 2)` makes one, too.
+            object.__setattr__(value, "_makes", not member)
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         _ask("set", self._target, name, _outside(value))
 
     def __bool__(self) -> bool:
         # Only where the tests make objects of its classes (`while node:`): elsewhere a value belongs.
-        asked = _Channel.has_classes and not self._met_value
+        asked = Channel.has_classes and not self._met_value
         truth = _ask("truth", self._target)[0] if asked else None
         if type(truth) is not bool:
             raise TypeError("the candidate returned an object of its own where a value belongs")
@@ -107,6 +103,11 @@ class Remote:
         if isinstance(other, Remote):
             if self is other:
                 return True
+            if self._constructed and other._constructed:
+                return _its_word(self, "__eq__", other)
+            same = _same_state(self, other) or _same_state(other, self)
+            if same is not None:
+                return same[0]
             # Of two objects that the candidate names one after the other, only its word says that they are one.
             if self._passed or other._passed:
                 return bool(_target(self) == _target(other))
@@ -136,7 +137,7 @@ class Remote:
 
     def __next__(self) -> Any:
         items = _ask("take", self._target, 1)[0]
-        if not items and not _awaits_end(sys._getframe(1)):  # noqa: SLF001 (its caller)
+        if not items and not awaits_end(sys._getframe(1)):  # noqa: SLF001 (its caller)
             raise CandidateError("the candidate's iterator has no more items")
         if not items:
             raise StopIteration
@@ -152,15 +153,130 @@ class Remote:
     def __contains__(self, item: object) -> bool:
         _need_own(self)
         if self._constructed:
-            return bool(_ask("operate", self._target, "__contains__", [_outside(item)])[0])
+            return bool(_ask("contains", self._target, _outside(item))[0])
         # What a function returns does not learn what is looked for in it.
         return any(each == item for each in self)
 
     def __instancecheck__(self, instance: object) -> bool:
-        raise TypeError("whether an object is of the candidate's class is not known here")
+        return isinstance(instance, Remote) and _ask("is of", self._target, _outside(instance))[0] is True
+
+    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is None:
+            _ask("operate", self._target, "__exit__", [None, None, None])
+            return False
+        names = [each.__name__ for each in type(error).__mro__[:16]]
+        left = _ask("leave", self._target, names, said_by(error))[0]
+        # Only what a test raises by itself may be kept from it: a failed assert never.
+        return left is True and is_said(error, trace)
+
+    def __aiter__(self) -> Any:
+        _need_own(self)
+        return _ask("operate", self._target, "__aiter__", [])[0]
+
+    async def __anext__(self) -> Any:
+        items = _ask("anext", self._target)[0]
+        if not items:
+            raise StopAsyncIteration
+        return items[0]
+
+    async def __aenter__(self) -> Any:
+        return _ask("aoperate", self._target, "__aenter__", [])[0]
+
+    async def __aexit__(self, *_: object) -> None:
+        _ask("aoperate", self._target, "__aexit__", [None, None, None])
 
 
 _MADE_OF_A_VALUE = "an operator of the candidate's was given a value, and made another of it"
+
+
+_SAID = frozenset({"__name__", "__qualname__", "__doc__"})
+
+
+class NotSent(ValueFault):
+    """An object of a class of the tests' own, which no candidate can be given."""
+
+
+def _check_known(given: tuple[Any, ...]) -> None:
+    for value in given:
+        inside = value if isinstance(value, (list, tuple)) else (value,)
+        for each in inside:
+            if type(each).__module__ in ("setup", "test") and not callable(each):
+                raise NotSent(
+                    f"an object of the tests' own class {type(each).__name__} was given to the candidate"
+                )
+
+
+def _its_word(one: Remote, name: str, other: Remote) -> bool:
+    """Return what the candidate's class says of two objects that the tests made of it."""
+    return _ask("operate", _target(one), name, [_outside(other)])[0] is True
+
+
+def _ordering(name: str) -> Callable[[Remote, object], Any]:
+    def compare(self: Remote, other: object) -> Any:
+        if isinstance(other, Remote) and self._constructed and other._constructed:  # noqa: SLF001
+            return _its_word(self, name, other)
+        return NotImplemented
+
+    return compare
+
+
+for _name in ("__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(Remote, _name, _ordering(_name))
+
+
+def _was_made(remote: Remote, given: tuple[Any, ...], *, by_class: bool) -> None:
+    object.__setattr__(remote, "_constructed", by_class)
+    object.__setattr__(remote, "_made_of", given)
+    Channel.has_classes = Channel.has_classes or by_class
+    if by_class:
+        Channel.recent[:] = [each for each in Channel.recent if each is not remote]
+    if by_class and Channel.made.wants_more():
+        Channel.made.add(_ask("state", _target(remote))[0], given)
+    object.__setattr__(remote, "_made_at", Channel.moment)
+
+
+def _look_at_recent() -> None:
+    """Ask what objects of late are, before the candidate hears what the tests make to compare them with."""
+    for remote in Channel.recent[-MOST_RECENT:]:
+        object.__setattr__(remote, "_state", _ask("state", _target(remote))[0])
+        object.__setattr__(remote, "_made_at", Channel.moment)
+    Channel.recent.clear()
+
+
+MOST_RECENT = 8
+
+
+def _same_state(found: Remote, made: Remote) -> tuple[bool] | None:
+    """Return whether an object is in the state of one that the tests made after it came; None where that says nothing."""
+    state, since, before = found._state, found._made_at, made._made_at  # noqa: SLF001
+    if state is None or since >= before:
+        return None
+    wanted = _ask("state", _target(made))[0]
+    given = made._made_of  # noqa: SLF001
+    return (alike(state, wanted),) if Channel.made.tells(wanted, given) else None
+
+
+def values_of(names: Sequence[str]) -> dict[str, Any]:
+    """Return those of the candidate's names that are plain values, with what they are now."""
+    Channel.values, Channel.heard = tuple(names), False
+    found = _values_now()
+    Channel.values, Channel.heard = tuple(found), False
+    return found
+
+
+def _values_now() -> dict[str, Any]:
+    found = _ask("values", list(Channel.values))[0]
+    # No other name of the tests is the candidate's to define.
+    return {name: found[name] for name in Channel.values if type(found) is dict and name in found}
+
+
+def _refresh() -> None:
+    """Give the tests what the candidate's plain values are after a call."""
+    if Channel.values:
+        found = _values_now()
+        for running in ("setup", "test"):
+            if running in sys.modules:
+                vars(sys.modules[running]).update(found)
 
 
 def _need_own(remote: Remote) -> None:
@@ -171,95 +287,59 @@ def _need_own(remote: Remote) -> None:
 
 def _agree(remote: Remote, size: int) -> None:
     """Raise TypeError where an object said or showed another number of items before, and nothing was called since."""
-    if _Channel.sizes.setdefault(_target(remote), size) != size:
+    if Channel.sizes.setdefault(_target(remote), size) != size:
         raise TypeError("the candidate's object does not have as many items as it says")
 
 
 def _operation(name: str) -> Callable[..., Any]:
     def operate(self: Remote, *args: Any) -> Any:
         met_value = any(
-            object.__getattribute__(each, "_met_value") if isinstance(each, Remote) else name in _ARITHMETIC
+            object.__getattribute__(each, "_met_value") if isinstance(each, Remote) else name in ARITHMETIC
             for each in (self, *args)
         )
         value = _ask("operate", _target(self), name, [_outside(each) for each in args])[0]
-        if met_value and name in (*_ARITHMETIC, *_CONVERSIONS):
+        if met_value and name in (*ARITHMETIC, *_CONVERSIONS):
             if not isinstance(value, Remote) or name in _CONVERSIONS:
                 raise TypeError(_MADE_OF_A_VALUE)
-            return Remote(_target(value), met_value=True)
+            found = Remote(_target(value), met_value=True)
+            Channel.recent.append(found)
+            return found
         return value
 
     return operate
 
 
-_ARITHMETIC = tuple(
-    f"__{side}{name}__"
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-    for side in ("", "r")
+_CONVERSIONS = (
+    "__int__",
+    "__float__",
+    "__abs__",
+    "__str__",
+    "__repr__",
+    "__neg__",
+    "__round__",
+    "__format__",
 )
-_CONVERSIONS = ("__int__", "__float__", "__abs__", "__str__", "__repr__", "__neg__")
 for _name in (
-    *_ARITHMETIC,
+    *ARITHMETIC,
     *_CONVERSIONS,
     "__getitem__",
     "__setitem__",
     "__delitem__",
     "__enter__",
-    "__exit__",
 ):
     setattr(Remote, _name, _operation(_name))
 
-_UNUSED = re.compile(r"POP_TOP|POP_JUMP_\w*IF_(?:NOT_)?NONE")
-_CACHE = opcode.opmap.get("CACHE", 0)
+
+def _is_only_compared(argument: Any, caller: FrameType) -> bool:
+    """Return whether all names of an argument, where it is used, are among those that `changeable` finds."""
+    names = {name for name, value in caller.f_locals.items() if value is argument}
+    return bool(names) and names <= Channel.changeable
 
 
-def _is_unused(caller: FrameType) -> bool:
-    """Return whether the result of the call that a frame waits for is dropped, or only asked whether it is None."""
-    code, place = caller.f_code.co_code, caller.f_lasti + 2
-    while place < len(code) and code[place] == _CACHE:
-        place += 2
-    return _UNUSED.fullmatch(opcode.opname[code[place]]) is not None
-
-
-def _awaits_end(caller: FrameType) -> bool:
-    """Return whether a frame that calls `next` may see the end: it names StopIteration, has a default, or is no function.
-
-    In a function that `map` calls, the end would end what the tests iterate over.
-    """
-    code = caller.f_code
-    alone = (
-        opcode.opname[code.co_code[caller.f_lasti]] in ("CALL", "PRECALL")
-        and code.co_code[caller.f_lasti + 1] == 1
-    )
-    return not alone or code.co_name == "<module>" or "StopIteration" in code.co_names
-
-
-class NoNumber(float):
-    """NaN of the candidate's: `math.isnan` knows it, it is not itself, and no comparison with a number is passed by it."""
-
-    def __new__(cls) -> Self:  # noqa: D102 (there is one NaN)
-        return float.__new__(cls, "nan")
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self._unequal(other, False)
-
-    def __ne__(self, other: object) -> bool:
-        return self._unequal(other, True)
-
-    def _unequal(self, other: object, verdict: bool) -> bool:
-        if not isinstance(other, NoNumber):
-            self._refuse()
-        return verdict
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("the candidate returned NaN where a number belongs")
-
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
-
-
-for _name in (*_ARITHMETIC, "__neg__", "__pos__", "__abs__", "__round__"):
-    setattr(NoNumber, _name, lambda *_: NoNumber())
+def begin(program: str, own: Collection[str]) -> None:
+    """Prepare for a test."""
+    Channel.changeable, Channel.classes = changeable(program, own), classes(program, own)
+    Channel.made = Made()
 
 
 def _target(value: Remote) -> Any:
@@ -271,14 +351,10 @@ def _outside(value: Any) -> Any:
     if isinstance(value, Remote):
         object.__setattr__(value, "_passed", True)
         return _target(value)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return type(value)(_outside(item) for item in value)
-    if isinstance(value, dict):
-        return {_outside(key): _outside(item) for key, item in value.items()}
     if callable(value) and not isinstance(value, type):
-        _Channel.functions.append(value)
-        return Callback(len(_Channel.functions) - 1)
-    return value
+        Channel.functions.append(value)
+        return Callback(len(Channel.functions) - 1)
+    return mapped(_outside, value)
 
 
 def _here(value: Any) -> Any:
@@ -286,102 +362,37 @@ def _here(value: Any) -> Any:
     if isinstance(value, Coroutine):
         return _awaited(Reference(value.number))
     if isinstance(value, Reference):
-        return Remote(value)
+        remote = Remote(value)
+        Channel.recent.append(remote)
+        del Channel.recent[:-MOST_RECENT]
+        return remote
     if isinstance(value, (float, complex)) and value != value:  # noqa: PLR0124 (NaN alone is not itself)
         return NoNumber()
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return type(value)(_here(item) for item in value)
-    if isinstance(value, dict):
-        return {_here(key): _here(item) for key, item in value.items()}
-    return value
+    return mapped(_here, value)
 
 
 async def _awaited(target: Reference) -> Any:
     return _ask("await", target)[0]
 
 
-def _change(old: Any, new: Any) -> None:
-    """Give a container the content of another one, in place, as deep as both go alike."""
-    if isinstance(old, list) and isinstance(new, list):
-        if len(old) != len(new):
-            old[:] = new
-        for place, (before, after) in enumerate(zip(old, new, strict=True)):
-            if type(before) is type(after) and isinstance(before, (list, dict, set)):
-                _change(before, after)
-            else:
-                old[place] = after
-    elif isinstance(old, dict) and isinstance(new, dict):
-        kept = dict(old)
-        old.clear()
-        old.update(new)
-        for key in kept.keys() & new.keys():
-            if type(kept[key]) is type(new[key]) and isinstance(kept[key], (list, dict, set)):
-                _change(kept[key], new[key])
-                old[key] = kept[key]
-    elif isinstance(old, set) and isinstance(new, set):
-        old.clear()
-        old.update(new)
-    elif isinstance(old, bytearray) and isinstance(new, bytearray):
-        old[:] = new
-
-
-def say(*message: Any) -> None:
-    """Send a message to the referee."""
-    _Channel.requests.write(encode(message).encode() + b"\n")
-    _Channel.requests.flush()
-
-
 def _ask(*message: Any) -> tuple[Any, dict[Any, Any]]:
     """Return the candidate's value, and the arguments that it changed; its calls of the tests' functions are made meanwhile."""
     say(*message)
     if message[0] in ("call", "set") or message[2:3] in [("__setitem__",), ("__delitem__",)]:
-        _Channel.sizes.clear()
+        Channel.sizes.clear()
     while True:
-        kind, *rest = decode(_Channel.replies.readline())
-        _Channel.heard = True
+        kind, *rest = decode(Channel.replies.readline())
+        Channel.heard = True
         if kind == "value":
             return _here(rest[0]), rest[1]
         if kind == "error":
-            _raise(*rest)
+            raise_again(rest[0], rest[1], {name: _here(item) for name, item in rest[2].items()})
         function, args, kwargs = rest
         try:
-            value = _Channel.functions[function.number](
+            value = Channel.functions[function.number](
                 *map(_here, args), **{name: _here(item) for name, item in kwargs.items()}
             )
         except Exception as error:  # noqa: BLE001 (the candidate called it, and gets what it raises)
             say("raised", type(error).__name__, said_by(error))
         else:
             say("returned", _outside(value))
-
-
-_ENDS_ITERATIONS = (StopIteration, StopAsyncIteration)
-
-
-def _raise(names: tuple[str, ...], text: str) -> NoReturn:
-    """Raise what the candidate raised: by its own class where tests name it, and by the built-in one that it derives from."""
-    found = [getattr(builtins, name, None) for name in names]
-    builtin = next(
-        (kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)), Exception
-    )
-    if issubclass(builtin, (*_ENDS_ITERATIONS, AssertionError)) or builtin is Exception:
-        builtin = CandidateError
-    own = next((_Channel.exceptions[name] for name in names if name in _Channel.exceptions), CandidateError)
-    ours = own is CandidateError and builtin is CandidateError
-    shown = f"{', '.join(names[:1])}: {text}" if ours else text
-    raised: Any
-    try:
-        kind: Any = own if builtin is CandidateError else builtin
-        if own is not CandidateError and builtin is not CandidateError:
-            kind = type(names[0], (own, builtin), {})
-        raised = _made(kind, shown)
-    except TypeError:
-        raised = CandidateError(shown)
-    raised.raised_by_candidate = True
-    raise raised
-
-
-def _made(kind: Any, text: str) -> Any:
-    try:
-        return kind(text)
-    except TypeError:  # a UnicodeDecodeError wants more than a text
-        return kind.__new__(kind, text)

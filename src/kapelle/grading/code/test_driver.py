@@ -20,8 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kapelle.grading.code import remote
-from kapelle.grading.code.remote import Remote, say
+from kapelle.grading.code import channel, raised, remote
+from kapelle.grading.code.channel import say
+from kapelle.grading.code.remote import Remote
 from kapelle.grading.code.values import ValueFault
 
 _EXPECTS = {"raises", "assertRaises", "suppress"}
@@ -127,12 +128,17 @@ def _namespace(programs: list[str], candidates_own: list[str]) -> dict[str, Any]
         raise NameError(f"nobody defines {', '.join(nobodys)}")
     found: dict[str, Any] = {}
     exceptions = _expected_exceptions(programs)
+    called = {getattr(node.func, "id", "") for node in _nodes(programs) if isinstance(node, ast.Call)}
     for name in (*missing, *candidates_own):
-        # A module that a test forgot to import is the real one, never the candidate's.
-        is_module = name in sys.stdlib_module_names and name not in candidates_own
-        own = remote.exception_class(name) if name in exceptions else Remote(name)
+        # A module that a test forgot to import is the real one, never the candidate's; what is called is no module.
+        is_module = name in sys.stdlib_module_names and name not in {*candidates_own, *called}
+        own = raised.exception_class(name) if name in exceptions else Remote(name)
         found[name] = importlib.import_module(name) if is_module else own
-    return found
+    asked = [name for name in missing if isinstance(found[name], Remote)]
+    try:
+        return {**found, **(remote.values_of(asked) if asked else {})}
+    except Exception:  # noqa: BLE001 (the candidate's; a test will show it)
+        return found
 
 
 def run_all(count: int, candidates_own: list[str]) -> None:
@@ -150,6 +156,7 @@ def run_all(count: int, candidates_own: list[str]) -> None:
         return
     namespace.update(begun, **own)
     for index in range(count):
+        remote.begin(programs[index + 1], _defined(programs))
         outcome = _run(f"test_{index}.py", namespace)
         if outcome[0] == "broken":
             say(*outcome)
@@ -191,9 +198,9 @@ def _run(path: str, namespace: dict[str, Any]) -> tuple[str, str]:
 
 def _is_the_tests_fault(error: Exception, path: str) -> bool:
     """Return whether a program would have failed with any candidate: else what one says could leave it ungraded."""
-    if remote.is_candidates(error):
+    if raised.is_candidates(error):
         return False
-    if not remote.heard() or isinstance(error, ImportError):
+    if not channel.heard() or isinstance(error, (ImportError, remote.NotSent)):
         return True
     if not isinstance(error, NameError):
         return False
@@ -205,7 +212,7 @@ def _is_the_tests_fault(error: Exception, path: str) -> bool:
 def serve() -> None:
     """Run the tests that the arguments name (their number, and names that are the candidate's)."""
     with os.fdopen(os.dup(0), "rb") as replies, os.fdopen(os.dup(1), "wb") as requests:
-        remote.connect(requests, replies)
+        channel.connect(requests, replies)
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)

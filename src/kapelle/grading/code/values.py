@@ -5,6 +5,7 @@
     {"int": "-7"}  {"float": "0x1.8p+1"}  {"complex": ["0x0p+0", "inf"]}  {"bytes": "00ff"}
     {"list": [..]}  {"tuple": [..]}  {"set": [..]}  {"frozenset": [..]}  {"dict": [[key, value], ..]}
     {"bytearray": "00ff"}  {"range": ["0", "9", "1"]}  {"fraction": "1/3"}  {"decimal": "0.10"}
+    {"counter": {"dict": ..}}  {"ordered": ..}  {"deque": [length or None, list]}  {"named": [name, fields, items]}
     {"date": "2024-02-29"}  {"time": ..}  {"datetime": ..}  {"timedelta": ["1", "0", "5"]}: days, seconds, microseconds
     {"type": "int"}: one of the built-in types themselves
     {"object": "3"}  {"coroutine": "3"}: a value that stays in the candidate's process, by number
@@ -22,6 +23,8 @@ import re
 import sys
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
+
+from kapelle.grading.code import collected
 
 MAX_TEXT = 4_000_000
 """Characters of one message."""
@@ -110,7 +113,7 @@ def said_by(error: BaseException) -> str:
     return (only if type(only) is str else f"{error}")[:500]
 
 
-def _pack(value: Plain, refer: Callable[[Any], int] | None, depth: int) -> Any:  # noqa: PLR0911 (a case each)
+def _pack(value: Plain, refer: Callable[[Any], int] | None, depth: int) -> Any:  # noqa: C901, PLR0911 (a case each)
     if depth > MAX_DEPTH:
         raise ValueFault("a value nested too deeply")
     if value is None or isinstance(value, bool):
@@ -118,6 +121,9 @@ def _pack(value: Plain, refer: Callable[[Any], int] | None, depth: int) -> Any: 
     for kind, write in _WRITERS:
         if isinstance(value, kind):
             return write(value)
+    parts = collected.parts_of(value)
+    if parts is not None:
+        return {parts[0]: _pack(parts[1], refer, depth + 1)}
     for name, kind in _SEQUENCES.items():
         if isinstance(value, kind):
             _check_hashed(name, value)
@@ -137,7 +143,7 @@ def _pack(value: Plain, refer: Callable[[Any], int] | None, depth: int) -> Any: 
     return {"coroutine" if type(value) is _COROUTINE else "object": str(refer(value))}
 
 
-def _unpack(tree: Any, depth: int) -> Plain:  # noqa: PLR0911 (a case each)
+def _unpack(tree: Any, depth: int) -> Plain:  # noqa: C901, PLR0911 (a case each)
     if depth > MAX_DEPTH:
         raise ValueFault("a message nested too deeply")
     if tree is None or isinstance(tree, (bool, str)):
@@ -152,6 +158,8 @@ def _unpack(tree: Any, depth: int) -> Plain:  # noqa: PLR0911 (a case each)
         return complex(real, imaginary)
     if name in _LIBRARY:
         return _LIBRARY[name][3](content)
+    if name in collected.KINDS:
+        return collected.made(name, _unpack(content, depth + 1))
     items = _expect(content, list)
     if name == "range":
         return range(*(_integer(_expect(part, str)) for part in items))

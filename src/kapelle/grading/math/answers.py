@@ -32,7 +32,7 @@ def read_answer(text: str) -> Answer:
     body = opened(text)
     words = words_of(body)
     if words:
-        values = [Words(each) for each in words]
+        values = [_SAID.get(each, Words(each)) for each in words]
         return Answer(values[0] if len(values) == 1 else Several("list", tuple(values)), "", "", frozenset())
     return _Reading().answer(mathematics(body))
 
@@ -79,8 +79,8 @@ class _Reading:
         if named is not None:
             letters = ",".join(letter.strip() for letter in named[1].split(","))
             return self._made(letters, _listing(self._items(body[named.end() :])))
-        if len(split_top(body, ",")) == 1 and not without_name(body)[0] and "=" in body:
-            return self._made("", self._equation(body))
+        if len(split_top(body, ",")) == 1 and not without_name(body)[0] and len(split_top(body, "=")) > 1:
+            return self._made("", self._worked_out(body) or self._equation(body))
         parts = [self._chained(part_of(text)) for text in split_top(body, ",")]
         if len(parts) > MAX_ITEMS:
             raise Refused(f"It lists more than {MAX_ITEMS} values.")
@@ -108,6 +108,15 @@ class _Reading:
         if not part.name and "=" in part.body:
             raise Unfamiliar
         return Part(relations.read_chain(part.body, self._single), part.name, part.unit)
+
+    def _worked_out(self, body: str) -> Quotient | None:
+        r"""Return the number that both sides are, `\binom{5}{2} = 10`; None for what says more than that, or is wrong."""
+        sides = split_top(body, "=")
+        if all(parse_number(side) is not None for side in sides):
+            return None  # `5 = 5` says nothing
+        values = [self._single(side) for side in sides]
+        same = all(value.rational is not None and value.same(values[0]) for value in values)
+        return values[0] if same and not self.letters else None
 
     def _equation(self, body: str) -> Equation:
         sides = split_top(body, "=")
@@ -141,6 +150,9 @@ class _Reading:
         if matrix is not None:
             rows = matrix[2].strip().removesuffix("\\\\").split("\\\\")
             return [Several("matrix", tuple(self._several("row", row.split("&")) for row in rows))]
+        reals = _BUT.fullmatch(text)
+        if reals is not None:
+            return [relations.without([self._single(part) for part in split_top(reals[1], ",")])]
         parts = _bracketed(text)
         return [self._several(*parts)] if parts is not None else list(read_expression(text, self.letters))
 
@@ -154,7 +166,24 @@ _POINT = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])+)\s*\)\s*=(?!=)\s*")
 _MATRIX = re.compile(r"\\begin\{([pb]?)matrix\}((?:(?!\\begin).)*)\\end\{\1matrix\}", re.DOTALL)
 _BASED = re.compile(r"(-?)([0-9A-F]{1,64})_\{?([0-9]{1,2})\}?")
 _INDEXED = re.compile(r"[0-9]\s*_")
+_BUT = re.compile(r"\\mathbb\{R\}\s*(?:\\setminus|\\backslash|\\smallsetminus|-)\s*\\\{([^{}]+)\\\}")
 _INFINITY = re.compile(r"([-+]?)\s*\\infty")
+
+
+_EVERY = (
+    "all real numbers",
+    "all reals",
+    "all real x",
+    "all real values",
+    "the real numbers",
+    "the set of real numbers",
+)
+_NOTHING = ("no solution", "no solutions", "empty set", "the empty set")
+_SAID: dict[str, Value] = {
+    **dict.fromkeys([*_EVERY, "the set of all real numbers", "set of all real numbers"], relations.REALS),
+    **dict.fromkeys(_NOTHING, Several("set", ())),
+}
+"""What words mean that are also written as mathematics."""
 
 
 def _listing(items: tuple[Value, ...]) -> Value:
@@ -183,6 +212,8 @@ def _atom(text: str) -> Value | None:
         return Infinity(not text.startswith("-"))
     if text in {"\\emptyset", "\\varnothing"}:
         return Several("set", ())
+    if text == "\\mathbb{R}":
+        return relations.REALS
     based = _BASED.fullmatch(text)
     if based is not None and based[2][0].isdigit():
         return _based(based[1], based[2], int(based[3]))
@@ -216,7 +247,7 @@ def _balanced(text: str) -> bool:
 
 
 def _based(sign: str, digits: str, base: int) -> Value:
-    if not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in digits):
+    if not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits):
         raise Refused("Its digits are not of its base.")
     if base == 10:
         return algebra.number(Fraction(int(sign + digits)))

@@ -176,7 +176,11 @@ class _Reader:
                     raise Refused("It can be read in two ways.")
                 value = algebra.multiply(value, self._factor())
             elif part[:1].isdigit() or part[:1] == ".":
-                if self._parts[self._place - 1] == ")":
+                before = self._parts[self._place - 1]
+                if before == "!" and not divided and mixed is None:
+                    value = algebra.multiply(value, self._factor())
+                    continue
+                if before == ")":
                     raise Unfamiliar
                 raise Refused("Two numbers stand side by side.")
             else:
@@ -186,9 +190,13 @@ class _Reader:
         r"""Return the mixed number `2\frac{1}{3}`; Refused for what only looks like one."""
         if not (self._next().isdigit() and self._parts[self._place + 1 : self._place + 2] == ["\\frac"]):
             return None
+        place = self._place
         whole = self._number(self._take())
         part = self._factor()
-        if part.rational is None or not 0 < part.rational < 1:
+        if part.rational is None:
+            self._place = place  # `2\frac{\pi}{3}` is a product
+            return None
+        if not 0 < part.rational < 1:
             raise Refused("It can be read as a mixed number and as a product.")
         return algebra.add(whole, part)
 
@@ -253,7 +261,7 @@ class _Reader:
         part = self._next()
         if part == "{":
             return self._enclosed("{", "}")
-        if part.isdigit() and len(part) == 2 and self._parts[self._place - 1] == "\\frac":
+        if part.isdigit() and len(part) == 2 and self._parts[self._place - 1] in {"\\frac", "\\binom"}:
             # \frac12 takes one digit each; the second is left for the next argument.
             self._parts = [*self._parts[: self._place], part[0], part[1], *self._parts[self._place + 1 :]]
             part = part[0]

@@ -7,6 +7,7 @@ is counted alike; quotients of polynomials are the exception, which are not redu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -16,8 +17,8 @@ from kapelle.grading.math.answers import read_answer
 from kapelle.grading.math.expression import Refused, Unfamiliar
 from kapelle.grading.math.numeric import parse_number
 from kapelle.grading.math.parts import PLAIN_UNITS
-from kapelle.grading.math.sameness import Percent, orders
-from kapelle.grading.math.text import tidy
+from kapelle.grading.math.sameness import Percent, is_angle, orders
+from kapelle.grading.math.text import MAX_CHARACTERS, tidy
 from kapelle.grading.math.values import Answer, Based, Equation, Infinity, Several, Value, Words
 from kapelle.grading.text.exact import plain_text
 
@@ -31,8 +32,8 @@ def math_form(text: str, percent: Percent = "figure") -> str:
         answer = orders(read_answer(text))[0]
         form = _form(_measured(answer, percent))
     except (Refused, Unfamiliar, TooLarge):
-        return plain_text(tidy(text))
-    unit = "" if answer.unit in PLAIN_UNITS | {"", "%", "degree"} else f" {answer.unit}"
+        return plain_text(tidy(text) if len(text) <= MAX_CHARACTERS else text)
+    unit = "" if answer.unit in PLAIN_UNITS | {"", "%", "degree"} or is_angle(answer) else f" {answer.unit}"
     return f"{form}{unit}{_cancelled(answer)}"
 
 
@@ -79,9 +80,32 @@ def _quotient(value: Quotient) -> str:
     whole = value.rational
     if whole is not None:
         return str(whole)
+    value = _without_roots_below(value)
     lead = value.bottom[max(value.bottom)]
     top, bottom = _scaled(value.top, lead), _scaled(value.bottom, lead)
     return _polynomial(top) if bottom == algebra.ONE else f"({_polynomial(top)})/({_polynomial(bottom)})"
+
+
+def _without_roots_below(value: Quotient) -> Quotient:
+    """Return a quotient with a rational number below: `1/√2` is `√2/2`; one with letters below stays."""
+    while not any(letters for _, _, letters in value.bottom):
+        below = max(value.bottom, key=lambda term: term[:2])
+        if below[:2] == (1, 0):
+            break
+        # What is under a root together, or i, changes its sign.
+        shared = _least_factor(below[0])
+        other = {
+            term: -factor if (term[0] % shared == 0 if shared > 1 else term[1]) else factor
+            for term, factor in value.bottom.items()
+        }
+        value = algebra.multiply(value, Quotient(other, other))
+    return value
+
+
+def _least_factor(number: int) -> int:
+    if number > algebra.MAX_RADICAND:
+        raise TooLarge
+    return next((divisor for divisor in range(2, math.isqrt(number) + 1) if number % divisor == 0), number)
 
 
 def _zero(difference: Quotient) -> str:

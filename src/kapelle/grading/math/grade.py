@@ -18,13 +18,13 @@ from kapelle.grading.math.algebra import TooLarge
 from kapelle.grading.math.answers import read_answer
 from kapelle.grading.math.expression import GREEK, Nothing, Refused, Unfamiliar
 from kapelle.grading.math.numeric import parse_number, same_figure, same_value
-from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS
+from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS, without_name
 from kapelle.grading.math.sameness import Percent, same_answer
 from kapelle.grading.math.text import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.values import Answer
 from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses, TooCostly
 from kapelle.grading.text.exact import plain_text
-from kapelle.grading.text.extraction import ExtractionRule, extract
+from kapelle.grading.text.extraction import ExtractionRule, clean, extract
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
 COMPARISON = AnswerLimits(cpu_s=0.8, wall_s=0.9)
@@ -86,13 +86,14 @@ def read_math(
         return no_answer(f"The answer has {len(answer):,} characters; at most {MAX_CHARACTERS} are read.")
     truth = gold_answer(gold)
     try:
-        same = plain_text(tidy(answer)) == plain_text(tidy(gold)) or _same(answer, truth, percent)
+        short = len(gold) <= GOLD_CHARACTERS
+        same = (short and plain_text(tidy(answer)) == plain_text(tidy(gold))) or _same(answer, truth, percent)
     except _GoldRefused as problem:
         return _no_gold(answer, truth, str(problem))
     except Refused as problem:
         return _unreadable(answer, str(problem))
     if same is None:
-        return Undecided(answer, truth)
+        return _without_names(answer, truth)
     return right(answer) if same else wrong(answer, truth)
 
 
@@ -100,6 +101,7 @@ def gold_answer(gold: str) -> str:
     """Return the final answer of a gold text: what its boxes hold, or where it is a solution in prose what that ends with."""
     listed = _LISTED.fullmatch(gold)
     gold = (listed[1].replace("', '", ", ") if listed else gold).removeprefix("\\approx")
+    gold = clean(gold) or gold
     if len(gold) <= MAX_CHARACTERS and "\\boxed" not in gold:
         return gold
     found = extract(gold, ("last_box", "prose"))
@@ -145,6 +147,7 @@ def compare_math(left: Undecided, processes: Answering) -> Grade:
     return right(answer) if same else wrong(answer, gold)
 
 
+_DECIMAL = re.compile(r"(?<![0-9.,_])([0-9]{0,40})\.([0-9]{1,40})(?![0-9.])")
 _IN_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
@@ -153,7 +156,13 @@ def _for_library(text: str) -> str:
     body = tidy(text)
     if FUNCTION.search(body):
         body = _IN_DEGREES.sub(r"\\left(\\frac{\1\\pi}{180}\\right)", body)
-    return f"${body}$"
+    return f"${_DECIMAL.sub(_as_fraction, body)}$"
+
+
+def _as_fraction(found: re.Match[str]) -> str:
+    """Return a decimal number as the fraction that it is: the library compares decimals loosely."""
+    whole, digits = found.groups()
+    return rf"\frac{{{int(whole + digits)}}}{{{10 ** len(digits)}}}"
 
 
 def _unreadable(answer: str, problem: str) -> Grade:
@@ -167,16 +176,43 @@ def _no_gold(answer: str, gold: str, problem: str) -> Grade:
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
         return True
+    if _is_comma_for_point(answer, gold) or _is_comma_for_point(gold, answer):
+        return True
     one, other = parse_number(answer), parse_number(gold)
     if one is not None and other is not None:
         return (same_figure if percent == "figure" else same_value)(one, other)
     by_reading = _same_by_reading(answer, gold, percent)
     if by_reading is not None:
         return by_reading
-    why = why_not_comparable(answer, gold)
+    left = _without_names(answer, gold)
+    why = why_not_comparable(left.answer, left.gold)
     if why:
         raise Refused(why)
     return None
+
+
+def _without_names(answer: str, gold: str) -> Undecided:
+    """Return what the library is to compare: without a name that only one of both has, or both."""
+    (name, value), (other, truth) = without_name(tidy(answer)), without_name(tidy(gold))
+    named = bool(name or other) and (name == other or not (name and other)) and value and truth
+    return Undecided(value, truth) if named else Undecided(answer, gold)
+
+
+_POINTED = re.compile(r"([-+]?[0-9]{1,20})([.,])([0-9]{2,20})")
+
+
+def _is_comma_for_point(comma: str, point: str) -> bool:
+    """Return whether a text writes with a comma what another one writes with a point: `2,74` and 2.74.
+
+    Digit by digit, two of them at least behind the comma: `0,5` and `1,2` are lists, and `1,234` is a whole number.
+    """
+    one, other = (
+        _POINTED.fullmatch(tidy(text).removesuffix("\\$").rstrip("$€£ ")) for text in (comma, point)
+    )
+    if one is None or other is None or (one[2], other[2]) != (",", "."):
+        return False
+    thousands = len(one[3]) % 3 == 0 and one[1].lstrip("+-") != "0"
+    return (one[1], one[3]) == (other[1], other[3]) and not thousands
 
 
 def _same_by_reading(answer: str, gold: str, percent: Percent) -> bool | None:
@@ -191,11 +227,17 @@ def _same_by_reading(answer: str, gold: str, percent: Percent) -> bool | None:
         return None
 
 
+GOLD_CHARACTERS = 20_000
+"""Of a gold answer; reading one costs time for each of its characters."""
+
+
 class _GoldRefused(Exception):
     """A gold answer that nobody can read."""
 
 
 def _known_gold(gold: str) -> Answer | None:
+    if len(gold) > GOLD_CHARACTERS:
+        raise _GoldRefused(f"It has {len(gold):,} characters; at most {GOLD_CHARACTERS:,} are read.")
     try:
         split_top(tidy(gold), ",")
     except Refused as problem:
@@ -248,18 +290,27 @@ def why_not_comparable(answer: str, gold: str) -> str:
     except Refused as problem:
         return str(problem)
     faults = {
-        "It is written with a decimal point and the answer is exact.": "." in ours and "." not in theirs,
         "It is written with letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
         "Two numbers stand side by side.": bool(re.search(r"(?<!\^)[0-9]\s+[0-9]", ours)),
         "It has words that the answer does not have, or lacks some.": _remarks(ours) != _remarks(theirs),
         "It has another number of primes.": ours.count("'") != theirs.count("'"),
+        "It is an equation on a size, and the answer is not.": bool(_SIZED.match(ours))
+        != bool(_SIZED.match(theirs)),
+        "It is a ratio of another number of parts.": _is_of_more_parts(ours, theirs),
         "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
         "It gives another number of values.": not alone,
     }
     return next((fault for fault, found in faults.items() if found), "")
 
 
+def _is_of_more_parts(one: str, other: str) -> bool:
+    """Return whether one is a ratio of three or more, and the other one of another number."""
+    marks = [text.rpartition("=")[2].count(":") for text in (one, other)]
+    return marks[0] != marks[1] and max(marks) > 1
+
+
 _HEDGES = re.compile(r"[?~\";]|\\approx")
+_SIZED = re.compile(r"\|[^|A-Z]+\|\s*=")
 _REMARK = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{\s*([^{}]*?)[\s.]*\}")
 
 

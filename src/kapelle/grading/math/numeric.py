@@ -28,12 +28,12 @@ MAX_CHARACTERS = 80
 MAX_EXPONENT = 40
 
 # Digits are spelled [0-9]: \d would take every script's digits, which `extraction.clean` has made plain.
-_PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?:[ ][0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
+_PLAIN = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?:[ ][0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 _NUMBER = re.compile(
     rf"""
     (?P<sign>[-+]?) \s* (?P<currency>[$€£]?) \s* (?P<inner>-?)
     (?: (?P<decimal>{_PLAIN}) (?:[eE](?P<exponent>[-+]?[0-9]{{1,4}}))?
-      | (?:(?P<whole>[0-9]+)[ \t]+)? (?P<top>[0-9]+) \s*/\s* (?P<bottom>[0-9]+)
+      | (?:(?P<whole>[1-9][0-9]{{0,2}}(?:[ ,][0-9]{{3}})+|[0-9]+)[ \t]+)? (?P<top>[0-9]+) \s*/\s* (?P<bottom>[0-9]+)
       | \\[dt]?frac (?: \{{(?P<tex_top>-?[0-9]+)\}}\{{(?P<tex_bottom>[0-9]+)\}} | (?P<short>[0-9]{{2}}) )
     )
     \s* (?P<after>[€£]?) (?P<percent>%?|pct|percent(?:age)?) \.?
@@ -120,7 +120,7 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
     # `11 7/6` may be a mixed number or a slip; nobody can tell.
     if bottom == 0 or (match["whole"] and top >= bottom):
         return None
-    return int(match["whole"] or 0) + Fraction(top, bottom)
+    return int(re.sub("[ ,]", "", match["whole"] or "0")) + Fraction(top, bottom)
 
 
 Same = Callable[[Number, Number], bool]

@@ -12,39 +12,81 @@ from kapelle.grading.math.expression import Refused, Unfamiliar
 from kapelle.grading.math.text import opened, with_commas
 
 _LHS = re.compile(
-    r"([A-Z]{2}|[A-Za-z]|\\[A-Za-z]+)((?:_\{?[A-Za-z0-9]+\}?)?)(?:\([a-z](?:,\s*[a-z])*\))?"
-    r"\s*(?:=|\\in(?![A-Za-z]))(?!=)\s*"
+    r"((?:m\s*)?\\(?:measured|spherical)?angle\s*\{?(?:[A-Z]{1,3}|[0-9])\}?|\|[A-Z]{2}\||\[[A-Z]{3,6}\]"
+    r"|\\(?:overline|vec|hat|bar|tilde|mathbf|boldsymbol|overrightarrow|widehat|mathcal)\{[A-Za-z]{1,2}\}"
+    r"|\\(?:text|mathrm)\{[A-Za-z][A-Za-z ]{1,39}\}|(?:\\mathbb\{[A-Z]\}|E)\s*(?:\([A-Z]\)|\[[A-Z]\])|f\^\{-1\}|f(?=\(f\()"
+    r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\[a-z]+|[A-Z]|\\angle\s*[A-Z]{1,3})|\\(?:gcd|lcm|max|min|det)\([^()=]{1,20}\)"
+    r"|[A-Z]{2}|[A-Za-z]|\\[A-Za-z]+)"
+    r"((?:_(?:\{[A-Za-z0-9,]+\}|[A-Za-z0-9]+))?)(?:\([A-Za-z](?:,\s*[A-Za-z])*\)|(\(-?[0-9]{1,6}(?:,\s*-?[0-9]{1,6})*\)|\(f\(-?[0-9]{1,6}\)\)))?"
+    r"\s*(?::?=|\\in(?![A-Za-z])|\\approx(?![A-Za-z]))(?!=)\s*"
 )
 _TEXT = r"\\(?:text|mathrm|textnormal|textrm|textbf|textit|mbox|mathbf|operatorname)"
 _ONLY_TEXT = re.compile(_TEXT + r"\{([^{}\\$]*)\}")
 _FIGURES = re.compile(r"\s*[-+]?[0-9][0-9,.]*\s*")
 _UNIT = re.compile(rf"\s*{_TEXT}\{{\s*([^{{}}\\$]+?)\.?\s*\}}(?:\^\{{?([23])\}}?)?$")
 _PLAIN_UNIT = re.compile(
-    r"(?<=[0-9)}])\s+([A-Za-z]{2,}(?: [A-Za-z]{2,})?)(?:\^\{?([23])\}?)?$|(?<=[0-9])\s*(cm|mm|km|kg)(?:\^\{?([23])\}?)?$"
+    r"(?<=[0-9)}])\s+(?!pi$)([A-Za-z]{2,}(?: [A-Za-z]{2,})?|(?:k?m|ft)/(?:s|h|hr))(?:\^\{?([23])\}?)?$|(?<=[0-9])\s*(cm|mm|km|kg)(?:\^\{?([23])\}?)?$"
 )
 _DEGREE = re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree)\s*\}?$")
 FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b")
 """A function of an angle."""
 _PERCENT = re.compile(r"\s*(?:\\?%|(?<=[0-9)}\s])(?:\\text\{\s*)?(?:pct|percent(?:age)?)(?:\s*\})?)$")
 _CURRENCY = re.compile(r"([-+]?)\s*(\\\$|\$|€|£|\\pounds\b|\\euro\b)\s*(?=[-+]?[0-9.\\])")
-_CURRENCY_NAMES = {"dollar": "$", "dollars": "$", "euro": "€", "euros": "€"}
+_CURRENCY_NAMES = {
+    "dollar": "$",
+    "dollars": "$",
+    "usd": "$",
+    "us dollars": "$",
+    "euro": "€",
+    "euros": "€",
+    "eur": "€",
+}
 _WORD = re.compile(r"[A-Za-z][A-Za-z' .-]*[A-Za-z.]|[A-Za-z]|[A-Za-z]{3,}\.? [0-9]{1,4}(?:st|nd|rd|th)?")
 _BETWEEN_WORDS = re.compile(r"\s*(?:,(?![0-9])|;|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))\s*")
 
 
 # A factor (`million`, `dozen`, `cents`) is not among them.
 _UNITS = (
-    "$ € £ degree degrees radians mm cm m km inch inches in ft foot feet yd yard yards mile miles mph kg g gram grams"
-    " pound pounds lb s second seconds min minute minutes h hour hours day days week weeks month months year"
-    " years dollar dollars unit units meter meters metre metres centimeter centimeters kilometers people"
-    " students ways cm^2 cm^3 m^2 m^3 ft^2 ft^3 in^2 in^3 units^2 inches^2 feet^2 meters^2"
+    "$ € £ degree degrees mm cm m km inch inches in ft foot feet yd yard yards mile miles mi mph kph g gram grams kg"
+    " kilogram kilograms pound pounds lb lbs ounce ounces oz s second seconds sec min minute minutes h hr hour hours day"
+    " days week weeks month months year years dollar dollars unit units meter meters metre metres centimeter centimeters"
+    " centimetre centimetres millimeter millimeters kilometer kilometers kilometre kilometres liter liters litre litres"
+    " ml l milliliter milliliters gallon gallons cup cups people students ways points"
+    " yuan rupees yen pesos m/s km/h km/hr m/s^2 ft/s mi/h rpm n j w v hz mol"
 )
-PLAIN_UNITS = frozenset(_UNITS.split()) | {
-    f"{size} {unit}"
-    for size in ("square", "cubic")
-    for unit in ("units", "inches", "feet", "meters", "cm", "miles", "yards", "centimeters")
-}
+_AREAS = (
+    "units unit inches inch in feet foot ft meters meter m metres cm centimeters centimeter mm miles mile yards yd km"
+    " kilometers"
+)
+PLAIN_UNITS = (
+    frozenset(_UNITS.split())
+    | {f"{size} {unit}" for size in ("square", "cubic", "sq", "sq.", "cu", "cu.") for unit in _AREAS.split()}
+    | {f"{unit}^{power}" for unit in _AREAS.split() for power in "23"}
+    | {
+        f"{unit} per {time}"
+        for unit in ("miles", "feet", "meters", "kilometers")
+        for time in ("hour", "second", "minute")
+    }
+)
 """Units that change nothing where the other answer names none."""
+_LONG = {
+    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
+    "in": "inche inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "pound lbs",
+    "oz": "ounce", "s": "second sec", "min": "minute", "h": "hour hr hrs", "l": "liter litre", "ml": "milliliter millilitre",
+    "rad": "radian",
+}  # fmt: skip
+_SHORT = (
+    {f"{long}{end}": short for short, longs in _LONG.items() for long in longs.split() for end in ("", "s")}
+    | {"miles per hour": "mph"}
+    | {
+        f"{size} {name}{end}": f"{short}^{power}"
+        for size, power in {"square": "2", "sq": "2", "sq.": "2", "cubic": "3", "cu": "3", "cu.": "3"}.items()
+        for short, longs in _LONG.items()
+        for name in (short, *longs.split())
+        for end in ("", "s")
+    }
+)
+"""The short name of a unit by its long ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +163,12 @@ def without_name(text: str) -> tuple[str, str]:
         return "", text
     rest = text[found.end() :]
     # `x = y = 5`: which of both is it?
-    return ("", text) if _LHS.match(rest) else (found[1] + found[2].replace("{", "").replace("}", ""), rest)
+    return ("", text) if _LHS.match(rest) else (_plain_name(found), rest)
+
+
+def _plain_name(found: re.Match[str]) -> str:
+    name = re.sub(r"[{}\s]|^m(?=\s*\\angle)", "", found[1] + found[2])
+    return name + re.sub(r"\s", "", found[3] or "")
 
 
 def without_unit(body: str) -> tuple[str, str]:
@@ -141,5 +188,5 @@ def without_unit(body: str) -> tuple[str, str]:
         return body, ""
     groups = [group for group in found.groups() if group]
     unit = " ".join(groups[0].casefold().split())
-    unit = _CURRENCY_NAMES.get(unit, unit)
+    unit = _CURRENCY_NAMES.get(unit, _SHORT.get(unit, unit))
     return body[: found.start()].strip(), f"{unit}^{groups[1]}" if len(groups) > 1 else unit

@@ -7,8 +7,9 @@ refused. Inequalities in several unknowns are not read here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from itertools import pairwise
 
 from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Quotient
@@ -20,8 +21,13 @@ Read = Callable[[str], Quotient]
 """Reads one expression. Raises Refused and Unfamiliar."""
 
 _LESS, _GREATER = r"<|\\lt(?![A-Za-z])", r">|\\gt(?![A-Za-z])"
-_RELATION = re.compile(rf"<=|>=|\\leq?(?:slant)?(?![A-Za-z])|\\geq?(?:slant)?(?![A-Za-z])|{_LESS}|{_GREATER}")
-_SUBJECT = re.compile(r"(?P<bar>\|)?\s*(?P<name>[A-Za-z]|\\[a-z]+)(?:\([a-z](?:,\s*[a-z])*\))?\s*(?(bar)\|)")
+_UNEQUAL = re.compile(r"\\neq?(?![A-Za-z])|!=|\\not\s*=")
+_RELATION = re.compile(
+    rf"<=|>=|\\leq?(?:slant)?(?![A-Za-z])|\\geq?(?:slant)?(?![A-Za-z])|{_LESS}|{_GREATER}|{_UNEQUAL.pattern}"
+)
+_SUBJECT = re.compile(
+    r"(?P<bar>\|)?\s*(?P<name>[A-Za-z]|\\[a-z]+)(?:\([a-z](?:,\s*[a-z])*\))?\s*(?(bar)(?P<moved>[-+][^|]+)?\|)"
+)
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])|=")
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 MAX_DIGITS = 50
@@ -36,6 +42,8 @@ def has_relation(body: str) -> bool:
 def read_bounds(body: str, read: Read) -> tuple[str, Value]:
     """Return the name of what an inequality bounds, and where it lies. Raises Refused and Unfamiliar."""
     parts, marks = split_marked(body, _RELATION)
+    if any(_UNEQUAL.fullmatch(mark) for mark in marks):
+        return _all_but(parts, read)
     up = [mark.startswith(("<", "\\l")) for mark in marks]
     closed = ["=" in mark or "e" in mark for mark in marks]
     if len(set(up)) != 1 or len(parts) > 3:
@@ -54,7 +62,50 @@ def read_bounds(body: str, read: Read) -> tuple[str, Value]:
     if subject is None or (len(sides) == 2 and subjects[1 - place]):
         raise Unfamiliar
     ends = (_end(low, read, subject["name"]), _end(high, read, subject["name"]))
-    return subject["name"], _of_size(ends, shut) if subject["bar"] else _interval(ends, shut)
+    if not subject["bar"]:
+        return subject["name"], _interval(ends, shut)
+    moved = _end(subject["moved"] or "0", read, subject["name"])
+    assert moved is not None, "no infinity stands behind a name"
+    return subject["name"], _moved(_of_size(ends, shut), algebra.negate(moved))
+
+
+def _all_but(parts: list[str], read: Read) -> tuple[str, Value]:
+    r"""Return what `x \ne 5` leaves."""
+    sides = [part.strip() for part in parts]
+    if len(sides) != 2:
+        raise Unfamiliar
+    subject = _SUBJECT.fullmatch(sides[0])
+    end = _end(sides[1], read, subject["name"]) if subject and not subject["bar"] else None
+    if subject is None or end is None:
+        raise Unfamiliar
+    return subject["name"], without((end,))
+
+
+def without(values: Sequence[Quotient]) -> Several:
+    """Return the real numbers other than these. Raises Unfamiliar for letters."""
+    placed = {}
+    for value in values:
+        exact = algebra.decimal(value)
+        if exact is None and len(values) > 1:
+            raise Unfamiliar
+        placed[exact] = value
+    ends: list[End] = [None, *(placed[exact] for exact in sorted(placed, key=lambda each: each or 0)), None]
+    return Several("union", tuple(_interval(pair, (False, False)) for pair in pairwise(ends)))
+
+
+REALS = Several("()", (Infinity(positive=False), Infinity(positive=True)))
+
+
+def _moved(value: Several, by: Quotient) -> Several:
+    items = (
+        _moved(item, by)
+        if isinstance(item, Several)
+        else algebra.add(item, by)
+        if isinstance(item, Quotient)
+        else item
+        for item in value.items
+    )
+    return Several(value.kind, tuple(items))
 
 
 End = Quotient | None

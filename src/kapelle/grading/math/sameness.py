@@ -23,17 +23,24 @@ def same_answer(one: Answer, other: Answer, percent: Percent = "figure") -> bool
     another answer, even where they cancel.
     """
     if isinstance(one.value, Equation) or isinstance(other.value, Equation):
-        return _same_equation(one, other)
+        return _same_equation(one, other) or _is_sum(one, other) or _is_sum(other, one)
+    # `Red` and `red`, which three letters alone do not show to be a word.
+    said = min(len(one.plain), len(other.plain)) > 2 and one.plain.casefold() == other.plain.casefold()
+    return said or _same_values(one, other, percent)
+
+
+def _same_values(one: Answer, other: Answer, percent: Percent) -> bool:
     if _is_named(one.value) or _is_named(other.value):
         return any(same_answer(left, right, percent) for left in orders(one) for right in orders(other))
     if one.name and other.name and one.name != other.name:
-        return False
+        # `y = 2x` is `x = y/2`.
+        return bool(one.letters and other.letters) and _same_equation(one, other)
     word, plain = (one, other) if isinstance(one.value, Words) else (other, one)
     if isinstance(word.value, Words) and plain.plain.isalpha() and len(word.value.text) > 1:
         # `odd` is a word where the other answer is one.
         return word.value.text == plain.plain.casefold()
     if one.letters != other.letters and not (_has_words(one.value) or _has_words(other.value)):
-        return False
+        return _is_unit_as_letter(one, other) or _is_unit_as_letter(other, one)
     pairs = [
         (scaled, other_scaled)
         for scaled, unit in _measures(one, percent)
@@ -41,6 +48,19 @@ def same_answer(one: Answer, other: Answer, percent: Percent = "figure") -> bool
         if _units_agree(unit, other_unit)
     ]
     return any(_same(left, right) for left, right in pairs)
+
+
+def _is_unit_as_letter(one: Answer, other: Answer) -> bool:
+    r"""Return whether the unit of an answer is written as a letter of the other one: `5\text{ m}` and `5 m`."""
+    if len(one.unit) != 1 or not one.unit.isalpha() or other.unit or one.unit in one.letters:
+        return False
+    if not (isinstance(one.value, Quotient) and isinstance(other.value, Quotient)):
+        return False
+    return any(
+        other.letters == {*one.letters, unit}
+        and other.value.same(algebra.multiply(one.value, algebra.letter(unit)))
+        for unit in ({"l", "L"} if one.unit == "l" else {one.unit})
+    )
 
 
 def _measures(answer: Answer, percent: Percent) -> list[tuple[Value, str]]:
@@ -52,8 +72,19 @@ def _measures(answer: Answer, percent: Percent) -> list[tuple[Value, str]]:
         bare = (
             "degree" if all(each.rational is not None for each in _numbers(value)) else "degrees as written"
         )
-        return [(value, bare), (_times(value, DEGREE), "radians")]
-    return [(value, unit)]
+        return [(value, bare), (_times(value, DEGREE), "radians"), (_times(value, DEGREE), "")]
+    return [(value, unit), *([(value, "")] if is_angle(answer) else [])]
+
+
+def is_angle(answer: Answer) -> bool:
+    """Return whether an answer is an angle in radians that nobody takes for degrees: a number of π, or at most one turn."""
+    return answer.unit in {"rad", "radian", "radians"} and all(
+        each.rational is None or abs(each.rational) <= TURN for each in _numbers(answer.value)
+    )
+
+
+TURN = Fraction(710, 113)
+"""2π, a little rounded."""
 
 
 HUNDREDTH = algebra.number(Fraction(1, 100))
@@ -95,6 +126,20 @@ def _same_equation(one: Answer, other: Answer) -> bool:
             return False
         differences.append(value.difference)
     return differences[0].proportional(differences[1])
+
+
+def _is_sum(one: Answer, other: Answer) -> bool:
+    """Return whether an equation says of a sum or product of letters what the other answer says alone: `m + n = 5` and 5."""
+    if not isinstance(one.value, Equation) or not isinstance(other.value, Quotient) or other.letters:
+        return False
+    if other.name or len(one.letters) < 2 or not _units_agree(one.unit, other.unit):
+        return False
+    named = algebra.add(one.value.difference, other.value)
+    terms = [letters for _, _, letters in named.top]
+    each = [power for letters in terms for _, power in letters]
+    scale = Quotient(named.bottom, algebra.ONE).rational
+    plain = scale is not None and set(named.top.values()) == {scale} and set(each) == {1}
+    return plain and (len(terms) == 1 or all(len(letters) == 1 for letters in terms))
 
 
 def _all_letters(answer: Answer) -> frozenset[str]:

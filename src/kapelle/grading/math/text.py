@@ -8,29 +8,19 @@ from __future__ import annotations
 import re
 
 from kapelle.grading.math.expression import Nothing, Refused
+from kapelle.grading.math.notation import plain_notation
+from kapelle.grading.math.spelling import unadorned, without_frame
 from kapelle.grading.text.formulas import boxes, joined
 
 MAX_CHARACTERS = 400
-MAX_WRAPPINGS = 3
+MAX_WRAPPINGS = 4
 """Marks around marks that are taken off, bold around a box."""
 
 _SPACING = re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad|displaystyle\b|left\b|right\b|limits\b)|(?<=\S)~(?=\S)")
 _ARRAY = re.compile(
-    r"[\[(]\s*\\begin\{array\}\{[clr]{1,32}\}((?:(?!\\begin).)*)\\end\{array\}\s*[\])]", re.DOTALL
+    r"[\[(]\s*\\begin\{array\}\{[clr| ]{1,64}\}((?:(?!\\begin).)*)\\end\{array\}\s*[\])]", re.DOTALL
 )
-_NAMED = {
-    "°": r"^\circ",
-    "×": "*",
-    "·": "*",
-    "÷": "/",
-    "π": r"\pi ",
-    "√": r"\sqrt",
-    "∞": r"\infty ",
-    "±": r"\pm ",
-    "∪": r"\cup ",
-}
 _ONE_LETTER = re.compile(r"(?<=[^\s])\\(?:mathrm|mathbf|mathit|operatorname)\{([A-Za-z])\}")
-_NAMED_PATTERN = re.compile("|".join(_NAMED))
 _WORD_BETWEEN = r"(?:\\(?:text|mathrm|textrm)\{\s*,?\s*(?:%s)\s*\}|(?<![A-Za-z\\])(?:%s)(?![a-z]))"
 _AND = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and|or", "and|or") + r"[,;]?\s*")
 _OR = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("or", "or") + r"[,;]?\s*")
@@ -48,7 +38,7 @@ def opened(text: str) -> str:
 
 def tidy(text: str) -> str:
     """Return an answer without delimiters, marks around it, spacing commands and a full stop at its end."""
-    body = text
+    body = unadorned(text)
     for _ in range(MAX_WRAPPINGS):
         body = _unmarked(body)
     if "\\begin" not in body:
@@ -60,28 +50,16 @@ def tidy(text: str) -> str:
         if len(body) > size and body.startswith(opening) and body.endswith(closing):
             inner = body[len(opening) : -len(closing)]
             # `$5 or $6` is not one pair of delimiters around an answer.
-            if opening not in inner and not inner.endswith("\\"):
-                body = inner.strip().removesuffix(".")
+            if opening not in inner.replace("\\$", "") and not inner.endswith("\\"):
+                body = _unmarked(inner)
                 break
     # `11,\! 111`: the thin space pulls the digits of one number together.
     body = re.sub(r",\s*\\!\s*", ",", body)
     body = _SPACING.sub(lambda match: " " if match[0] in {"\\ ", "~"} else "", body)
     body = _ARRAY.sub(lambda match: rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}", body)
     body = _ONE_LETTER.sub(r"\1", body)
-    body = _REPEATING.sub(_as_fraction, body)
-    body = _NAMED_PATTERN.sub(lambda match: _NAMED[match[0]], body)
     body = re.sub(r"\s*\{,\s*\}", ",", body).replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
-    return re.sub(r"(?<!\\)\\$", "", body.strip()).strip()
-
-
-_REPEATING = re.compile(r"(?<![0-9.,])([0-9]{1,20})\.([0-9]{0,20})\\overline\{([0-9]{1,20})\}")
-
-
-def _as_fraction(match: re.Match[str]) -> str:
-    r"""Return a decimal number that repeats as the fraction that it is: `0.1\overline{6}` is 15/90."""
-    whole, digits, repeated = match.groups()
-    top = int(whole + digits + repeated) - int(whole + digits)
-    return rf"\frac{{{top}}}{{{(10 ** len(repeated) - 1) * 10 ** len(digits)}}}"
+    return re.sub(r"(?<!\\)\\$", "", plain_notation(body)).strip()
 
 
 def with_commas(body: str) -> str:
@@ -94,14 +72,17 @@ def alternatives(body: str) -> list[str]:
     return [part.strip() for part in _OR.split(body)]
 
 
+_END = re.compile(
+    r"(?:\\(?:[,;:! ]|q?quad)|[\s~])*+(?:(?<!\.)(?<![^\\],)[.,;])?+(?:\\(?:[,;:! ]|q?quad)|[\s~])*+$"
+)
 _MARKED = re.compile(
-    r"\*\*(?P<bold>[^*]+)\*\*|`(?P<code>[^`]+)`|(?:\\therefore(?![A-Za-z])|=(?!=))(?P<rest>.+)"
+    r"\*\*(?P<bold>[^*]+)\*\*|`(?P<code>[^`]+)`|(?:\\(?:therefore|implies|Rightarrow|Longrightarrow|quad)(?![A-Za-z])|\\[,;: ]|=(?!=))(?P<rest>.+)"
 )
 
 
 def _unmarked(text: str) -> str:
     """Return an answer without what a writer puts around the whole of it: bold, a box, `=` before, `,` behind."""
-    body = re.sub(r"[.,;]$", "", text.strip()).strip()
+    body = without_frame(_END.sub("", text.strip()))
     found = _MARKED.fullmatch(body)
     if found:
         return next(part for part in found.groups() if part).strip()

@@ -26,6 +26,8 @@ Boxes and formulas with no more than a comma, `and` or `or` between them are one
 MAX_TEXT = 200_000
 """Characters; a longer text is not searched at all."""
 
+MAX_NESTED = 4
+"""Boxes around a box that are opened."""
 MAX_MARKS = 50
 """Answers that one text may mark; a text that marks more is guessing."""
 
@@ -102,7 +104,7 @@ _END_OF_TURN = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|endoftext|begin_of_text|system|user|assistant|tool"
     r"|end)\|>|\[/?INST\]|<</?SYS>>|</s>|<(?:start|end)_of_turn>"
 )
-_MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\u02d7\u207b\u208b\ufe63\uff0d\u2796"), "-")
+_MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\u02d7\ufe63\uff0d\u2796"), "-")
 # Embeddings, overrides and isolates of text direction: the reader sees another order than the grader.
 _DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\x00\ud800-\udfff]")
 
@@ -204,6 +206,11 @@ def _box(content: str | None, count: int) -> Extraction:
         return Extraction(None, "The box is never closed.")
     if not content:
         return Extraction(None, "The box is empty.")
+    for _ in range(MAX_NESTED):
+        inner = boxes(content)
+        if not inner or (inner[0].start, inner[0].end) != (0, len(content)) or not inner[0].content:
+            break
+        content = inner[0].content  # a box around a box
     if "\\boxed" in content:
         return Extraction(None, "The box holds another box.")
     return Extraction(content)
@@ -219,7 +226,9 @@ _LITERAL = re.compile(
 _PART_BEFORE = re.compile(r"(?:[\^*/√]|[0-9)]-|\\(?!boxed|text|mathrm|mathbf)[A-Za-z]+\{?)\s*$")
 _OPERAND_BEFORE = re.compile(r"[0-9)] *$")
 _SQUARED = re.compile(r"^\s?(?:mm|cm|km|m|ft|in)[²³](?![0-9A-Za-z])")
-_PART_AFTER = re.compile(r"\s*(?:[\^*/√π]|\\(?:pi|sqrt|times|cdot)\b)")
+_PART_AFTER = re.compile(
+    r"\s*(?:[\^*/√π]|\\(?:pi|sqrt|times|cdot)\b|(?:\\text\{\s*)?(?:hundred|thousand|million|billion|trillion|dozen|cents)\b)"
+)
 
 
 def _last_number(text: str) -> Extraction | None:
@@ -238,21 +247,44 @@ def _last_number(text: str) -> Extraction | None:
     return Extraction(last[0].strip())
 
 
+_ALL_FORMULA = re.compile(r"\$(?:[^$\\]|\\(?!boxed).)+\$", re.DOTALL)
 _ANSWER = re.compile(r"\b(?:final\s+)?answer\b\**\s*(?P<is>is\b|:|=)?", re.IGNORECASE)
 _SENTENCE = re.compile(r"\$|\\[(\[]|(?<![\\{A-Za-z])[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 
 
 def _prose(text: str) -> Extraction | None:
     own = _own(text).strip()
+    if _ALL_FORMULA.fullmatch(own):
+        return Extraction(own)
     marked = _last_box(own)
     said = deque(_ANSWER.finditer(own), maxlen=1)
     if said and said[0]["is"] and said[0].start() > own.rfind("\\boxed{"):
-        concluded = _conclusion(own[said[0].end() :])
+        behind = own[said[0].end() :]
+        concluded = _confirmed(behind, marked) or _conclusion(behind)
         if concluded is not None:
             return concluded
     if marked is not None or not own:
         return marked
     return _conclusion(own) if _SENTENCE.search(own) else Extraction(own)
+
+
+_AT_ONCE = re.compile(r"\s*:?\s*(?:\$([^$]{1,400})\$|\\\(((?:(?!\\\().){1,400}?)\\\))")
+_HOPED = re.compile(r"[.\s]*I hope it is correct")
+
+
+def _confirmed(text: str, marked: Extraction | None) -> Extraction | None:
+    """Return the formula with which a text begins, where a box says the same, or the words that end Minerva's answers follow."""
+    found = _AT_ONCE.match(text)
+    if found is None:
+        return None
+    content = (found[1] or found[2]).strip()
+    boxed = marked.text if marked is not None else None
+    same = boxed is not None and _bare(boxed) == _bare(content)
+    return Extraction(content) if same or _HOPED.match(text, found.end()) else None
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[\s$\\!.]", "", text)
 
 
 def _conclusion(text: str) -> Extraction | None:

@@ -1,7 +1,8 @@
 """Calls of tools as models write them, read without running any of it.
 
 Three forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen),
-`llama` (the text begins with `{"name": …, "parameters": {…}}`, several of them, or a list of such), `pythonic`
+`llama` (the text begins with `{"name": …, "parameters": {…}}`, several of them, or a list of such; the names that others give
+these, `arguments` and `input`, OpenAI's `tool_calls` and Mistral's `[TOOL_CALLS]` are read, too), `pythonic`
 (`[weather(city="Bern"), math.sqrt(x=2)]`). Python's own parser reads the last one, after a check that what
 stands outside the strings can only be calls and literals; nothing is evaluated.
 """
@@ -72,17 +73,53 @@ def _hermes(text: str) -> list[Call] | None:
     # A last one that is not closed ends with the text.
     ends = [mark.start() for mark in marks[1::2]] + [len(text)] * (len(marks) % 2)
     for opening, end in zip(marks[::2], ends, strict=True):
-        calls.append(_call(_json(text[opening.end() : end]), ("arguments",)))
+        inside = _unwrapped(_json(text[opening.end() : end]))
+        calls += [_call(each, ("arguments",)) for each in inside]
     return calls
 
 
 def _llama(text: str) -> list[Call] | None:
+    if text.lstrip().startswith(_MISTRAL):
+        return _mistral(text)
     body = unfenced(text.strip().removeprefix("<|python_tag|>")).strip()
     if not body.startswith(("{", "[{")) and not re.match(r"\[\s*\{", body[:40]):
         return None
     parts = [_json(part) for part in _values(body)]
-    values = [each for part in parts for each in (part if isinstance(part, list) else [part])]
-    return [_call(each, ("parameters", "arguments")) for each in values]
+    return [_call(each, _ARGUMENTS) for part in parts for each in _unwrapped(part)]
+
+
+_ARGUMENTS = ("parameters", "arguments", "input")
+_MISTRAL = "[TOOL_CALLS]"
+_NAMED = re.compile(r"\s*([A-Za-z_][\w.-]{0,127})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+def _mistral(text: str) -> list[Call]:
+    """Return calls behind `[TOOL_CALLS]`: a list of objects, or each tool's name before its arguments."""
+    calls: list[Call] = []
+    for part in text.strip().split(_MISTRAL)[1:]:
+        named = _NAMED.match(part)
+        if named is not None:
+            arguments = _json(part[named.end() :])
+            calls.append(_call({"name": named[1], "arguments": arguments}, _ARGUMENTS))
+            continue
+        values = [_json(each) for each in _values(part.strip())]
+        calls += [_call(each, _ARGUMENTS) for value in values for each in _unwrapped(value)]
+    return calls
+
+
+def _unwrapped(value: Json) -> list[Json]:
+    """Return the calls of a value: a list of them, or a message as OpenAI's interface writes it, `tool_calls` or `function`."""
+    if isinstance(value, list):
+        return [call for each in value for call in _unwrapped(each)]
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list) and set(value) <= _MESSAGE:
+        return _unwrapped(value["tool_calls"])
+    if isinstance(value, dict) and isinstance(value.get("function"), dict) and set(value) <= _WRAPPED:
+        return [value["function"]]
+    return [value]
+
+
+_MESSAGE = frozenset({"tool_calls", "role", "content"})
+_WRAPPED = frozenset({"function", "id", "type", "index"})
 
 
 _NEXT = re.compile(r"\s*(?:<\|python_tag\|>|[;,])?\s*")

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grouped_mm, pad
+from torch.nn import functional
+from torch.nn.functional import pad
 
 from kapelle.models.fast.keyed_dropout import dropped
 
@@ -56,7 +57,8 @@ class Factored(NamedTuple):
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether grouped products of a type are one kernel on a device."""
     return (
-        device.type == "cuda"
+        hasattr(functional, "grouped_mm")  # since torch 2.10
+        and device.type == "cuda"
         and torch.version.cuda is not None
         and dtype == torch.bfloat16
         and torch.cuda.get_device_capability(device)[0] in ARCHITECTURES
@@ -77,8 +79,8 @@ def add_updates(groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor) ->
     mask_NI = None
     if any(group.dropout for group in groups):
         x_NI, mask_NI = _dropped(groups, x_NI)
-    low_Nr = grouped_mm(_aligned(x_NI), stack.down_GrI.transpose(1, 2), offs=stack.ends_G)
-    out_NO.add_(grouped_mm(low_Nr, stack.up_GOr.transpose(1, 2), offs=stack.ends_G))
+    low_Nr = functional.grouped_mm(_aligned(x_NI), stack.down_GrI.transpose(1, 2), offs=stack.ends_G)
+    out_NO.add_(functional.grouped_mm(low_Nr, stack.up_GOr.transpose(1, 2), offs=stack.ends_G))
     return low_Nr, mask_NI
 
 
@@ -95,16 +97,16 @@ def backward_updates(
     """Add the updates' part to `dx_NI`; return the gradients of each group's factors where `factors` are wanted."""
     stack = _Stack(groups, x_NI)
     given_NO = _aligned(given_NO)
-    given_Nr = grouped_mm(given_NO, stack.up_GOr, offs=stack.ends_G)
+    given_Nr = functional.grouped_mm(given_NO, stack.up_GOr, offs=stack.ends_G)
     if dx_NI is not None:
-        through_NI = grouped_mm(given_Nr, stack.down_GrI, offs=stack.ends_G)
+        through_NI = functional.grouped_mm(given_Nr, stack.down_GrI, offs=stack.ends_G)
         dx_NI.add_(through_NI if mask_NI is None else _through(groups, through_NI, mask_NI))
     if not factors:
         return [Factored(None, None) for _ in groups]
     if mask_NI is not None:
         x_NI = _through(groups, x_NI, mask_NI)
-    da_GrI = grouped_mm(given_Nr.t(), _aligned(x_NI), offs=stack.ends_G).to(groups[0].a_rI.dtype)
-    db_GOr = grouped_mm(given_NO.t(), low_Nr, offs=stack.ends_G).to(groups[0].b_Or.dtype)
+    da_GrI = functional.grouped_mm(given_Nr.t(), _aligned(x_NI), offs=stack.ends_G).to(groups[0].a_rI.dtype)
+    db_GOr = functional.grouped_mm(given_NO.t(), low_Nr, offs=stack.ends_G).to(groups[0].b_Or.dtype)
     ranks = [len(group.a_rI) for group in groups]
     db = _scaled(groups, [db_GOr[place, :, :rank] for place, rank in zip(stack.places, ranks, strict=True)])
     return [

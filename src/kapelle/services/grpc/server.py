@@ -109,9 +109,10 @@ class GrpcServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - raised by `start`
-            if not self._begun.done():
-                self._begun.set_exception(error)
+        except BaseException as error:
+            if self._begun.done():
+                raise  # what ends a server that has started is told as whatever ends a thread
+            self._begun.set_exception(error)
 
     async def _serve(self) -> None:
         self._guard = Guard(self._binding, self._caps)

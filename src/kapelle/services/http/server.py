@@ -95,7 +95,15 @@ class HttpServer:
         self.close()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        await self._server.serve(sockets=[self._socket])
+        # A peer that does not end its side (of TLS, say) would keep a socket open when this loop is gone.
+        while left := list(self._server.server_state.connections):
+            for connection in left:
+                connection.transport.abort()
+            await asyncio.sleep(0)
 
 
 def _bound(binding: Binding) -> socket.socket:

@@ -94,29 +94,29 @@ class ChatRequest(Body):
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0.0, le=2.0)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    n: int = Field(default=1, ge=1, le=MOST_CHOICES)
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=MOST_ALTERNATIVES)
-    tools: list[Tool] = Field([], max_length=128)
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
+    tools: list[Tool] = Field(default=[], max_length=128)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: Literal[True] = True
     # What clients send to say nothing of their own; any other value is refused.
     response_format: PlainText = PlainText(type="text")
-    presence_penalty: float = Field(0.0, ge=0.0, le=0.0)
-    frequency_penalty: float = Field(0.0, ge=0.0, le=0.0)
-    logit_bias: dict[str, float] = Field({}, max_length=0)
+    presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
+    frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
+    logit_bias: dict[str, float] = Field(default={}, max_length=0)
     store: Literal[False] = False
     # Labels for the provider's own records, which change nothing.
     user: str | None = None
-    metadata: dict[str, str] = Field({})
+    metadata: dict[str, str] = Field(default={})
     safety_identifier: str | None = None
 
     @field_validator("temperature")

@@ -268,6 +268,6 @@ def _episodes(lines: bytes) -> list[Episode]:
     for number, line in enumerate(lines.splitlines(), 1):
         try:
             rows.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"Line {number} of {FILE} is no episode: {error}. Remove that line.") from None
     return [load_episode(row) for row in rows]

@@ -17,11 +17,11 @@ class Reward(Body):
 
     reward: float | None = None
     """Of every agent that spoke."""
-    rewards: dict[str, float] = Field({}, max_length=1024)
+    rewards: dict[str, float] = Field(default={}, max_length=1024)
     """Of agents by name, in place of `reward`."""
-    success: float | None = Field(None, ge=0.0, le=1.0)
+    success: float | None = Field(default=None, ge=0.0, le=1.0)
     """How well the team as a whole did."""
-    info: dict[str, Any] = Field({}, max_length=64)
+    info: dict[str, Any] = Field(default={}, max_length=64)
     """What is kept beside it."""
 
     def by_agent(self, team: Sequence[str]) -> Mapping[str, float]:

@@ -25,7 +25,7 @@ class Item(Body):
     """An answer to be scored: to a question, or to a whole conversation."""
 
     question: str | None = None
-    messages: list[SaidBefore] = Field([], max_length=4096)
+    messages: list[SaidBefore] = Field(default=[], max_length=4096)
     answer: str
 
     @model_validator(mode="after")

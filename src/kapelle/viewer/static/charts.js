@@ -2,6 +2,7 @@
 // Curves: fetched once, drawn by uPlot, and continued with the rows that the server sends as a run writes them.
 (() => {
   const place = document.getElementById("charts");
+  if (!place) return;
   const controls = document.getElementById("controls");
   const query = new URLSearchParams(location.search);
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [5, 2], [1, 2], [12, 4], [4, 1]];
@@ -99,7 +100,7 @@
       page.sources.forEach((source, k) => {
         if (!source.evaluations.length) return;
         const stroke = colors.k[page.sources.length > 1 ? 1 + (k % 7) : 2];
-        const label = page.sources.length > 1 ? `unseen · ${source.label}` : "unseen problems, 95 %";
+        const label = page.sources.length > 1 ? `unseen · ${source.label}` : (lines.some((line) => line.low) ? "unseen problems" : "unseen problems, 95 %");
         series.push({ label, stroke, width: 1.2, dash: [2, 3], spanGaps: true, points: { show: true, size: 6, fill: stroke }, line: { color: page.sources.length > 1 ? 1 + (k % 7) : 2, dash: [2, 3], label } });
         series.push({ stroke: "transparent", spanGaps: true, points: { show: false } }, { stroke: "transparent", spanGaps: true, points: { show: false } });
         bands.push({ series: [series.length - 1, series.length - 2], fill: faded(stroke, 0.14) });
@@ -119,7 +120,7 @@
   };
   const axesOf = (x, colors, extra = {}) => [
     { stroke: colors.quiet, grid: { show: false }, ticks: { stroke: colors.grid, size: 4, width: 1 }, font: "11px system-ui, sans-serif", values: ticks(x), space: 60, size: 26 },
-    { stroke: colors.quiet, grid: { stroke: colors.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (_, values) => values.map(short), size: 46, ...extra },
+    { stroke: colors.quiet, grid: { stroke: colors.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (_, values) => values.map(short), size: (_, values) => Math.max(46, 14 + 6.5 * Math.max(0, ...(values || []).map((text) => text.length))), ...extra },
   ];
 
   const legendOf = (figure, series) => {

@@ -22,7 +22,8 @@
     const at = NAMES.indexOf(name);
     const strengths = all.map((token) => { const value = numbers.get(token)[at]; return value === null ? null : strength(name, value); });
     const there = strengths.filter((value) => value !== null).map(Math.abs).sort((a, b) => a - b);
-    const top = there.length ? there[Math.floor(0.98 * (there.length - 1))] || there.at(-1) || 1 : 1;
+    const most = there.length ? there[Math.floor(0.98 * (there.length - 1))] || there.at(-1) || 1 : 1;
+    const top = name === "ratio" ? Math.max(most, 0.01) : most; // a ratio within a hundredth of 1 is no news
     all.forEach((token, k) => {
       const value = strengths[k];
       token.className = "t";

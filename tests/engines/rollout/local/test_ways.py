@@ -113,3 +113,10 @@ def test_rereading_splits_what_is_too_long_for_one_pass(monkeypatch: pytest.Monk
     whole = RereadRows(model).join(JOBS)
     monkeypatch.setattr("kapelle.engines.rollout.local.reread_rows.MOST", 9)
     assert torch.allclose(RereadRows(model).join(JOBS), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "plain"), [("llama", 0), ("gpt2", 0), ("gptj", 1), ("mamba", 0)])
+def test_a_model_without_fused_attention_says_so_once(family: str, plain: int) -> None:
+    policies = [Policy("a", "one"), Policy("b", "one")]
+    notes = LocalEngine({"one": family_model(family)}, policies).notes
+    assert sum("has no fused attention in transformers" in note for note in notes) == plain

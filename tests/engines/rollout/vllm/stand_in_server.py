@@ -32,6 +32,8 @@ class StandInServer(ThreadingHTTPServer):
         self.adapters: dict[str, AdapterFile] = {}
         self.asked: list[tuple[str, Any]] = []
         """Path and body of every request."""
+        self.keys: set[str | None] = set()
+        """What requests carried as `Authorization`."""
         self.broken = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -130,6 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: Any) -> None:
         assert isinstance(self.server, StandInServer)
+        self.server.keys.add(self.headers["Authorization"])
         status, found = self.server.answer(self.path, body)
         content = json.dumps(found).encode()
         self.send_response(status)

@@ -134,14 +134,22 @@ class LocalEngine:
 
     @property
     def notes(self) -> Sequence[str]:
-        """A sentence for each model that samples far more slowly than others of its size."""
-        return tuple(
+        """What chat templates do not take, and a sentence for each model without fused attention, or without a cache."""
+        templates = (note for queue in self._queues for note in queue.model.renderer.notes)
+        slow = (
             f"'{queue.model.name}' ({type(queue.model.model).__name__}) reads its whole text again for every token that it "
             "samples, so that long texts are slow: its cache does not give the logits of whole texts when rows of several "
             "lengths share a batch. docs/models.md lists the families that need not."
             for queue in self._queues
             if queue.decoder.rereads
         )
+        plain = (
+            f"'{queue.model.name}' ({type(queue.model.model).__name__}) has no fused attention in transformers and computes it "
+            "plainly, with memory that grows with the square of a text's length: keep prompts and `max_tokens` short."
+            for queue in self._queues
+            if queue.model.plain_attention
+        )
+        return (*dict.fromkeys(templates), *plain, *slow)
 
     def renderer(self, policy: str) -> ChatRenderer:
         """Return how a policy's conversations become tokens."""

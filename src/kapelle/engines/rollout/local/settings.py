@@ -19,16 +19,16 @@ class Local(Settings):
     """Settings of the engine in this process."""
 
     name: Literal["local"] = "local"
-    max_rows: Annotated[int, FROM_HERE_ON] = Field(1024, ge=1)
+    max_rows: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=1)
     """Most rows in flight."""
-    kept_tokens: Annotated[int, FROM_HERE_ON] = Field(65_536, ge=0)
+    kept_tokens: Annotated[int, FROM_HERE_ON] = Field(default=65_536, ge=0)
     """Most token places of finished rows whose keys and values are kept for prompts that continue them, for each
     base model; 0 keeps none."""
 
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
     """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
 
-    patience: Annotated[float, FROM_HERE_ON] = Field(60.0, ge=0.0, allow_inf_nan=False)
+    patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)
     """Seconds for which rows wait, while nothing happens, for episodes that wait for a world, tool, judge or endpoint;
     0 does not wait, and then a run with worlds that take time does not repeat exactly."""
 

@@ -103,7 +103,7 @@ def _read(
         tokens, logps, finish = parts(json.loads(answer))
         ids = tuple(int(token) for token in tokens)
         logprobs = tuple(float(logp) for logp in logps)
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         ids, logprobs, finish = (), (), None
     if finish not in ("stop", "length") or len(ids) != len(logprobs):
         reason = f"The {name} server answered without token ids and their log-probs ({fields})."

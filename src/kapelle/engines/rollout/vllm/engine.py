@@ -98,6 +98,11 @@ class VllmEngine:
         """Names of the policies that it holds."""
         return tuple(self._held)
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the models' chat templates do not take, and what is done about it."""
+        return tuple(dict.fromkeys(n for held in self._held.values() for n in held.model.renderer.notes))
+
     def renderer(self, policy: str) -> ChatRenderer:
         """Return how a policy's conversations become tokens."""
         return self._find(policy).model.renderer

@@ -22,17 +22,24 @@ from typing import Any
 from kapelle.engines.rollout.vllm.dialects import SGLANG, SGLANG_KNOWS, VLLM, Dialect
 from kapelle.engines.rollout.vllm.in_process import arguments
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled, Sampler
+from kapelle.engines.rollout.vllm.settings import KEY_ENV
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.runtime.guard import end, guarded
-from kapelle.runtime.http import post
+from kapelle.runtime.http import exchange, post
+from kapelle.runtime.tokens import bearer
 from kapelle.types import Json
 
 ANSWER_SECONDS = 3600.0
 """Longest wait for one answer."""
+ASK_SECONDS = 10.0
+"""Longest wait for what a server says of itself."""
 CALL_SECONDS = 120.0
 """Longest wait for an adapter to be loaded or forgotten."""
 START_SECONDS = 1800.0
 """Longest wait for a server that was started."""
+
+_UNUSABLE = (EpisodeError, TimeoutError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""How an answer fails that is late, too long, or none of the server's that was named."""
 
 Post = Callable[[str, Json, float], "tuple[int, bytes]"]
 """Path, body, seconds → status and body of the answer."""
@@ -129,7 +136,7 @@ class Served:
     async def _ask(self, row: str, body: Json) -> None:
         try:
             status, answer = await post(
-                f"{self._url}{self._dialect.complete}", body, _headers(), ANSWER_SECONDS
+                f"{self._url}{self._dialect.complete}", body, bearer(KEY_ENV, self._url), ANSWER_SECONDS
             )
             found = self._dialect.read(row, status, answer)
         except Exception as error:  # noqa: BLE001 - this row's alone
@@ -183,10 +190,10 @@ class Served:
                     f"The vLLM server ended with code {self._process.returncode} before it answered; its reason stands above."
                 )
             try:
-                answer = httpx.get(f"{self._url}/v1/models", headers=_headers(), timeout=10)
-                models = answer.json()["data"]
+                _, answer = self._get("v1/models")
+                models = json.loads(answer)["data"]
                 return str(next(model["id"] for model in models if not model.get("parent")))
-            except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration) as error:
+            except (*_UNUSABLE, httpx.HTTPError, StopIteration) as error:
                 reason = repr(error)
             time.sleep(0.2)
         raise EngineError(
@@ -198,9 +205,9 @@ class Served:
         import httpx
 
         try:
-            answer = httpx.get(f"{self._url}{SGLANG_KNOWS}", headers=_headers(), timeout=10)
-            return SGLANG if answer.status_code == 200 and "model_path" in answer.json() else VLLM
-        except (httpx.HTTPError, ValueError, TypeError):
+            status, answer = self._get(SGLANG_KNOWS)
+            return SGLANG if status == 200 and "model_path" in json.loads(answer) else VLLM
+        except (*_UNUSABLE, httpx.HTTPError):
             return VLLM
 
     def _call(self, name: str, body: Json) -> None:
@@ -212,18 +219,21 @@ class Served:
                 "machine."
             )
 
+    def _get(self, path: str) -> tuple[int, bytes]:
+        """Return what the server says of itself; it may be no such server, and answer anything."""
+        asked = exchange(
+            "GET", f"{self._url}/{path.lstrip('/')}", None, bearer(KEY_ENV, self._url), ASK_SECONDS
+        )
+        answer = asyncio.run_coroutine_threadsafe(asked, self._loop).result(ASK_SECONDS + 10)
+        return answer.status, answer.body
+
     def _post(self, path: str, body: Json) -> tuple[int, bytes]:
         import httpx
 
         sent = asyncio.run_coroutine_threadsafe(
-            post(f"{self._url}{path}", body, _headers(), CALL_SECONDS), self._loop
+            post(f"{self._url}{path}", body, bearer(KEY_ENV, self._url), CALL_SECONDS), self._loop
         )
         try:
             return sent.result(CALL_SECONDS + 10)
         except (httpx.HTTPError, EpisodeError, TimeoutError) as error:
             raise EngineError(f"The vLLM server at {self._url} does not answer: {error!r}.") from error
-
-
-def _headers() -> dict[str, str]:
-    key = os.environ.get("VLLM_API_KEY", "")
-    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from kapelle.engines.rollout.vllm.versions import installed, mixes_rightly, need_installed
 from kapelle.errors import ConfigError
+from kapelle.runtime.tokens import bearer
 from kapelle.settings.addresses import open_address
 from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Policy
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 START = "start"
+KEY_ENV = "VLLM_API_KEY"
+"""Environment variable with a server's key."""
 
 OURS = ("model", "dtype", "logprobs_mode", "enable_lora", "max_loras", "max_lora_rank", "enable_sleep_mode")
 """Arguments of vLLM on which the engine depends."""
@@ -51,11 +54,11 @@ class Vllm(Settings):
     name: Literal["vllm"] = "vllm"
     server: Annotated[str, FROM_HERE_ON] = ""
     """Empty to sample in this process, `start` for a server that the run starts and ends, or the URL of one that runs."""
-    kv_gib: Annotated[float, FROM_HERE_ON] = Field(4.0, gt=0.0, allow_inf_nan=False)
+    kv_gib: Annotated[float, FROM_HERE_ON] = Field(default=4.0, gt=0.0, allow_inf_nan=False)
     """GiB for keys and values of each base model."""
-    max_rows: Annotated[int, FROM_HERE_ON] = Field(256, ge=1)
+    max_rows: Annotated[int, FROM_HERE_ON] = Field(default=256, ge=1)
     """Most rows in flight on each base model."""
-    patience: Annotated[float, FROM_HERE_ON] = Field(60.0, ge=0.0, allow_inf_nan=False)
+    patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)
     """Seconds for which rows wait for busy episodes, as in the engine `local`."""
     options: Annotated[Mapping[str, Json], FROM_HERE_ON] = Field(default_factory=dict)
     """Further engine arguments of vLLM by name, such as `tensor_parallel_size`."""
@@ -84,9 +87,11 @@ class Vllm(Settings):
             raise ValueError(f"it is neither `{START}` nor the URL of a server: {wrong}") from None
 
     def check(self) -> None:
-        """Raise ConfigError if vLLM is missing; a server that runs elsewhere has its own."""
+        """Raise ConfigError if vLLM is missing; a server that runs elsewhere has its own, and may be sent its key."""
         if self._local:
             need_installed()
+        else:
+            bearer(KEY_ENV, self.server)
 
     @property
     def _local(self) -> bool:

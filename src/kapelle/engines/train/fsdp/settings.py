@@ -14,7 +14,7 @@ class Fsdp(Settings):
     """Settings of the engine that shards bases by FSDP2; adapters and heads are whole in every process."""
 
     name: Literal["fsdp"] = "fsdp"
-    timeout: float = Field(1800.0, gt=0, allow_inf_nan=False)
+    timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
     """Seconds for which a process waits for the others: at the start, and wherever they meet."""
     cpu_offload: bool = False
     """Whether the parts of bases lie in the machine's memory while they are not computed with."""

@@ -29,5 +29,5 @@ class Ddp(Torch):
     """Settings of the same engine in several processes, each with all weights and a share of every step's samples."""
 
     name: Literal["ddp"] = "ddp"  # type: ignore[assignment]  # the tag of another class
-    timeout: float = Field(1800.0, gt=0, allow_inf_nan=False)
+    timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
     """Seconds for which a process waits for the others: at the start, and wherever they meet."""

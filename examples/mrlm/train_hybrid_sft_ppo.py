@@ -1,0 +1,49 @@
+"""Two stages: demonstrations that are often wrong by SFT, then rewards by PPO from the same weights.
+
+python examples/mrlm/train_hybrid_sft_ppo.py
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import kapelle
+from kapelle.algorithms import PPO, SFT
+from kapelle.environments import Arithmetic
+from kapelle.settings.dictionaries import ModelDict
+from kapelle.settings.sections import AlgorithmSettings
+from kapelle.workflows import Solo
+
+SMALL: ModelDict = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
+"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+
+
+def trainer(algorithm: AlgorithmSettings, start_from: dict[str, Path] | None = None) -> kapelle.Trainer:
+    """Return the same run with another algorithm, from weights of another run."""
+    return kapelle.Trainer(
+        model=SMALL,
+        team={"sharing": "shared", "agents": 1, "sampling": {"max_tokens": 4}},
+        environment=Arithmetic(digits=1, carry_share=0.5),
+        workflow=Solo(),
+        algorithm=algorithm,
+        optimizer={"lr": 3e-3 if algorithm.name == "sft" else 1e-3},
+        training={"tasks_per_step": 24},
+        start_from=start_from,
+    )
+
+
+def main(steps: int = 10) -> None:
+    """Imitate, save, go on with rewards."""
+    with tempfile.TemporaryDirectory() as folder:
+        with trainer(SFT()) as imitating:
+            for step in imitating.steps(6 * steps):
+                if step.number % steps == 0:
+                    print(f"SFT step {step.number:3d}  NLL {step.metrics['nll/shared']:.2f} nats a token")
+            imitating.save_policies(Path(folder))
+        with trainer(PPO(), {"shared": Path(folder) / "policies" / "shared"}) as learning:
+            for step in learning.steps(steps):
+                print(f"PPO step {step.number:3d}  success {step.metrics['success']:.2f}")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]))

@@ -1,0 +1,50 @@
+"""Three kinds of mathematics in one run, from easy to hard: sums, equations and chains of steps, each with a success of its own.
+
+python examples/mrlm/train_math_ppo.py
+"""
+
+import sys
+
+import kapelle
+from kapelle.algorithms import PPO
+from kapelle.environments import Algebra, Arithmetic, Mixture, MultiStep, Part
+from kapelle.settings.dictionaries import ModelDict
+from kapelle.workflows import Solo
+
+SMALL: ModelDict = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
+"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+
+
+def environment(hardest: int) -> Mixture:
+    """Return problems up to a difficulty."""
+    return Mixture(
+        parts={
+            "sums": Part(environment=Arithmetic(digits=1), weight=2),
+            "equations": Part(environment=Algebra(difficulty=(1, hardest))),
+            "chains": Part(environment=MultiStep(difficulty=(1, hardest))),
+        }
+    )
+
+
+def main(steps: int = 10) -> None:
+    """Train on easy problems first, then on harder ones."""
+    for hardest in (1, 2):
+        trainer = kapelle.Trainer(
+            model=SMALL,
+            team={"agents": 1, "sampling": {"max_tokens": 8}},
+            environment=environment(hardest),
+            workflow=Solo(),
+            algorithm=PPO(),
+            warmup={"steps": 4 * steps, "demonstrations": 200},
+            optimizer={"lr": 1e-3},
+            training={"tasks_per_step": 12},
+        )
+        with trainer:
+            for step in trainer.steps(steps):
+                parts = sorted(name for name in step.metrics if name.startswith("success/"))
+                shown = "  ".join(f"{name.partition('/')[2]} {step.metrics[name]:.2f}" for name in parts)
+                print(f"difficulty {hardest}  step {step.number:3d}  {shown}")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]))

@@ -1,0 +1,96 @@
+"""`kapelle export`: a run's trained policies for other programs, with a model card; see `training/exporting.py`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from kapelle.cli.lines import Lines
+from kapelle.cli.output import say
+from kapelle.cli.parser import split_words
+from kapelle.cli.progress import Watch
+from kapelle.cli.quiet import hush
+from kapelle.errors import ConfigError
+from kapelle.runs.best import split_run
+from kapelle.runs.hub import check_push, push
+from kapelle.runs.reader import read_config
+
+if TYPE_CHECKING:
+    from kapelle.training.exporting import Form
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write, list, and send where it is asked for."""
+    named, settings = split_words(arguments.words)
+    if len(named) != 1 or settings:
+        raise ConfigError("Name one run directory: `kapelle export RUN`.")
+    form: Form = arguments.format or ("hf" if arguments.merge else "peft")
+    if arguments.merge and form == "peft":
+        raise ConfigError(
+            "--merge puts adapters into their base, and --format peft keeps them apart. Leave one of them out."
+        )
+    if arguments.public and arguments.push is None:
+        raise ConfigError("--public says how --push makes a repository; name one.")
+    if arguments.push is not None:
+        check_push(arguments.push, asking=not arguments.dry_run)
+    folder, which = split_run(named[0])
+    read_config(folder)  # raises when there is no run
+    out = Path(arguments.out) if arguments.out else folder.with_name(f"{folder.resolve().name}-export")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists already. Name another folder with --out.")
+    hush()
+    from kapelle.training.exporting import export, total
+
+    beside = Path(mkdtemp(prefix=".export-", dir=_parent(out)))
+    try:
+        found = export(
+            folder, beside, form, Watch(Lines(sys.stderr)), which=which, agents=tuple(arguments.agent or ())
+        )
+        files = total(beside)
+        if not arguments.dry_run:
+            if out.is_dir():
+                out.rmdir()
+            beside.chmod(0o755)
+            beside.rename(out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    sent = (
+        push(out, arguments.push, public=arguments.public)
+        if arguments.push and not arguments.dry_run
+        else None
+    )
+    row = {
+        "out": str(out),
+        "written": not arguments.dry_run,
+        "policies": [each.policy for each in found],
+        "format": form,
+        "files": dict(files),
+        "push": arguments.push,
+        "sent": sent,
+    }
+    if arguments.json:
+        say(json.dumps(row))
+        return 0
+    for name, size in files:
+        say(f"{size:>14,}  {name}")
+    where = f"would be written to {out}" if arguments.dry_run else f"written to {out}"
+    goes = f", and sent to {arguments.push}" if arguments.push and arguments.dry_run else ""
+    say(f"{len(files)} files, {sum(size for _, size in files):,} bytes {where}{goes}")
+    if sent is not None:
+        say(f"sent to {sent}")
+    return 0
+
+
+def _parent(out: Path) -> Path:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{out.parent} cannot be made: {error.strerror}. Name another folder with --out."
+        ) from error
+    return out.parent

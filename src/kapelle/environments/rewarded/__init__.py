@@ -1,0 +1,1 @@
+"""Data sets that functions of yours pay for."""

@@ -1,0 +1,275 @@
+"""Rows of a data set, paid by functions of yours; `kapelle.train` makes one of what it is given.
+
+    environment:
+      name: rewarded
+      path: rows.jsonl
+      rewards: [{function: "my_rewards:exact"}, {function: "my_rewards.py:short", agent: planner, weight: 0.1}]
+
+Each row is a question. The functions see what was said and the row (`functions.py`), and pay when the episode is over;
+an agent earns the weighted sum of those that pay it and of those that pay the team. There is no notion of success: a
+function may pay anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import Field, FiniteFloat, PrivateAttr
+
+from kapelle.environment import Outcome
+from kapelle.environments.data.row_fields import question_in
+from kapelle.environments.data.settings import DataSettings
+from kapelle.environments.data.source import DataSource, Row, Splits, Words
+from kapelle.environments.data.usable import usable
+from kapelle.environments.question_world import need_seats
+from kapelle.environments.recorded.base import split_of
+from kapelle.environments.rewarded.functions import RewardFunction, given_for, read_function, source_hash
+from kapelle.environments.rewarded.held import IN_MEMORY, Held
+from kapelle.errors import ConfigError, DataError, EpisodeError, need_known
+from kapelle.runtime.plugins import find_object
+from kapelle.settings.base import Settings
+from kapelle.types import Episode, Json, Split, Task
+
+GREATEST = 1e6
+"""Largest return of an agent; more is taken for a mistake."""
+_HELD_OUT = ("own", "share")
+QUESTIONS = ("question", "prompt", "problem")
+"""Columns in which the question is looked for where none is named."""
+
+
+class Reward(Settings):
+    """One function and whom it pays."""
+
+    function: str
+    """`module:function` or `path/file.py:function`."""
+    agent: str | None = None
+    """Who is paid; null pays every agent of the team."""
+    weight: FiniteFloat = 1.0
+    """Factor of what the function returns."""
+
+
+class Rewarded(DataSettings):
+    """Questions of a data set; functions pay what was said."""
+
+    name: Literal["rewarded"] = "rewarded"
+    rewards: tuple[Reward, ...] = Field(min_length=1)
+    question_field: str | None = None
+    """Column of the question: text, or a conversation; null takes `question`, `prompt` or `problem`."""
+    eval_path: str = "own"
+    """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the rows to train on, also where
+    there is a test split. `none`: every row is trained on and nothing is evaluated. Otherwise another data set, like `path`."""
+    _held: Held = PrivateAttr(default_factory=Held)
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """What no function pays by intention."""
+        return (-GREATEST, GREATEST)
+
+    @property
+    def sources(self) -> Mapping[Split, str]:
+        """The data set, or `none` for a split that is not there."""
+        if self._own_split:
+            return super().sources
+        held = f"{self.test_share:.0%} of them, by a hash of the question"
+        return {"train": self.path, "test": held if self.eval_path in _HELD_OUT else self.eval_path}
+
+    def holding(self, held: Held) -> Rewarded:
+        """Take rows and functions in memory, and return this environment."""
+        self._held = held
+        return self
+
+    @property
+    def in_memory(self) -> Sequence[str]:
+        """What other processes cannot read, in words."""
+        rows = ["rows"] if IN_MEMORY in (self.path, self.eval_path) else []
+        functions = [each.function for each in self.rewards if each.function.startswith(f"{IN_MEMORY}:")]
+        return [*rows, *(f"the reward function `{name.partition(':')[2]}`" for name in functions)]
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Read the rows and find the functions; ConfigError for an agent or a parameter that does not exist."""
+        columns = self.columns - (
+            {self._question} & {"question"}
+        )  # that column is the question that kapelle gives
+        for each, function in zip(self.rewards, self._functions, strict=True):
+            need_known("`environment.rewards`", "agent", each.agent, agents)
+            function.check(columns, for_team=each.agent is None)
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """The fields that all rows have."""
+        rows = (*self.rows.train, *self.rows.test)
+        return frozenset.intersection(*(frozenset(row.fields) for row in rows))
+
+    @cached_property
+    def _functions(self) -> tuple[RewardFunction, ...]:
+        return tuple(
+            read_function(each.function.rpartition(":")[2], self._found(each)) for each in self.rewards
+        )
+
+    @cached_property
+    def _labels(self) -> tuple[str, ...]:
+        """Name of what each function pays, in an episode's info and in metrics; those of one name are numbered."""
+        labels: list[str] = []
+        for each, function in zip(self.rewards, self._functions, strict=True):
+            plain = f"reward/{function.name}" + ("" if each.agent is None else f"/{each.agent}")
+            numbered = (f"{plain}_{k}" for k in range(2, len(self.rewards) + 2))
+            labels.append(next(label for label in (plain, *numbered) if label not in labels))
+        return tuple(labels)
+
+    def _found(self, reward: Reward) -> Any:
+        module, _, name = reward.function.rpartition(":")
+        if module != IN_MEMORY:
+            return find_object(reward.function, "reward function")
+        if name not in self._held.functions:
+            raise ConfigError(
+                f"The reward function `{name}` was in the memory of the program that made this run. Go on from there, or put "
+                'it into a module and name it: `environment.rewards: [{function: "my_rewards:NAME"}]`.'
+            )
+        return self._held.functions[name]
+
+    @property
+    def _own_split(self) -> bool:
+        return self.eval_path == "own" and self.path != IN_MEMORY
+
+    @cached_property
+    def _read_rows(self) -> tuple[tuple[Row, ...], tuple[Row, ...], Mapping[str, str]]:
+        contents: dict[str, str] = {}
+        train = self._rows_at(self.path, "train", contents)
+        other = self.eval_path not in (*_HELD_OUT, "none")
+        test = self._rows_at(self.eval_path, "test", contents) if other else ()
+        return train, test, contents
+
+    def _rows_at(self, path: str, split: Split, contents: dict[str, str]) -> tuple[Row, ...]:
+        if path != IN_MEMORY:
+            return DataSource(path, self.config, self.train, self.test, self.test_share).whole(
+                split, contents
+            )
+        rows = self._held.train if split == "train" else self._held.test
+        if not rows:
+            raise DataError(
+                "The rows were in the memory of the program that made this run. Go on from there, or write them to a file and "
+                f"set `environment.{'path' if split == 'train' else 'eval_path'}`."
+            )
+        contents[f"{split} rows in memory"] = hashlib.sha256(
+            json.dumps([row.fields for row in rows], sort_keys=True).encode()
+        ).hexdigest()
+        return rows
+
+    @cached_property
+    def rows(self) -> Splits:
+        """The usable rows of both splits; of the second none with `eval_path: none`."""
+        if self._own_split:
+            return super().rows
+        first, second, _ = self._read_rows
+        key, setting, words = self._key()
+        if self.eval_path == "none":
+            found = usable(first, self._read, self.max_unusable, self.path)
+            return Splits(found.rows, (), 0, {"train": found.skipped})
+        source = replace(self.source, test=self.eval_path)
+        return source.apart(
+            first,
+            None if self.eval_path in _HELD_OUT else second,
+            key,
+            setting,
+            words,
+            self._read,
+            self.max_unusable,
+        )
+
+    def contents(self) -> Mapping[str, str]:
+        """Return what is read, and every function, each with a hash."""
+        read = super().contents() if self._own_split else self._read_rows[2]
+        hashes = [source_hash(function.function) for function in self._functions]
+        named = zip((each.function for each in self.rewards), hashes, strict=True)
+        return {**read, **{name: found for name, found in named if found}}
+
+    def _key(self) -> tuple[str, str, Words]:
+        return self._question, "question_field", question_in
+
+    @cached_property
+    def _question(self) -> str:
+        if self.question_field is not None:
+            return self.question_field
+        first = self.source.first_row() if self._own_split else next(iter(self._read_rows[0]), None)
+        if first is None:
+            raise DataError(f"The data set '{self.path}' is empty. Name another one, or add rows.")
+        found = next((name for name in QUESTIONS if name in first.fields), None)
+        if found is None:
+            raise DataError(
+                f"{first.place} has no column {', '.join(QUESTIONS)}. Name the one that asks "
+                f"({', '.join(first.fields) or 'there are none'}): `environment.question_field`."
+            )
+        return found
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return the question of a row."""
+        row = self.rows.of(split)[index]
+        return Task(f"{split}-{index}", question_in(row, self._question, "question_field"))
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RewardedWorld:
+        """Open the world of one question."""
+        return RewardedWorld(task, agents)
+
+    def extract(self, text: str) -> str | None:
+        """Return the whole text, so that votes and debates compare texts; None for an empty one."""
+        return text.strip() or None
+
+    async def pay(self, episode: Episode, outcome: Outcome) -> Outcome:
+        """Call every function and add up what each agent earns; one that raises fails the episode."""
+        row = split_of(self.rows, episode.task.id)
+        given = given_for(episode, row.fields, outcome.info.get("answer"))
+        said = given["completions"]
+        earned: dict[str, float] = {}
+        info: dict[str, Json] = dict(outcome.info)
+        for each, function, label in zip(self.rewards, self._functions, self._labels, strict=True):
+            if each.agent is not None and each.agent not in said:
+                continue  # it had no turn that could be paid
+            own = {} if each.agent is None else {"agent": each.agent, "completion": said[each.agent]}
+            found = await function({**given, **own})
+            info[label] = found
+            if found is None:
+                continue
+            for agent in said if each.agent is None else (each.agent,):
+                earned[agent] = earned.get(agent, 0.0) + each.weight * found
+        if not earned:
+            info["unscored"] = "no reward function said what this is worth"
+        return replace(outcome, rewards=earned, info=info)
+
+
+class RewardedWorld:
+    """One question, which everybody reads and answers once; it pays nothing itself."""
+
+    def __init__(self, task: Task, agents: Sequence[str]) -> None:
+        self._task, self._agents = task, tuple(agents)
+        self._answer: str | None = None
+        self._over = False
+
+    def observe(self, agent: str) -> str:
+        """Return the question."""
+        return self._task.question
+
+    def movers(self) -> tuple[str, ...]:
+        """Return every agent until somebody has answered."""
+        return () if self._over else self._agents
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Take the answers; EpisodeError for a second time, or a stranger."""
+        if self._over:
+            raise EpisodeError("The question has been answered already. This world takes one step.")
+        need_seats(actions, self._agents, "answered")
+        self._answer, self._over = final, True
+        return {}
+
+    def outcome(self) -> Outcome:
+        """Return the text that counts as the team's answer, where the workflow names one."""
+        return Outcome(
+            info={} if self._answer is None else {"answer": self._answer}, truncated=not self._over
+        )
+
+    async def close(self) -> None:
+        """Hold nothing."""

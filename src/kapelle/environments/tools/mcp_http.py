@@ -1,0 +1,128 @@
+"""The HTTP client that an MCP server on the network is spoken to with: bounded answers, and public addresses only.
+
+As in `web`, a name is resolved once, every address that it stands for is checked, and the connection goes to an address
+that was checked. The package follows redirections within the server's own origin alone; each is checked anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+import httpx2
+
+from kapelle.environments.tools.mcp_process import MAX_MESSAGE
+from kapelle.environments.tools.web import Resolve, WebFault, addresses_of, any_address, is_public
+
+GOODBYE_S = 2.0
+"""Seconds in which a server may take note that a session is over."""
+_UNCOMPRESSED = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+class BoundedTransport(httpx2.AsyncBaseTransport):
+    """Carries requests to checked addresses; the first thing that goes wrong stays in `fault`."""
+
+    def __init__(self, allowed: Callable[[str], bool], resolve: Resolve = addresses_of) -> None:
+        self.fault: str | None = None
+        self._allowed, self._resolve = allowed, resolve
+        self._inner = httpx2.AsyncHTTPTransport(verify=_trusted(), trust_env=False)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Return the answer; httpx2.TransportError when there is none that is allowed."""
+        if (
+            request.method == "GET"
+        ):  # opens a stream of what the server tells unasked, which nobody listens to
+            return httpx2.Response(405)
+        try:
+            if request.method == "DELETE":
+                async with asyncio.timeout(GOODBYE_S):
+                    answer = await self._asked(request)
+                await answer.aclose()  # whatever it says, and however slowly
+                return httpx2.Response(answer.status_code)
+            return self._counted(await self._asked(request))
+        except (WebFault, httpx2.HTTPError) as fault:
+            why = (
+                str(fault) if isinstance(fault, WebFault) else f"the request failed ({type(fault).__name__})"
+            )
+            raise self.failed(why) from None
+
+    def failed(self, why: str) -> httpx2.TransportError:
+        """Keep why nothing is carried any more, and return it as an error."""
+        self.fault = self.fault or f"The server cannot be asked: {why}."
+        return httpx2.TransportError(self.fault)
+
+    async def _asked(self, request: httpx2.Request) -> httpx2.Response:
+        host, scheme = request.url.host, request.url.scheme
+        port = request.url.port or (443 if scheme == "https" else 80)
+        addresses = await asyncio.to_thread(self._resolve, host, port)
+        if not addresses or not all(map(self._allowed, addresses)):
+            raise WebFault(
+                f"the host '{host[:80]}' stands for an address that is not public; `local: true` allows it"
+            )
+        return await self._first_reached(request, addresses)
+
+    async def _first_reached(self, request: httpx2.Request, addresses: Sequence[str]) -> httpx2.Response:
+        named = {**request.extensions, "sni_hostname": request.url.host}
+        for address in addresses:
+            url = request.url.copy_with(host=address)
+            try:
+                return await self._inner.handle_async_request(
+                    httpx2.Request(
+                        request.method, url, headers=request.headers, stream=request.stream, extensions=named
+                    )
+                )
+            except httpx2.ConnectError:
+                if address == addresses[-1]:
+                    raise
+        raise AssertionError("there is an address")
+
+    def _counted(self, answer: httpx2.Response) -> httpx2.Response:
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise WebFault("it answered in a compressed form")
+        if answer.status_code in {401, 403, 404} or answer.status_code >= 500:
+            self.failed(f"it answered {answer.status_code}")
+        assert isinstance(answer.stream, httpx2.AsyncByteStream), "of an asynchronous transport"
+        return httpx2.Response(
+            answer.status_code,
+            headers=answer.headers,
+            stream=_Counted(answer.stream, self),
+            extensions=answer.extensions,
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
+
+
+class _Counted(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, transport: BoundedTransport) -> None:
+        self._stream, self._transport = stream, transport
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        counted = 0
+        async for part in self._stream:
+            counted += len(part)
+            if counted > MAX_MESSAGE:
+                raise self._transport.failed(f"it sent more than {MAX_MESSAGE:,} bytes at once")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def client(transport: BoundedTransport, headers: Mapping[str, str] | None) -> httpx2.AsyncClient:
+    """Return a client without limits of time, which its user sets; the headers go with every request to its server."""
+    sent = {**_UNCOMPRESSED, **(headers or {})}
+    return httpx2.AsyncClient(transport=transport, headers=sent, timeout=None, trust_env=False)
+
+
+def transport(*, local: bool) -> BoundedTransport:
+    """Return a transport to public addresses, or to any where a server of one's own is meant."""
+    return BoundedTransport(any_address if local else is_public)

@@ -1,0 +1,126 @@
+"""The weights that a model's folder holds, read from the heads of its safetensors files; no tensor is read.
+
+A file begins with the length of its head in 8 bytes, then comes the head, a JSON object of name, type, shape and place of
+each tensor, then the tensors. A file that was cut off is shorter than its head says.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kapelle.errors import ModelError
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""What transformers reads: one file, or a list of shards."""
+LARGEST_HEAD = 100_000_000
+"""Bytes; the library reads no longer ones."""
+LFS = b"version https://git-lfs"
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Type → bits of one element; a type that is not here is left to the library."""
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+class Stored(NamedTuple):
+    """One tensor in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def stored_weights(folder: Path) -> dict[str, Stored]:
+    """Return every tensor that a model's folder holds; ModelError for files that are missing, cut off or no weights.
+
+    The error speaks of the model as `it`.
+    """
+    whole, index = folder / WHOLE, folder / INDEX
+    if whole.is_file() or not index.is_file():
+        if not whole.exists():
+            there = ", ".join(sorted(file.name for file in folder.glob("*.safetensors"))[:3])
+            raise ModelError(
+                f"It has neither {WHOLE} nor {INDEX}, which transformers reads, but {there or 'no weights'}. Save it again "
+                "with `save_pretrained`."
+            )
+        return read_head(whole)
+    found: dict[str, Stored] = {}
+    listed = shards_of(index)
+    for name in sorted(set(listed.values())):
+        if not (folder / name).is_file():
+            raise ModelError(f"It has no {name}, which {INDEX} lists. Fetch or save it again.")
+        found |= read_head(folder / name)
+    for name, file in listed.items():
+        if name not in found:
+            raise ModelError(f"It has no '{name}' in {file}, where {INDEX} lists it. Fetch or save it again.")
+    return found
+
+
+def read_head(file: Path) -> dict[str, Stored]:
+    """Return the tensors of one file by name; ModelError unless its bytes are exactly those that its head promises."""
+    try:
+        with file.open("rb") as opened:
+            size = file.stat().st_size
+            start = opened.read(len(LFS))
+            if start == LFS:
+                raise _broken(file, "is a pointer of Git LFS and no weights. Fetch them with `git lfs pull`")
+            if size < 8:
+                raise _broken(file, f"has {size} bytes: it is empty or cut off. Fetch or save it again")
+            (length,) = struct.unpack("<Q", start[:8])
+            if length > min(size - 8, LARGEST_HEAD):
+                raise _broken(
+                    file, "is cut off in its head, or is no safetensors file. Fetch or save it again"
+                )
+            opened.seek(8)
+            head: Any = json.loads(opened.read(length))
+        return _tensors(file, head, size - 8 - length)
+    except ModelError:
+        raise
+    except OSError as error:
+        raise _broken(file, f"cannot be read: {error.strerror}. Check the path and the disk") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _broken(file, "has a head that is no list of tensors. Fetch or save it again") from error
+
+
+def _tensors(file: Path, head: Mapping[str, Any], there: int) -> dict[str, Stored]:
+    """Return what a head lists, of a file with so many bytes of tensors."""
+    found, taken = {}, 0
+    for name, tensor in head.items():
+        if name == "__metadata__":
+            continue
+        start, end = tensor["data_offsets"]
+        dtype, shape = str(tensor["dtype"]), tuple(map(int, tensor["shape"]))
+        bits = BITS.get(dtype)
+        if bits is not None and prod(shape) * bits != 8 * (end - start):
+            raise _broken(file, f"gives '{name}' another size than its shape has. Fetch or save it again")
+        found[name], taken = Stored(dtype, shape), max(taken, end)
+    if taken != there:
+        which = "is cut off" if there < taken else "is longer than its head says"
+        raise _broken(
+            file, f"{which}: it holds {there:,} of {taken:,} bytes of weights. Fetch or save it again"
+        )
+    return found
+
+
+def shards_of(index: Path) -> Mapping[str, str]:
+    """Return tensor → file as an index lists them; ModelError for none, or for files outside of the folder."""
+    try:
+        listed = dict(json.loads(index.read_text("utf-8"))["weight_map"])
+        if listed and all(isinstance(name, str) and name == Path(name).name for name in listed.values()):
+            return listed
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise _broken(index, "lists no shards. Fetch or save it again")
+
+
+def _broken(file: Path, what: str) -> ModelError:
+    return ModelError(f"Its file {file.name} {what}.")

@@ -1,0 +1,312 @@
+"""The common case in one call: a model, a data set, functions that pay, and agents.
+
+    run = kapelle.train("Qwen/Qwen3-0.6B", "train.jsonl", reward=exact, agents=["planner", "coder"], eval_dataset="test.jsonl")
+    print(run)
+    run.trainer.evaluate()
+
+It makes the sections of a `Trainer` and trains: settings, checks, run directory and results are the trainer's.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from kapelle.algorithm import algorithm_class
+from kapelle.cli.lines import Lines
+from kapelle.cli.progress import Watch
+from kapelle.environments.rewarded.environment import Reward, Rewarded
+from kapelle.environments.rewarded.held import IN_MEMORY, Held, name_of, rows_in_memory
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.settings.base import Settings
+from kapelle.settings.keywords import check_keywords
+from kapelle.settings.schema import AgentConfig
+from kapelle.settings.sections import AlgorithmSettings, WorkflowSettings
+from kapelle.training.custom_metrics import Metrics
+from kapelle.training.sections import SharedSections
+from kapelle.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from kapelle.models.language_model import LanguageModel
+    from kapelle.training.observer import Observer
+    from kapelle.training.summary import Summary
+
+Dataset = str | Path | Iterable[Mapping[str, Any]]
+"""`owner/name` on the Hugging Face hub, a file or folder, or the rows themselves."""
+Function = Callable[..., Any] | str
+"""A function that pays an episode, or where it is: `module:function`."""
+Functions = Function | Sequence[Function]
+EXAMPLES = {"team": "lora", "training": "tasks_per_step", "evaluation": "problems"}
+"""Sections that a call adds to, each with one of its settings."""
+CONVERTED = {
+    "DataFrame": "Give its rows: {0}.to_dict('records') of pandas, {0}.to_dicts() of polars.",
+    "DatasetDict": "Give one of its splits, such as {0}['train'].",
+    "IterableDatasetDict": "Give one of its splits, such as {0}['train'].",
+    "function": "Give the rows that it returns: {0}().",
+    "dict": "Give a list of rows, each a dict; one of columns is [dict(zip(d, row)) for row in zip(*d.values())].",
+}
+"""Kind of what is no data set → how to make one of it."""
+TEAM = "team"
+"""Key for what pays every agent, among functions by agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A run that was trained in one call; `print` shows its summary. Close it, or use it as a context manager."""
+
+    summary: Summary
+    trainer: Trainer
+    """Open, to go on with: `trainer.train(50)`, `trainer.evaluate()`, `trainer.save_policies(folder)`."""
+
+    def __str__(self) -> str:
+        """Return the summary."""
+        return str(self.summary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.trainer.__exit__(kind, error, trace)
+
+
+def train(
+    model: str | LanguageModel,
+    dataset: Dataset = (),
+    reward: Functions | Mapping[str, Functions] = (),
+    agents: int | Sequence[str | Mapping[str, Any] | AgentConfig] | Mapping[str, str] = 1,
+    *,
+    eval_dataset: Dataset | float | None = None,
+    reward_weights: Sequence[float] | None = None,
+    question_field: str | None = None,
+    dataset_config: str | None = None,
+    steps: int | None = None,
+    algorithm: str | AlgorithmSettings = "grpo",
+    workflow: str | WorkflowSettings | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    observer: Observer | None = None,
+    metrics: Metrics | None = None,
+    **sections: Unpack[SharedSections],
+) -> Trained:
+    """Train a team on the questions of a data set, paid by functions, and return the run.
+
+    `reward` is a function, or several whose weighted sum pays (`reward_weights`), for the team; or such by agent, where the
+    key `team` pays all. `environments.rewarded.functions` says what a function may take. `agents` are a number, names, or
+    prompts by name; several speak as a chain unless there is a `workflow`. Without an `eval_dataset` every row is trained
+    on and nothing is evaluated; a number holds out that share of the rows. `question_field` is the column that asks,
+    `dataset_config` a configuration of a hub's data set.
+    `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on. Raises the errors of `Trainer`.
+    """
+    own: dict[str, Any] = {**sections}
+    _check_own(own, steps)
+    environment = _environment(dataset, eval_dataset, reward, reward_weights, question_field, dataset_config)
+    names, seats = _seats(agents)
+    if isinstance(reward, Mapping):
+        _check_paid(reward, names)
+    team = {**_plain("team", own), "agents": seats}
+    training = _plain("training", own) | ({} if steps is None else {"steps": steps})
+    evaluation = _plain("evaluation", own)
+    if eval_dataset is None:
+        evaluation = {"before_and_after": False, **evaluation}
+    trainer = Trainer(
+        model=model,
+        team=team,
+        environment=environment,
+        workflow=_named(workflow or ("solo" if len(names) == 1 else "chain")),
+        algorithm=_algorithm(algorithm, apart=isinstance(reward, Mapping)),
+        training=training,
+        evaluation=evaluation,
+        run_dir=run_dir,
+        resume=resume,
+        observer=observer or Watch(Lines(sys.stdout)),
+        metrics=metrics,
+        **own,
+    )
+    with ExitStack() as failing:
+        failing.push(trainer)
+        summary = trainer.train()
+        failing.pop_all()
+    trainer.close_at_exit()  # whoever does not close it leaves the run directory to others all the same
+    return Trained(summary, trainer)
+
+
+def _check_own(sections: Mapping[str, Any], steps: int | None) -> None:
+    if isinstance(steps, bool):
+        raise ConfigError(f"`steps` is {steps}. Give a number of steps.")
+    check_keywords(train, "kapelle.train", sections)
+    if "environment" in sections:
+        raise ConfigError(
+            "`kapelle.train` makes the environment of its data set. With another one: `kapelle.Trainer`."
+        )
+
+
+def _environment(
+    dataset: Dataset,
+    eval_dataset: Dataset | float | None,
+    reward: Functions | Mapping[str, Functions],
+    weights: Sequence[float] | None,
+    question_field: str | None,
+    config: str | None,
+) -> Rewarded:
+    functions: dict[str, Callable[..., Any]] = {}
+    rewards = _rewards(reward, weights, functions)
+    path, train = _where(dataset, "dataset")
+    share: dict[str, float] = {}
+    test_path, test = "none", ()
+    if isinstance(eval_dataset, int | float):
+        if not 0.0 < eval_dataset < 1.0:
+            raise ConfigError(
+                f"`eval_dataset` is {eval_dataset}. Give a share of the rows between 0 and 1, other rows, or None to evaluate nothing."
+            )
+        test_path, share = "share", {"test_share": float(eval_dataset)}
+    elif eval_dataset is not None:
+        test_path, test = _where(eval_dataset, "eval_dataset")
+    made = Rewarded.model_validate(
+        {
+            "path": path,
+            "eval_path": test_path,
+            "rewards": rewards,
+            "question_field": question_field,
+            "config": config,
+            **share,
+        }
+    )
+    return made.holding(Held(train, test, functions))
+
+
+def _where(dataset: Dataset, what: str) -> tuple[str, tuple[Any, ...]]:
+    if isinstance(dataset, str | Path):
+        return str(dataset), ()
+    kind = type(dataset).__name__
+    if isinstance(dataset, Mapping) or kind in CONVERTED or not isinstance(dataset, Iterable):
+        how = CONVERTED.get(
+            kind, "Give `owner/name` on the Hugging Face hub, a file, or a list of rows, each a dict."
+        )
+        raise ConfigError(f"`{what}` is {kind}. {how.format(what)}")
+    return IN_MEMORY, rows_in_memory(dataset, what)
+
+
+def _rewards(
+    reward: Functions | Mapping[str, Functions],
+    weights: Sequence[float] | None,
+    functions: dict[str, Callable[..., Any]],
+) -> list[Reward]:
+    """Return the settings of every function; those that only this process has go into `functions`."""
+    if isinstance(reward, Mapping):
+        if weights is not None:
+            raise ConfigError(
+                "`reward_weights` are for a list of functions. Let each agent's function weigh for itself."
+            )
+        pairs = [
+            (None if agent == TEAM else agent, each) for agent, own in reward.items() for each in _listed(own)
+        ]
+    else:
+        pairs = [(None, each) for each in _listed(reward)]
+    if not pairs:
+        raise ConfigError("`reward` has no function. Give one that returns a number for an episode.")
+    for _, each in pairs:
+        if isinstance(each, str) and ":" not in each:
+            raise ConfigError(
+                f"`reward` is the text '{each}'. Name a function as `module:function` or `file.py:function`."
+            )
+        if not isinstance(each, str) and not callable(each):
+            raise ConfigError(
+                f"`reward` is {each!r:.40}. Give a function that returns a number for an episode."
+            )
+    if weights is not None and not all(
+        isinstance(weight, int | float) and math.isfinite(weight) for weight in _listed(weights)
+    ):
+        raise ConfigError(
+            f"`reward_weights` is {weights!r}. Give one finite number for each reward function."
+        )
+    given = [1.0] * len(pairs) if weights is None else _listed(weights)
+    if len(given) != len(pairs):
+        raise ConfigError(
+            f"There are {len(given)} `reward_weights` for {len(pairs)} reward functions. Give each one."
+        )
+    return [
+        Reward(function=_target(each, functions), agent=agent, weight=weight)
+        for (agent, each), weight in zip(pairs, given, strict=True)
+    ]
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _target(function: Function, functions: dict[str, Callable[..., Any]]) -> str:
+    if isinstance(function, str):
+        return function
+    named = name_of(function)
+    if named is not None:
+        return named
+    plain = getattr(function, "__name__", "").strip("<>") or type(function).__name__
+    same = [name for name, known in functions.items() if known is function]
+    numbered = (f"{plain}_{k}" for k in range(2, len(functions) + 3))
+    name = next(name for name in (*same[:1], plain, *numbered) if same or name not in functions)
+    functions[name] = function
+    return f"{IN_MEMORY}:{name}"
+
+
+def _seats(agents: Any) -> tuple[list[str], int | list[Any]]:
+    """Return the names of agents in seat order, and what `team.agents` is."""
+    if isinstance(agents, int) and not isinstance(agents, bool):
+        return [f"agent_{k}" for k in range(agents)], agents
+    if isinstance(agents, str):
+        raise ConfigError(f"`agents` is the text '{agents}'. Give a list of names: `agents=['{agents}']`.")
+    if not isinstance(agents, Mapping | Sequence) or any(
+        not isinstance(agent, str | Mapping | AgentConfig) for agent in agents
+    ):
+        raise ConfigError(
+            f"`agents` is {agents!r}. Give a number of agents, their names, or prompts by name."
+        )
+    if isinstance(agents, Mapping):
+        seats: list[Any] = [{"name": name, "prompt": prompt} for name, prompt in agents.items()]
+    else:
+        seats = [{"name": agent} if isinstance(agent, str) else agent for agent in agents]
+    if not seats:
+        raise ConfigError("`agents` names nobody. A team has at least one agent.")
+    return [str(seat.name if isinstance(seat, AgentConfig) else seat.get("name")) for seat in seats], seats
+
+
+def _check_paid(reward: Mapping[str, Functions], names: Sequence[str]) -> None:
+    for agent in reward:
+        if agent != TEAM and agent not in names:
+            raise ConfigError(
+                f"`reward` pays the unknown agent '{agent}'.{did_you_mean(agent, [*names, TEAM])}"
+            )
+    unpaid = [name for name in names if name not in reward and TEAM not in reward]
+    if unpaid:
+        raise ConfigError(
+            f"`reward` pays nothing to '{unpaid[0]}', which would learn nothing. Give it a function, or add one for '{TEAM}'."
+        )
+
+
+def _algorithm(algorithm: str | AlgorithmSettings, *, apart: bool) -> AlgorithmSettings | dict[str, Any]:
+    """Return the section; agents with functions of their own keep what they earn, unless settings say otherwise."""
+    if not isinstance(algorithm, str):
+        return algorithm
+    shares = "team_reward" in getattr(algorithm_class(algorithm), "model_fields", {})
+    return {"name": algorithm, **({"team_reward": "individual"} if apart and shares else {})}
+
+
+def _named(piece: str | WorkflowSettings) -> WorkflowSettings | dict[str, Any]:
+    return {"name": piece} if isinstance(piece, str) else piece
+
+
+def _plain(name: str, sections: dict[str, Any]) -> dict[str, Any]:
+    """Take a section out of `sections` and return what it says, to lay something over it."""
+    section = sections.pop(name, {})
+    if not isinstance(section, Mapping | Settings):
+        raise ConfigError(
+            f"`{name}` is {section!r}. It is a section: give its settings by name, such as {name}={{'{EXAMPLES[name]}': …}}."
+        )
+    return section.model_dump(exclude_unset=True) if isinstance(section, Settings) else dict(section)

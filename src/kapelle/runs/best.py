@@ -1,0 +1,146 @@
+"""The best checkpoint of a run, and checkpoints by name: `RUN`, `RUN@best`, `RUN@12`.
+
+Which checkpoint is the best follows from the run's files alone, so that no kill or rollback can leave a wrong mark: among
+the whole checkpoints it is the one whose step has the best value of a metric, the earliest of equals. The value is that of the
+last evaluation at the step, or where no evaluation has the metric that of the training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from kapelle.errors import CheckpointError, ConfigError, did_you_mean
+from kapelle.runs.checkpoint_folder import is_whole, list_checkpoints, newest_listed
+from kapelle.runs.reader import is_run, read_config, read_evaluations, read_metrics
+from kapelle.runtime.manifest import step_of
+from kapelle.settings.overlays import parse_yaml
+
+BEST, NEWEST = "best", "latest"
+
+
+def values_of(run: Path, metric: str) -> dict[int, float]:
+    """Return the value of a metric at each step that has one; raises the errors of the reader for damaged rows."""
+    measured = _by_step(read_evaluations(run), metric)
+    return measured or _by_step(read_metrics(run), metric)
+
+
+def _by_step(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int, float]:
+    found = {int(row["step"]): _value(row, metric) for row in rows}
+    return {step: value for step, value in found.items() if value is not None}
+
+
+def _value(row: Mapping[str, Any], metric: str) -> float | None:
+    """Return a number of a row by its name: `success`, `reward/solver`, `success/PART`."""
+    group, _, name = metric.partition("/")
+    inner = row.get(group)
+    found = row.get(metric)
+    if found is None and name and isinstance(inner, Mapping):
+        found = inner.get(name)
+    parts = row.get("parts")
+    if found is None and group == "success" and isinstance(parts, Mapping):
+        part = parts.get(name)
+        found = part.get("success", part.get("value")) if isinstance(part, Mapping) else None
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+def best_checkpoint(run: Path, metric: str, *, lowest: bool) -> Path | None:
+    """Return the best whole checkpoint, None where no checkpoint's step has the metric."""
+    values = values_of(run, metric)
+    folders = [folder for folder in list_checkpoints(run / "checkpoints") if step_of(folder) in values]
+    sign = 1.0 if lowest else -1.0
+    for folder in sorted(folders, key=lambda each: (sign * values[step_of(each) or 0], step_of(each))):
+        if is_whole(folder):
+            return folder
+    return None
+
+
+def why_no_best(run: Path, metric: str) -> str:
+    """Return why none of a run's checkpoints is the best by a metric, with the one that may have been meant."""
+    rows = [*read_metrics(run)[-1:], *read_evaluations(run)[-1:]]
+    known = [
+        name
+        for row in rows
+        for name, value in row.items()
+        if isinstance(value, int | float) and name != "step"
+    ]
+    return f"no checkpoint so far is of a step that has the metric '{metric}' (`checkpoint.best`).{did_you_mean(metric, known)}"
+
+
+def split_run(word: str) -> tuple[Path, str | None]:
+    """Return the run that a word names and which of its checkpoints: `best`, a step, or None for the newest."""
+    run, mark, which = word.rpartition("@")
+    if not mark or not run or Path(word).exists():
+        return Path(word), None
+    if which not in (BEST, NEWEST) and not which.isdecimal():
+        meant = next(iter(get_close_matches(which.lower(), (BEST, NEWEST), n=1)), "")
+        hint = (
+            f"Did you mean {run}@{meant}?"
+            if meant
+            else f"Write {run}@best, {run}@STEP, or {run} for the newest."
+        )
+        raise ConfigError(f"'{word}' names no checkpoint. {hint}")
+    return Path(run), None if which == NEWEST else which
+
+
+def named_checkpoint(run: Path, which: str | None) -> Path | None:
+    """Return the checkpoint that `split_run` has read; None for the newest.
+
+    Raises ConfigError where the run keeps no best one, CheckpointError where the step has no whole checkpoint.
+    """
+    if which is None:
+        return None
+    if which == BEST:
+        return _best_of(run)
+    folders = [folder for folder in list_checkpoints(run / "checkpoints") if step_of(folder) == int(which)]
+    whole = next((folder for folder in reversed(folders) if is_whole(folder)), None)
+    if whole is None:
+        raise CheckpointError(f"{run} has no whole checkpoint of step {which}.{_nearest(run, int(which))}")
+    return whole
+
+
+NEAREST = 3
+"""Checkpoints that a message names."""
+
+
+def _nearest(run: Path, step: int) -> str:
+    """Return the checkpoints of a run that are nearest to a step, as they are written."""
+    kept = sorted({step_of(folder) or 0 for folder in list_checkpoints(run / "checkpoints")})
+    if not kept:
+        return " It has no checkpoint yet."
+    near = sorted(sorted(kept, key=lambda each: abs(each - step))[:NEAREST])
+    listed = ", ".join(f"{run}@{each}" for each in near)
+    return f" It has {listed}." if len(near) == len(kept) else f" The nearest of its {len(kept)}: {listed}."
+
+
+def resumed_run(word: str) -> Path:
+    """Return the run that `kapelle train --resume` goes on with; ConfigError for a checkpoint other than its newest."""
+    run, which = split_run(word)
+    if which is None or not is_run(run):
+        return run if is_run(run) else Path(word)
+    named, newest = named_checkpoint(run, which), newest_listed(run / "checkpoints")
+    step = step_of(named) if named is not None else None
+    if newest is not None and step == step_of(newest):
+        return run
+    raise ConfigError(
+        f"A run goes on from its newest checkpoint, and '{word}' is an earlier one. Go back to it first (`kapelle runs rollback "
+        f"{run} --to {step}`), or begin another run with its weights (`kapelle train RECIPE --start-from {word}`)."
+    )
+
+
+def _best_of(run: Path) -> Path:
+    settings = parse_yaml(read_config(run))
+    kept = settings.get("checkpoint") if isinstance(settings, dict) else None
+    metric = kept.get("best") if isinstance(kept, dict) else None
+    if not isinstance(kept, dict) or not isinstance(metric, str):
+        raise ConfigError(
+            f"{run} keeps no best checkpoint. Train with `checkpoint.best: success`, or name a step.{_nearest(run, 10**12)}"
+        )
+    found = best_checkpoint(run, metric, lowest=kept.get("best_is") == "lowest")
+    if found is None:
+        raise CheckpointError(
+            f"No checkpoint of {run} is of a step that has the metric '{metric}'. Name a step.{_nearest(run, 10**12)}"
+        )
+    return found

@@ -1,0 +1,198 @@
+"""A model card from a run's files: what was trained, with which settings, how it went and how well it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kapelle.runs.findings import read_evaluated
+from kapelle.runs.reader import read_evaluations
+from kapelle.runs.summary import own_settings, settings_of
+
+ROWS = 20
+"""Rows of the curve that a card shows at most."""
+
+UNMEASURED = (
+    "Not measured. `kapelle eval RUN` before the export measures the team and, with the same number of tokens, one agent "
+    "alone and a majority vote."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One policy of an export."""
+
+    policy: str
+    agents: Sequence[str]
+    folder: str
+    """Relative to the export; `.` where it is alone."""
+    base: str
+    form: str
+    """`peft`, `hf` or `gguf-ready`."""
+    dtype: str
+
+
+def model_card(run: Path, step: int, policies: Sequence[Exported]) -> str:
+    """Return the card of policies of a run after `step` updates; text of the run stands in it as text, paths by their name."""
+    settings = settings_of(run)
+    name, algorithm = str(settings["name"]), str(settings["algorithm"]["name"])
+    return "\n".join(
+        [
+            *_front(policies, algorithm),
+            f"# {_plain(name)}",
+            "",
+            f"Trained with kapelle: {_plain(algorithm)} on {_plain(settings['environment']['name'])}, after {step} steps.",
+            "",
+            *_table(
+                ("folder", "agents", "form", "type", "base"),
+                [
+                    (each.folder, ", ".join(each.agents), each.form, each.dtype, _place(each.base))
+                    for each in policies
+                ],
+            ),
+            *_usage(policies[0]),
+            *_evaluation(run),
+            *_curve(run),
+            "## Settings",
+            "",
+            "Those that are no defaults.",
+            "",
+            *_table(
+                ("setting", "value"), [(key, _value(value)) for key, (value, _) in own_settings(run).items()]
+            ),
+        ]
+    )
+
+
+def _front(policies: Sequence[Exported], algorithm: str) -> Iterator[str]:
+    hub = sorted({each.base for each in policies if each.base != "embedded" and not _is_path(each.base)})
+    yield "---"
+    yield "library_name: " + ("peft" if policies[0].form == "peft" else "transformers")
+    yield "pipeline_tag: text-generation"
+    yield f"tags: {json.dumps(['kapelle', 'multi-agent', 'reinforcement-learning', algorithm])}"
+    if hub:
+        yield f"base_model: {json.dumps(hub if len(hub) > 1 else hub[0])}"
+    yield "---"
+    yield ""
+
+
+def _usage(first: Exported) -> list[str]:
+    if first.form == "peft":
+        lines = [
+            "from peft import AutoPeftModelForCausalLM",
+            f'model = AutoPeftModelForCausalLM.from_pretrained("{first.folder}")',
+        ]
+    elif first.form == "hf":
+        lines = [
+            "from transformers import AutoModelForCausalLM",
+            f'model = AutoModelForCausalLM.from_pretrained("{first.folder}")',
+        ]
+    else:
+        return [
+            "",
+            "```sh",
+            f"python convert_hf_to_gguf.py {first.folder} --outfile {first.policy}.gguf",
+            "```",
+            "",
+        ]
+    return ["", "```python", *lines, "```", ""]
+
+
+def _evaluation(run: Path) -> list[str]:
+    found = read_evaluated(run)
+    if not found:
+        return [
+            "## Evaluation at equal tokens",
+            "",
+            UNMEASURED,
+            "",
+        ]
+    row = found[-1]
+    rows = [("team", row.get("team", {}))]
+    for each in [each for each in _listed(row.get("baselines")) if isinstance(each, Mapping)]:
+        answers = each.get("answers", 1)
+        who = ", ".join(map(str, _listed(each.get("agents"))))
+        rows.append((f"{who} alone" if answers == 1 else f"{who}, majority of {answers}", each))
+    return [
+        "## Evaluation at equal tokens",
+        "",
+        f"Unseen problems of {_plain(row.get('environment'))}, 95 % intervals, after {row.get('steps')} steps.",
+        "",
+        *_table(
+            ("who", "success", "interval", "scored", "tokens a problem"),
+            [(who, *_measured(each)) for who, each in rows if isinstance(each, Mapping)],
+        ),
+        "",
+    ]
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _measured(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    interval = row.get("interval")
+    ends = (
+        f"[{_number(interval[0])}, {_number(interval[1])}]"
+        if isinstance(interval, list) and len(interval) == 2
+        else "–"
+    )
+    scored = row.get("scored", row.get("problems"))
+    return (
+        _number(row.get("success")),
+        ends,
+        f"{scored} of {row.get('problems')}",
+        _number(row.get("tokens"), 1),
+    )
+
+
+def _curve(run: Path) -> list[str]:
+    rows = read_evaluations(run)
+    if not rows:
+        return []
+    every = max(1, -(-len(rows) // ROWS))
+    shown = [row for k, row in enumerate(reversed(rows)) if k % every == 0][::-1]
+    return [
+        "## Curve",
+        "",
+        "Evaluations while it was trained.",
+        "",
+        *_table(
+            ("step", "success", "interval", "scored", "tokens a problem"),
+            [(str(row["step"]), *_measured(row)) for row in shown],
+        ),
+        "",
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return [*lines, *(f"| {' | '.join(_plain(cell) for cell in row)} |" for row in rows)]
+
+
+def _number(value: object, digits: int = 3) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
+
+
+def _value(value: object) -> str:
+    return _place(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith(("/", "~", "."))
+
+
+def _place(text: str) -> str:
+    """Return a path of this machine by its name alone; other text as it is."""
+    return Path(text).name if _is_path(text) else text
+
+
+def _plain(text: object) -> str:
+    """Return text that Markdown shows as it is, on one line."""
+    words = " ".join(str(text).split())
+    for mark in "\\`*_[]<>|#":
+        words = words.replace(mark, f"\\{mark}")
+    return words

@@ -1,0 +1,109 @@
+"""Whether the Hugging Face hub has what is asked for, found out in a few seconds.
+
+The hub's own client asks five times for each file where a network is down, which adds up to minutes, also for what was
+downloaded before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from kapelle.errors import ConfigError, EngineError, EpisodeError
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.http import Answer, exchange
+from kapelle.runtime.redaction import without_secrets
+from kapelle.runtime.tokens import carrying
+
+SECONDS = 4.0
+"""For the hub to answer in, from looking up its name to the last byte."""
+WHENCE = "HF_TOKEN, `hf auth login`"
+"""Where its token comes from."""
+
+
+@functools.lru_cache(maxsize=256)
+def hub_fault(
+    name: str, kind: Literal["models", "datasets"] = "models", file: str = "config.json"
+) -> str | None:
+    """Return why a file of a model or data set cannot be had from the hub now, as a clause; None where it can.
+
+    The environment variables of the hub's own client are honoured (HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN, proxies).
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, so the hub is not asked"
+    try:
+        answer = ask_hub("HEAD", f"{'' if kind == 'models' else '/datasets'}/{name}/resolve/main/{file}")
+    except HubAway as error:
+        return str(error)
+    return None if answer is None else _refusal(answer, hub_address(), given=bool(get_token()))
+
+
+def hub_address() -> str:
+    """Return the hub's address without a slash at its end: HF_ENDPOINT, or the public one."""
+    from huggingface_hub import constants
+
+    return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+
+
+def get_token() -> str | None:
+    """Return the token that the hub's own client would send."""
+    import huggingface_hub
+
+    return huggingface_hub.get_token()
+
+
+def ask_hub(method: str, path: str) -> Answer | None:
+    """Return what the hub answers, within seconds; None behind a proxy that perhaps its own client alone knows (SOCKS).
+
+    Raises HubAway, with the reason as a clause, where it does not answer or would get the token in the clear.
+    """
+    import httpx
+
+    hub, token = hub_address(), get_token()
+    try:
+        headers = carrying(token, "HF_TOKEN", hub) if token else {}
+        return run_async(lambda: exchange(method, f"{hub}{path}", None, headers, SECONDS))
+    except ImportError:
+        return None
+    except (ConfigError, EpisodeError) as error:
+        raise HubAway(hub, str(error).rstrip(".")) from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        raise HubAway(hub, " ".join(str(error).split()).rstrip(".") or type(error).__name__) from None
+
+
+class HubAway(EngineError):
+    """A hub that cannot be asked, for the reason that is given as a clause."""
+
+    def __init__(self, hub: str, reason: str) -> None:
+        super().__init__(f"{without_secrets(hub)} cannot be reached: {reason}")
+        self.reason = reason
+
+
+@contextmanager
+def without_hub() -> Iterator[None]:
+    """Let the hub's client use nothing but what was downloaded before."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _refusal(answer: Answer, hub: str, *, given: bool) -> str | None:
+    key = f"the token that is set ({WHENCE})" if given else f"no token ({WHENCE})"
+    if answer.status == 401:
+        return f"{hub} has none of this name that can be seen with {key}: HTTP 401"
+    if answer.status == 403:
+        return f"{hub} gives access only to whom its owner grants it, and was asked with {key}: HTTP 403"
+    if answer.status == 404:
+        return f"{hub} has none of this name, or it lacks that file: HTTP 404"
+    if answer.status == 429 or answer.status >= 500:
+        return f"{hub} answers HTTP {answer.status}"
+    return None

@@ -1,0 +1,49 @@
+"""Tokens for servers: held in environment variables, and sent only where nobody else can read them on their way."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from urllib.parse import urlsplit
+
+from kapelle.errors import ConfigError
+from kapelle.runtime.redaction import without_secrets
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reached from this machine alone; names other than `localhost` count as not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def sends_in_the_clear(address: str) -> bool:
+    """Return whether what is sent to an http(s) URL can be read on its way to another machine."""
+    parts = urlsplit(address)
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
+
+
+def bearer(variable: str | None, address: str) -> dict[str, str]:
+    """Return the header with the token of an environment variable; none without a variable or where it is not set or empty.
+
+    Raises ConfigError where the token could be read on its way to the address.
+    """
+    token = os.environ.get(variable, "") if variable else ""
+    return carrying(token, variable, address) if variable and token else {}
+
+
+def carrying(token: str, held: str, address: str) -> dict[str, str]:
+    """Return the header with a token that is held in a variable (or elsewhere); ConfigError as in `bearer`."""
+    need_private(held, address)
+    return {"Authorization": f"Bearer {token}"}
+
+
+def need_private(held: str, address: str) -> None:
+    """Raise ConfigError where what a variable holds could be read on its way to an address."""
+    if sends_in_the_clear(address):
+        raise ConfigError(
+            f"The token in {held} would be sent to {without_secrets(address)} in the clear. Use https, or unset it."
+        )

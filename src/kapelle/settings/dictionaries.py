@@ -1,0 +1,367 @@
+"""Sections of the settings as plain dictionaries, for editors and type checkers. Made by `tools/section_types.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+from kapelle.settings.cluster import Resources
+from kapelle.settings.schema import (
+    AgentConfig,
+    DType,
+    EmbeddedConfig,
+    EndpointConfig,
+    LoraConfig,
+    NamedAdapter,
+    OwnModel,
+    PastAdapter,
+    PerTurn,
+    RateConfig,
+    SamplingConfig,
+    Schedule,
+)
+
+
+class ResourcesDict(TypedDict, total=False):
+    """What one actor takes of a machine; Ray counts it, and keeps nobody from using more."""
+
+    cpus: float
+    """Cores; also the number of threads that torch uses, at least one."""
+    gpus: float
+    """GPUs; a share of one lets actors live on the same GPU. An actor sees no others."""
+
+
+class RayDict(TypedDict, total=False):
+    """What `--launch ray` places on a cluster, and what each of it takes."""
+
+    address: str | None
+    """The cluster's address (`auto`, or `host:port`); null starts a Ray of its own on this machine, which ends with the run."""
+    rollout_workers: int
+    """Actors that play episodes, shared out over the ranks of the trainer; 0 lets the ranks play, as without Ray."""
+    trainer: Resources | ResourcesDict
+    """What each rank of the trainer takes."""
+    rollout: Resources | ResourcesDict
+    """What each rollout worker takes."""
+    environment: Resources | ResourcesDict
+    """What each environment worker takes; `episode.environment_workers` says how many each process that plays has."""
+    spread: bool
+    """Whether actors are put on as many machines as possible; otherwise on as few."""
+    timeout: float
+    """Seconds that the cluster has to find room for all of them, and each actor to start."""
+
+
+class CheckpointDict(TypedDict, total=False):
+    """When to save checkpoints and how many to keep."""
+
+    every: int
+    """Steps between checkpoints."""
+    keep: int
+    """Newest checkpoints that are kept."""
+    best: str | None
+    """Metric of evaluations, or else of steps, whose best checkpoint is kept beside the newest: `success`, `reward/solver`. One is
+    saved after every evaluation that is better than all before."""
+    best_is: Literal["highest", "lowest"]
+    """Whether the best value of `best` is the highest or the lowest."""
+    background: bool
+    """Whether the next steps are taken while a checkpoint is written, from a copy in the machine's memory. One is written at a
+    time; it counts when it is sealed."""
+
+
+class EpisodesDict(TypedDict, total=False):
+    """How long recorded episodes are kept; older ones are deleted after a checkpoint, in whole files of up to 16 steps."""
+
+    keep: int | None
+    """Newest training steps whose episodes and traces are kept for certain; null keeps all."""
+    keep_evaluations: int | None
+    """Newest training steps whose evaluations' episodes are kept for certain; null keeps all."""
+
+
+class RecordDict(TypedDict, total=False):
+    """What a run records for people who look at it, beside what it needs itself."""
+
+    credit_episodes: int
+    """Episodes per step of which each token's advantage, credit, ratio and entropy are kept: the best and the worst of the
+    groups whose returns differ most. 0 keeps none."""
+
+
+class TrackerDict(TypedDict, total=False):
+    """A tracker in addition to the files of the run directory."""
+
+    name: Literal["tensorboard", "wandb", "mlflow", "trackio"]
+    project: str
+    """Name of the project, or of MLflow's experiment."""
+    offline: bool
+    """Keep everything on this machine, where the tracker can."""
+    transcripts: int
+    """Steps between two tables of what a few episodes' agents said; 0 sends none."""
+
+
+class EmbeddedDict(TypedDict, total=False):
+    """Size of the model that kapelle makes itself: the Qwen3 architecture, initialised from a seed."""
+
+    hidden: int
+    """Width of the residual stream."""
+    layers: int
+    """Decoder blocks."""
+    heads: int
+    """Attention heads of a block."""
+    kv_heads: int
+    """Heads of keys and values; divides `heads`."""
+    intermediate: int
+    """Width of the MLP."""
+    context: int
+    """Most tokens (bytes of text) that it reads."""
+    seed: int
+    """Of the initial weights."""
+
+
+class ModelDict(TypedDict, total=False):
+    """The team's base model."""
+
+    path: str
+    """`embedded` (made here), a local folder, or a name on the Hugging Face hub."""
+    embedded: EmbeddedConfig | EmbeddedDict
+    dtype: DType
+    """Compute type of forward and backward, in which frozen weights are held; what trains is held in float32."""
+    device: str | None
+    """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
+    quantization: Literal["nf4"] | None
+    """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
+
+
+class LoraDict(TypedDict, total=False):
+    """Size and place of the adapters; see `team.Lora`."""
+
+    rank: int
+    alpha: float
+    targets: Sequence[str]
+    """Names of layers, or `all-linear`; docs/models.md says which those are."""
+    dropout: float
+
+
+class OwnModelDict(TypedDict, total=False):
+    """A model of the agent's own: trained in full, by adapter, or not at all."""
+
+    model: str
+    """A folder, or a name on the Hugging Face hub."""
+    train: Literal["full", "lora", "none"]
+    """All its weights, an adapter on it, or nothing."""
+    dtype: DType | None
+    """None is that of the section `model`, here and below."""
+    device: str | None
+    """As in the section `model`."""
+
+
+class NamedAdapterDict(TypedDict, total=False):
+    """An adapter that several agents share by its name."""
+
+    adapter: str
+    """The adapter's name."""
+
+
+class PerTurnDict(TypedDict, total=False):
+    """An adapter for each of an agent's turns in an episode: the k-th adapter acts in the k-th turn."""
+
+    per_turn: int | Sequence[str]
+    """The number of turns, with adapters of the agent's own (`ada@1`, `ada@2`, …); or a list of adapter names, in
+    which a repeated name is the same adapter."""
+
+
+class PastAdapterDict(TypedDict, total=False):
+    """An adapter saved by a run, which is not trained any more: a past self to play against."""
+
+    past: str
+    """Its PEFT folder, for example `runs/mine/checkpoints/00000010/policies/first`."""
+
+
+class EndpointDict(TypedDict, total=False):
+    """A frozen agent behind an OpenAI-compatible URL."""
+
+    endpoint: str
+    """The server's address, such as `https://api.example.com/v1`."""
+    model: str
+    """Name of the model, as the server has it."""
+    api_key_env: str
+    """Environment variable that holds the key; the key itself is never stored."""
+
+
+class SamplingDict(TypedDict, total=False):
+    """How agents sample while they learn; see `types.Sampling`."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: Sequence[str]
+
+
+class RateDict(TypedDict, total=False):
+    """The learning rates of what acts for an agent, and of its critic; null is that of the section `optimizer`."""
+
+    lr: float | None
+    critic_lr: float | None
+    schedule: Schedule | None
+    warmup_steps: int | None
+
+
+class AgentDict(TypedDict, total=False):
+    """One agent: its prompts, which weights act for it, how it samples."""
+
+    name: str
+    weights: (
+        Literal["shared", "lora", "frozen"]
+        | OwnModel
+        | NamedAdapter
+        | PerTurn
+        | PastAdapter
+        | EndpointConfig
+        | OwnModelDict
+        | NamedAdapterDict
+        | PerTurnDict
+        | PastAdapterDict
+        | EndpointDict
+        | None
+    )
+    """None uses `team.sharing`."""
+    lora: LoraConfig | LoraDict | None
+    """None uses `team.lora`."""
+    system: str | None
+    prompt: str | None
+    sampling: SamplingConfig | SamplingDict | None
+    """None uses `team.sampling`."""
+    share_critic_with: str | int | None
+    """Name or seat number (from 0) of the agent whose critic this one uses too."""
+    optimizer: RateConfig | RateDict | None
+    """None uses the section `optimizer`."""
+
+
+class TeamDict(TypedDict, total=False):
+    """The team: agents and how they share weights."""
+
+    sharing: Literal["shared", "lora", "frozen"]
+    """`shared`: one set of full weights; `lora`: one adapter per agent; `frozen`: nothing trains."""
+    lora: LoraConfig | LoraDict
+    sampling: SamplingConfig | SamplingDict
+    agents: int | Sequence[AgentConfig | AgentDict]
+    """The agents in seat order, or the number of identical ones (`agent_0`, `agent_1`, …)."""
+    critic_lora: LoraConfig | LoraDict
+    critic_sharing: Literal["own", "shared"] | None
+    """None uses the algorithm's choice: own critics where they are local, a shared one where it is central."""
+    critic_dtype: DType | None
+    """With this or `critic_device`, critics and a verifier that pays stand on a copy of their base of that kind."""
+    critic_device: str | None
+    """See `critic_dtype`."""
+
+
+class OptimizerDict(TypedDict, total=False):
+    """AdamW (1711.05101), one instance per policy."""
+
+    name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
+    """The 8-bit ones hold moments in one byte (2110.02861), for full weights on CUDA; they need `kapelle[quantised]`."""
+    lr: float
+    """Learning rate; full weights usually take a tenth of what adapters do."""
+    critic_lr: float | None
+    """None uses `lr`."""
+    betas: Sequence[float]
+    """Decay of the two moments."""
+    eps: float
+    """Added to the root of the second moment."""
+    weight_decay: float
+    """Decoupled weight decay."""
+    max_grad_norm: float | None
+    """Norm to which the gradient of each policy is clipped separately; null turns clipping off."""
+    schedule: Schedule
+    """How the rate goes on after `warmup_steps`, until the last step."""
+    warmup_steps: int
+    """Optimiser steps over which the learning rate rises from 0."""
+
+
+class RewardModelDict(TypedDict, total=False):
+    """A trained reward model: λ times its score of a turn's answer is added to the reward of the turn."""
+
+    path: str
+    """The folder `verifier` of a checkpoint of `algorithm.name: verifier`, or `stage:NAME`."""
+    weight: float
+    """λ, in units of reward; scores lie between 0 and 1."""
+    device: str | None
+    """The device on which it runs with its own copy of the base; null shares the team's base."""
+    dtype: DType | None
+    """The compute type of a copy of its own; null is that of the section `model`."""
+
+
+class WarmupDict(TypedDict, total=False):
+    """Supervised warm-up on scripted demonstrations of the roles, before everything else; cached."""
+
+    steps: int
+    """Optimiser steps."""
+    demonstrations: int
+    """Number of episodes that the script plays on the training split."""
+    batch: int
+    """Sequences per step."""
+    lr: float
+    """Learning rate."""
+    schedule: Schedule
+    """How the rate goes on."""
+
+
+class TrainingDict(TypedDict, total=False):
+    """How much to train, and when to stop."""
+
+    steps: int
+    """A learning rate that ends with them (`optimizer.schedule`) ends with the number given last."""
+    tasks_per_step: int
+    """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
+    max_staleness: int
+    """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0, every step but the first ones
+    learns from samples of older weights: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
+    overlap: bool
+    """Whether a second process samples while this one learns. It takes a second copy of the base models, and needs
+    `max_staleness` of 1 or more to save time; the results are the same, to the bit."""
+    partial_rollouts: float
+    """Largest share of a step's groups that may be left unfinished when it ends; `true` is a quarter. They go on in the next
+    step, with the weights of then, so that no step waits for its longest episodes. Of the steps of `max_staleness`, one (from 2 on) is
+    for running ahead and the others for groups that are left: no token is older than it says."""
+    microbatch_tokens: int
+    """Maximum tokens in one forward and backward pass; the result does not depend on it."""
+    gradient_checkpointing: bool
+    """True keeps of each decoder block its input alone and computes the block again in the backward pass: the same
+    gradients, less memory, and an update that takes about half as long again."""
+    max_failed_share: float
+    """The run stops when a larger share of a step's episodes fails."""
+    parity_tolerance: float | None
+    """Largest |trainer − sampler| log-prob (nats); None uses 1e-4 in float32 and a measured bound
+    in half precision."""
+    non_finite: Literal["stop", "skip"]
+    """What happens to a step whose loss or gradient is not finite."""
+
+
+class EvaluationDict(TypedDict, total=False):
+    """How the team is evaluated on held-out problems, always of the `test` split."""
+
+    problems: int
+    """Problems of an evaluation before and after training."""
+    every: int
+    """Steps between evaluations during training; 0 evaluates only before and after."""
+    problems_while_training: int
+    """Problems of an evaluation in between."""
+    greedy: bool
+    """False samples as in training."""
+    before_and_after: bool
+    """Whether `problems` are played before the first and after the last step."""
+
+
+class EpisodeDict(TypedDict, total=False):
+    """Limits of an episode, and where its world lives."""
+
+    timeout: float
+    """Seconds after which it is given up and fails, counted from its start."""
+    environment_workers: int
+    """Processes in which worlds live, with their games, graders and sandboxes; 0 keeps them in this one. The results
+    are the same, to the bit."""
+
+
+class GraderDict(TypedDict, total=False):
+    """Limits of grading one text."""
+
+    timeout: float
+    """Seconds after which its episode fails. Time spent queueing for a sandbox or a judge does not count."""

@@ -1,0 +1,149 @@
+"""Trained policies of a run as folders for other programs: adapters, merged models, models for llama.cpp's converter.
+
+    peft         each policy's adapter as PEFT reads it; where the base is no model that others have, it lies beside in `base`
+    hf           each policy as a whole model that `transformers` loads, its adapter merged into its base
+    gguf-ready   the same with what `convert_hf_to_gguf.py` asks for beside the weights, checked before anybody converts
+
+Merging computes W + (alpha / rank) · B A in float32 and rounds once, to the type of the base.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from kapelle.errors import ConfigError, ModelError, need_known
+from kapelle.models.language_model import LanguageModel
+from kapelle.models.sealed import base_of
+from kapelle.models.weights import hash_of_base, read_adapter, save_model
+from kapelle.runs.best import named_checkpoint
+from kapelle.runs.checkpoint_contents import policy_folder
+from kapelle.runs.model_card import Exported, model_card
+from kapelle.runtime.manifest import step_of
+from kapelle.setup.preparation import Prepared, prepare
+from kapelle.team import Policy
+from kapelle.training.gguf_ready import check_convertible
+from kapelle.training.observer import Observer
+from kapelle.training.resuming import config_of_run
+from kapelle.training.served import newest_checkpoint
+from kapelle.training.warmup import warmed_bases
+
+Form = Literal["peft", "hf", "gguf-ready"]
+
+
+def export(
+    run: Path,
+    out: Path,
+    form: Form,
+    observer: Observer,
+    *,
+    which: str | None = None,
+    agents: Sequence[str] = (),
+) -> list[Exported]:
+    """Write the trained policies of a run's checkpoint (of some agents alone) into a new folder, with a model card.
+
+    Raises ConfigError for an agent without trained weights or a base that nothing can be merged into, CheckpointError
+    without a checkpoint.
+    """
+    config = config_of_run(run).model_copy(update={"reward_model": None, "start_from": {}})
+    prepared = prepare(config, training=False)
+    named = named_checkpoint(run, which)
+    checkpoint, step = newest_checkpoint(run, observer) if named is None else (named, step_of(named) or 0)
+    chosen = _chosen(prepared, agents)
+    if form != "peft" and config.model.quantization is not None:
+        raise ConfigError(
+            f"{run} trained on a base in {config.model.quantization}, into which an adapter cannot be merged exactly. Export the "
+            "adapters with `--format peft`, and merge them into the base in its own type with PEFT."
+        )
+    if form == "gguf-ready":
+        for path in dict.fromkeys(prepared.team.bases[policy.base] for policy in chosen):
+            check_convertible(path)
+    held: dict[str, LanguageModel] = {}
+    warmed = prepared.on_bases(
+        warmed_bases(config, prepared.team, observer.warmup, observer.phase, held), held
+    )
+    own = {b for b, path in prepared.team.bases.items() if warmed.team.bases[b] != path or path == "embedded"}
+    models = warmed.load() if form != "peft" or own else {}
+    found = []
+    for policy in chosen:
+        place = out if len(chosen) == 1 else out / policy_folder(out, policy.name).name
+        place.mkdir(parents=True, exist_ok=True)
+        saved = policy_folder(checkpoint, policy.name)
+        observer.phase("exporting", f"{policy.name} → {place}")
+        if policy.lora is None or form == "peft":
+            shutil.copytree(saved, place, dirs_exist_ok=True)
+            if policy.lora is not None and policy.base in own:
+                _beside(place, models[policy.base])
+        else:
+            save_model(place, models[policy.base], merged(models[policy.base], saved))
+        if form == "gguf-ready":
+            check_convertible(place)
+        speakers = [agent for agent, name in prepared.team.policy_of.items() if name == policy.name]
+        path, dtype = prepared.team.bases[policy.base], str(config.model.dtype)
+        kind = form if policy.lora is not None or form != "peft" else "hf"
+        found.append(Exported(policy.name, speakers, place.relative_to(out).as_posix(), path, kind, dtype))
+    (out / "README.md").write_text(model_card(run, step, found), "utf-8")
+    return found
+
+
+def _chosen(prepared: Prepared, agents: Sequence[str]) -> list[Policy]:
+    team = prepared.team
+    names = list(team.trained)
+    if agents:
+        for agent in agents:
+            need_known("--agent", "agent", agent, tuple(team.names))
+        names = [
+            name
+            for name in names
+            if any(name in (team.turns_of.get(a) or (team.policy_of[a],)) for a in agents)
+        ]
+    if not names:
+        raise ConfigError(
+            "Nothing that was trained is left to export: these agents act with weights that stayed as they were."
+        )
+    return [team.policies[name] for name in names]
+
+
+def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
+    """Return a base's weights with an adapter in them, by name, each in the base's type; ModelError where they do not fit."""
+    own = model.base_parameters()
+    if base_of(adapter) not in (None, hash_of_base(model)):
+        raise ModelError(
+            f"The adapter '{adapter}' was trained on other base weights than those of '{model.name}' now."
+        )
+    tensors, lora = read_adapter(adapter)
+    found: dict[str, Tensor] = {name: tensor.detach() for name, tensor in own.items()}
+    for key in sorted(name for name in tensors if name.endswith(".lora_A.weight")):
+        name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight") + ".weight"
+        if name not in found or not found[name].is_floating_point():
+            raise ModelError(
+                f"The adapter '{adapter}' changes '{name}', which '{model.name}' does not have in a floating type."
+            )
+        change = tensors[key.replace(".lora_A.", ".lora_B.")].float() @ tensors[key].float()
+        weight = found[name]
+        found[name] = (weight.float() + (lora.alpha / lora.rank) * change.to(weight.device)).to(weight.dtype)
+    return found
+
+
+def _beside(place: Path, model: LanguageModel) -> None:
+    """Put a base that nobody else has beside its adapter, which names it."""
+    save_model(place / "base", model)
+    _settings(place, {"base_model_name_or_path": "base"})
+
+
+def _settings(place: Path, changes: Mapping[str, object]) -> None:
+    file = place / "adapter_config.json"
+    settings = {**json.loads(file.read_text("utf-8")), **changes}
+    file.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    (place / "kapelle.json").unlink(missing_ok=True)  # it lists the files as they were
+
+
+def total(folder: Path) -> list[tuple[str, int]]:
+    """Return every file of a folder with its bytes."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]

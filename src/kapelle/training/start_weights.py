@@ -1,0 +1,91 @@
+"""Which folders of weights training starts from: `start_from` of a recipe, by agent, read as folders by policy.
+
+start_from: runs/mine                                    every trained policy, from the run's newest checkpoint
+start_from: {"*": runs/mine@best, critic: adapters/c}    and one agent's own; a PEFT folder or a model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kapelle.errors import CheckpointError, ConfigError, did_you_mean
+from kapelle.runs.best import named_checkpoint, split_run
+from kapelle.runs.checkpoint_contents import policy_folder
+from kapelle.runs.checkpoint_folder import list_checkpoints
+from kapelle.runs.reader import is_run, read_latest
+from kapelle.settings.keeping import EVERYONE
+from kapelle.team import Team
+
+_POLICIES = "policies"
+
+
+def start_folders(
+    settings: Mapping[str, str],
+    given: str | Mapping[str, str | Path] | None,
+    team: Team,
+    run_dir: str | Path | None,
+) -> dict[str, Path]:
+    """Return, by trained policy, the folder that it starts from; of a run with a checkpoint only those `given` as paths.
+
+    Raises ConfigError for an agent that is not trained or a name that is no run, adapter or model, CheckpointError for a
+    run without a whole checkpoint.
+    """
+    also = {EVERYONE: given} if isinstance(given, str) else dict(given or {})
+    folders = {policy: folder for policy, folder in also.items() if isinstance(folder, Path)}
+    named = {**settings, **{agent: source for agent, source in also.items() if isinstance(source, str)}}
+    if run_dir is not None and list_checkpoints(Path(run_dir) / "checkpoints"):
+        return folders
+    wanted = dict.fromkeys(team.trained, named[EVERYONE]) if EVERYONE in named else {}
+    for agent, source in named.items():
+        if agent != EVERYONE:
+            wanted |= dict.fromkeys(_policies_of(agent, team), source)
+    return {policy: _folder(policy, source) for policy, source in wanted.items()} | folders
+
+
+def _policies_of(name: str, team: Team) -> list[str]:
+    own = team.turns_of.get(name) or (team.policy_of.get(name, name),)
+    found = [policy for policy in team.trained if policy in own]
+    if not found:
+        known = [
+            *(agent for agent, policy in team.policy_of.items() if policy in team.trained),
+            *team.trained,
+        ]
+        raise ConfigError(
+            f"`start_from` names '{name}', which is no agent that this team trains.{did_you_mean(name, known)}"
+        )
+    return found
+
+
+def _folder(policy: str, source: str) -> Path:
+    place, which = split_run(source)
+    if is_run(place):
+        checkpoint = named_checkpoint(place, which) or read_latest(place)
+        if checkpoint is None:
+            raise CheckpointError(
+                f"`start_from` names {place}, which has no whole checkpoint. Train it first."
+            )
+        return _kept(policy, checkpoint, place)
+    if (place / _POLICIES).is_dir():
+        return _kept(policy, place, place)
+    if (place / "adapter_config.json").is_file() or (place / "config.json").is_file():
+        return place
+    raise ConfigError(
+        f"`start_from` names '{source}', which is no run, checkpoint, PEFT adapter or model: it has no config.yaml, "
+        f"{_POLICIES}/, adapter_config.json or config.json."
+    )
+
+
+def _kept(policy: str, checkpoint: Path, named: Path) -> Path:
+    """Return a checkpoint's folder of a policy, or its only one."""
+    own = policy_folder(checkpoint, policy)
+    if own.is_dir():
+        return own
+    others = sorted(path for path in (checkpoint / _POLICIES).glob("*") if path.is_dir())
+    if len(others) == 1:
+        return others[0]
+    names = ", ".join(path.name for path in others) or "none"
+    raise ConfigError(
+        f"`start_from`: {named} has no weights of '{policy}'; it has those of: {names}. Name the folder of one for the agent: "
+        f"`start_from: {{{policy}: {checkpoint / _POLICIES}/NAME}}`."
+    )

@@ -1,0 +1,323 @@
+"""The tables of an index of episodes: SQLite, filled newest steps first, and asked while they are filled."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kapelle.viewer.episode_lines import Place, Stamp
+from kapelle.viewer.meetings import Pair, Tally, tallies
+from kapelle.viewer.skimming import Skimmed, spreads
+
+FORM = 5
+"""Version of the tables; another one is made anew."""
+SEATS = 8
+"""Agents whose rewards have columns of their own."""
+WINDOW = 20_000
+"""Episodes, the newest ones, that orders and conditions know until all rows are there and sorted."""
+COUNTED = 1_000
+"""Rows with a condition that are counted; of more a page says that there are more."""
+HITS = 20_000
+"""Episodes with the words of a search that are gathered before they are sorted; where there are more, words are looked for in the order of the page."""
+SORTS = {
+    "newest": "step DESC, line",
+    "oldest": "step, line",
+    "most reward": "{reward} DESC, step DESC",
+    "least reward": "{reward}, step DESC",
+    "greatest spread": "spread DESC, step DESC, line",
+    "longest": "tokens DESC, step DESC",
+}
+"""Orders of the table of episodes, by the words on the page."""
+OUTCOMES = {
+    "right": "success >= 1",
+    "wrong": "success < 1",
+    "errors": "error <> ''",
+    "scored": "success IS NOT NULL",
+}
+_RARE = "(SELECT rowid AS hit FROM words WHERE words MATCH ? LIMIT {most}) CROSS JOIN episodes ON id = hit"
+"""Episodes from the hits on, those first that were indexed first; SQLite keeps the order of a cross join."""
+_OFTEN = "EXISTS (SELECT 1 FROM words WHERE words MATCH ? AND words.rowid = episodes.id)"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS files (split TEXT, step INTEGER, size INTEGER, changed INTEGER, episodes INTEGER, PRIMARY KEY (split, step));
+CREATE TABLE IF NOT EXISTS episodes (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, split TEXT, step INTEGER, line INTEGER, team INTEGER, task TEXT, question TEXT, said TEXT,
+  success REAL, reward REAL, spread REAL, tokens INTEGER, turns INTEGER, error TEXT,
+  a0 REAL, a1 REAL, a2 REAL, a3 REAL, a4 REAL, a5 REAL, a6 REAL, a7 REAL);
+CREATE INDEX IF NOT EXISTS by_step ON episodes (split, step, line, success);
+CREATE TABLE IF NOT EXISTS meetings (
+  split TEXT, step INTEGER, part TEXT, one TEXT, one_version INTEGER, other TEXT, other_version INTEGER,
+  wins INTEGER, draws INTEGER, losses INTEGER, unlike INTEGER);
+CREATE INDEX IF NOT EXISTS met_at ON meetings (split, step);
+CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (said, content='', detail=none);
+"""
+_ORDERS = (
+    "by_most ON episodes (split, reward DESC, step DESC, success)",
+    "by_least ON episodes (split, reward, step DESC, success)",
+    "by_spread ON episodes (split, spread DESC, step DESC, line, success)",
+    "by_tokens ON episodes (split, tokens DESC, step DESC, success)",
+    "by_task ON episodes (task, split, step)",
+    "by_error ON episodes (split, step) WHERE error <> ''",
+)
+"""Made once all rows are there, which is many times faster than to keep them sorted while rows come. Each holds what tells right
+from wrong: those that do not fit are passed over without a look at their rows."""
+_SEAT_ORDERS = (
+    "most_a{k} ON episodes (split, a{k} DESC, step DESC, success)",
+    "least_a{k} ON episodes (split, a{k}, step DESC, success)",
+)
+_SORTED = "sorted"
+"""Name of the table that is there once all orders are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A condition on episodes: SQL of this module's own making with its values, and words that all must be there."""
+
+    where: str
+    values: list[Any]
+    words: str = ""
+    plain: bool = False
+    """Whether it names a split and steps alone."""
+    rare: bool = False
+    """Whether it names a task or errors, which have an index of their own."""
+    split: str = "train"
+
+
+def _close_with(owner: object, base: sqlite3.Connection) -> None:
+    """Close a connection once nobody holds its owner: Python 3.13 and later complain of one that is only forgotten."""
+    weakref.finalize(owner, base.close).atexit = False  # at the exit a thread may be writing still
+
+
+class Tables:
+    """One file of tables, written under its lock and read beside."""
+
+    def __init__(self, where: str, agents: Sequence[str]) -> None:
+        """Open or make the file; `sqlite3.Error` where that cannot be done."""
+        self.agents = list(agents)[:SEATS]
+        self.file = None if where == ":memory:" else Path(where)
+        """None for tables in memory."""
+        self.writing = threading.Lock()
+        self._base = sqlite3.connect(where, check_same_thread=False, timeout=60.0)
+        _close_with(self, self._base)
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = OFF",
+            "cache_size = -65536",
+            "temp_store = MEMORY",
+        ):
+            self._base.execute(f"PRAGMA {pragma}")
+        self._base.executescript(_TABLES)
+        if self.file is not None and not os.access(self.file, os.W_OK):
+            raise sqlite3.OperationalError(f"{self.file} cannot be written")
+        self._reader = (
+            self._base if self.file is None else sqlite3.connect(where, check_same_thread=False, timeout=5.0)
+        )
+        _close_with(self, self._reader)
+        self._reading = self.writing if self.file is None else threading.Lock()
+        self._sorted = False
+
+    def known(self) -> dict[Place, Stamp]:
+        """Return what is indexed, as it was then."""
+        with self._reading:
+            rows = self._reader.execute("SELECT split, step, size, changed FROM files").fetchall()
+        return {(split, step): (size, changed) for split, step, size, changed in rows}
+
+    @property
+    def sorted(self) -> bool:
+        """Whether every order can be read from its beginning."""
+        if not self._sorted:
+            asked = "SELECT 1 FROM sqlite_master WHERE name = ?"
+            with self._reading:
+                self._sorted = self._reader.execute(asked, (_SORTED,)).fetchone() is not None
+        return self._sorted
+
+    def put(self, steps: Mapping[Place, tuple[Stamp, Sequence[Skimmed]]]) -> None:
+        """Write the rows and words of some steps, in place of those that were there."""
+        marks = ", ".join("?" * (14 + SEATS))
+        with self.writing:
+            self._base.execute("BEGIN IMMEDIATE")  # another viewer may index the same run
+            for place, (stamp, found) in steps.items():
+                if self._stamp(place) == stamp:
+                    continue
+                self._forget(place)
+                widest = spreads(found)
+                first = self._unused()
+                self._base.executemany(
+                    f"INSERT INTO episodes VALUES ({marks})",
+                    [
+                        (first + k, *row_of(place, each, widest[each.group], self.agents).values())
+                        for k, each in enumerate(found)
+                    ],
+                )
+                self._base.executemany(
+                    "INSERT INTO words (rowid, said) VALUES (?, ?)",
+                    [(first + k, storable(each.words)) for k, each in enumerate(found)],
+                )
+                met = tallies((each.part, each.players) for each in found)
+                self._base.executemany(
+                    "INSERT INTO meetings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    [(*place, *map(_stored, astuple(pair)), *astuple(tally)) for pair, tally in met.items()],
+                )
+                self._base.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", (*place, *stamp, len(found)))
+            self._base.commit()
+
+    def forget(self, places: Sequence[Place]) -> None:
+        """Remove the rows of steps that are gone."""
+        with self.writing:
+            for place in places:
+                self._forget(place)
+            self._base.commit()
+
+    def _forget(self, place: Place) -> None:
+        # Words of a contentless table stay behind; they point to rows that are not there, and no row gets their number.
+        self._base.execute("DELETE FROM episodes WHERE split = ? AND step = ?", place)
+        self._base.execute("DELETE FROM meetings WHERE split = ? AND step = ?", place)
+        self._base.execute("DELETE FROM files WHERE split = ? AND step = ?", place)
+
+    def sort(self) -> None:
+        """Make what lets every order be read from its beginning; at once where it is there."""
+        if self.sorted:
+            return
+        seats = [order.format(k=k) for k in range(len(self.agents)) for order in _SEAT_ORDERS]
+        for order in (*_ORDERS, *seats):
+            with self.writing:
+                self._base.execute(f"CREATE INDEX IF NOT EXISTS {order}")
+                self._base.commit()
+        with self.writing:
+            self._base.execute(f"CREATE TABLE IF NOT EXISTS {_SORTED} (yes)")
+            self._base.commit()
+
+    def _unused(self) -> int:
+        """Return a number above those of all rows and words so far."""
+        found = self._base.execute("SELECT seq FROM sqlite_sequence WHERE name = 'episodes'").fetchone()
+        return (found[0] if found else 0) + 1
+
+    def _stamp(self, place: Place) -> Stamp | None:
+        found = self._base.execute(
+            "SELECT size, changed FROM files WHERE split = ? AND step = ?", place
+        ).fetchone()
+        return None if found is None else (found[0], found[1])
+
+    def find(self, query: Query, sort: str, agent: str, start: int, count: int) -> list[dict[str, Any]]:
+        """Return rows of the table of episodes."""
+        reward = f"a{self.agents.index(agent)}" if agent in self.agents else "reward"
+        order = SORTS[sort].format(reward=reward)
+        query = self._in_reach(query, sort)
+        with self._reading:
+            chosen, values, _ = self._chosen(query)
+            cursor = self._reader.execute(
+                f"SELECT episodes.* FROM {chosen} ORDER BY {order} LIMIT ? OFFSET ?", [*values, count, start]
+            )
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def count(self, query: Query, most: int = COUNTED) -> int | None:
+        """Return how many episodes fit, up to `most` where there is a condition; None where too many have the words."""
+        query = self._in_reach(query)
+        with self._reading:
+            if query.plain:
+                asked = f"SELECT SUM(episodes) FROM files WHERE {query.where}"
+                return int(self._reader.execute(asked, query.values).fetchone()[0] or 0)
+            # In the order of an index that goes with success, all that fit could stand behind those that do not.
+            chosen, values, often = self._chosen(query, "" if query.rare else "INDEXED BY by_step")
+            if often:
+                return None
+            asked = f"SELECT COUNT(*) FROM (SELECT 1 FROM {chosen} LIMIT ?)"
+            return int(self._reader.execute(asked, [*values, most]).fetchone()[0])
+
+    def _in_reach(self, query: Query, sort: str = "newest") -> Query:
+        """Return a query as it can be answered at once: before orders are there, of the newest episodes that are indexed."""
+        if self.sorted or query.words or (query.plain and sort in ("newest", "oldest")):
+            return query
+        with self._reading:
+            return self._newest(query)
+
+    def _newest(self, query: Query) -> Query:
+        """Return a query for the newest episodes that are indexed."""
+        newest = "SELECT step, episodes FROM files WHERE split = ? ORDER BY step DESC"
+        total, first = 0, 0
+        for step, episodes in self._reader.execute(newest, (query.split,)):
+            total += episodes
+            if total > WINDOW and first:
+                break
+            first = step
+        return replace(query, where=f"{query.where} AND step >= ?", values=[*query.values, first])
+
+    def _chosen(self, query: Query, by: str = "") -> tuple[str, list[Any], bool]:
+        """Return what follows FROM, with its values, and whether the words are in so many that they are not gathered."""
+        if not query.words:
+            return f"episodes {by} WHERE {query.where}", query.values, False
+        hits = "SELECT COUNT(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
+        often = self._reader.execute(hits, [query.words, HITS + 1]).fetchone()[0] > HITS
+        if often and self._sorted:
+            return f"episodes WHERE {query.where} AND {_OFTEN}", [*query.values, query.words], True
+        return f"{_RARE.format(most=HITS)} WHERE {query.where}", [query.words, *query.values], often
+
+    def met(self) -> list[tuple[int, Pair, Tally]]:
+        """Return who met whom in training and evaluation: the step, the two players, and what came of it."""
+        with self._reading:
+            rows = self._reader.execute("SELECT * FROM meetings ORDER BY step").fetchall()
+        return [(row[1], Pair(*row[2:7]), Tally(*row[7:])) for row in rows]
+
+    def close(self) -> None:
+        """Close the file, once nobody reads or writes."""
+        with self.writing:
+            self._base.close()
+        with self._reading:
+            self._reader.close()
+
+
+def row_of(place: Place, each: Skimmed, spread: float, agents: Sequence[str]) -> dict[str, Any]:
+    """Return what the table of episodes says of one, by its columns."""
+    split, step = place
+    seats = {f"a{k}": each.rewards.get(agents[k]) if k < len(agents) else None for k in range(SEATS)}
+    return {
+        "split": split, "step": step, "line": each.line, "team": each.group, "task": storable(each.task),
+        "question": storable(each.question[:200]), "said": storable(each.final[:200]), "success": each.success,
+        "reward": each.reward, "spread": spread, "tokens": each.tokens, "turns": len(each.said),
+        "error": storable(each.error[:200]), **seats,
+    }  # fmt: skip
+
+
+def asked(query: Mapping[str, str], agents: Sequence[str] = ()) -> Query:
+    """Return what a page's query asks for."""
+    parts = ["split = ?"]
+    values: list[Any] = [query.get("split") if query.get("split") in ("train", "test") else "train"]
+    for name, sign in (("from", ">="), ("to", "<=")):
+        if query.get(name, "").isdecimal() and len(query[name]) < 12:
+            parts.append(f"step {sign} ?")
+            values.append(int(query[name]))
+    plain = len(parts)
+    if query.get("outcome") in OUTCOMES:
+        parts.append(OUTCOMES[query["outcome"]])
+    if query.get("agent") in agents[:SEATS]:
+        parts.append(f"a{agents.index(query['agent'])} IS NOT NULL")
+    if query.get("task"):
+        parts.append("task = ?")
+        values.append(storable(query["task"]))
+    words = " AND ".join(f'"{word}"' for word in re.findall(r"[^\W_]+", query.get("q", "")))
+    rare = bool(query.get("task")) or query.get("outcome") == "errors"
+    return Query(" AND ".join(parts), values, words, len(parts) == plain and not words, rare, values[0])
+
+
+def elsewhere(task: str, split: str, step: int, line: int) -> Query:
+    """Ask for the other episodes of a task."""
+    where = "task = ? AND NOT (split = ? AND step = ? AND line = ?)"
+    return Query(where, [storable(task), split, step, line], rare=True, split=split)
+
+
+def _stored(value: str | int) -> str | int:
+    return storable(value[:80]) if isinstance(value, str) else value
+
+
+def storable(text: str) -> str:
+    """Return a text as SQLite takes it."""
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode()
+    return text.replace("\0", " ")

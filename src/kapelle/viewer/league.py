@@ -1,0 +1,238 @@
+"""The league of a run: who played whom, who won, and what ratings follow from it.
+
+What a run records are episodes, so this is what they say: in self-play, versions of the same training step meet each other and
+nobody else, and no number of such games says whether play got better. Opponents that do not learn link versions; where a
+run has none, its page says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kapelle.metrics.statistics import wilson_interval
+from kapelle.viewer.curves import Source, page
+from kapelle.viewer.library import Run
+from kapelle.viewer.lines import number
+from kapelle.viewer.meetings import FIXED, Pair, Tally
+from kapelle.viewer.ratings import linked, ratings
+from kapelle.viewer.table import AXES, Table
+
+Met = Sequence[tuple[int, Pair, Tally]]
+ENTRANTS = 14
+"""Players of one heat map, about: each learner stands there once for every range of its versions."""
+RANGES = 6
+POINTS = 40
+"""Points of a curve of won games."""
+EXACT = ("nash_conv", "exploitability")
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A player of the heat map: a policy over a range of versions, or an opponent that does not learn."""
+
+    name: str
+    first: int = FIXED
+    last: int = FIXED
+
+    @property
+    def label(self) -> str:
+        """What it is called on the page."""
+        if self.first == FIXED:
+            return self.name
+        return f"{self.name} v{self.first}" + (f"–{self.last}" if self.last > self.first else "")
+
+
+def opposed(met: Met) -> dict[str, list[tuple[int, Pair, Tally]]]:
+    """Return, by part, the meetings in which one wins what others lose."""
+    parts: dict[str, list[tuple[int, Pair, Tally]]] = {}
+    for row in met:
+        parts.setdefault(row[1].part, []).append(row)
+    return {
+        part: rows
+        for part, rows in sorted(parts.items())
+        if sum(tally.wins + tally.losses for _, _, tally in rows) > sum(tally.unlike for _, _, tally in rows)
+    }
+
+
+def standing(rows: Met) -> dict[str, Any]:
+    """Return what the page shows of one part: entrants, the heat map's cells, and ladders of those that are linked."""
+    entrants, place = _entrants(rows)
+    results: dict[tuple[int, int], list[int]] = {}
+    for _, pair, tally in rows:
+        one, other = place(pair.one, pair.one_version), place(pair.other, pair.other_version)
+        counts = [tally.wins, tally.draws, tally.losses]
+        kept = results.setdefault((min(one, other), max(one, other)), [0, 0, 0])
+        for k, count in enumerate(counts if one <= other else reversed(counts)):
+            kept[k] += count
+    between = {pair: (w, d, l) for pair, (w, d, l) in results.items() if pair[0] != pair[1]}  # noqa: E741
+    sets = linked(len(entrants), between)
+    places = range(len(entrants) if sets and len(sets[0]) > 2 else 0)
+    return {
+        "entrants": [each.label for each in entrants],
+        "cells": [[_cell(entrants, results, k, n) for n in places] for k in places],
+        "pairs": [] if places else [_cell(entrants, results, *pair) for pair in sorted(results)],
+        "games": sum(sum(counts) for counts in results.values()),
+        "ladders": [_ladder(entrants, members, between) for members in sets if len(members) > 2],
+        "apart": len(sets) > 1 or (bool(sets) and len(sets[0]) == 2),
+        "self": sorted({entrants[k].name for k, n in results if k == n}),
+    }
+
+
+def _entrants(rows: Met) -> tuple[list[Entrant], Any]:
+    versions: dict[str, set[int]] = {}
+    for _, pair, _ in rows:
+        versions.setdefault(pair.one, set()).add(pair.one_version)
+        versions.setdefault(pair.other, set()).add(pair.other_version)
+    learners = [name for name, own in versions.items() if own != {FIXED}]
+    ranges = max(1, min(RANGES, ENTRANTS // max(1, len(learners))))
+    known = {version for name in learners for version in versions[name] if version != FIXED}
+    low, high = min(known, default=0), max(known, default=0)
+    width = -(-(high - low + 1) // ranges)
+    entrants: list[Entrant] = []
+    at: dict[tuple[str, int], int] = {}
+    for name in sorted(versions, key=lambda each: (each not in learners, each)):
+        for version in sorted(versions[name]):
+            number_ = FIXED if version == FIXED else (version - low) // width
+            if (name, number_) not in at:
+                at[name, number_] = len(entrants)
+                first = low + number_ * width
+                entrants.append(
+                    Entrant(name) if version == FIXED else Entrant(name, first, min(high, first + width - 1))
+                )
+
+    def place(name: str, version: int) -> int:
+        return at[name, FIXED if version == FIXED else (version - low) // width]
+
+    return entrants, place
+
+
+def _cell(
+    entrants: Sequence[Entrant], results: Mapping[tuple[int, int], Sequence[int]], row: int, column: int
+) -> dict[str, Any] | None:
+    counts = results.get((min(row, column), max(row, column)))
+    if counts is None:
+        return None
+    wins, draws, losses = counts if row <= column else tuple(reversed(counts))
+    share, low, high = share_of(wins, draws, losses)
+    strength = min(6, round(12 * abs(share - 0.5)))
+    shade = "" if row == column or not strength else f"{'p' if share > 0.5 else 'm'}{strength}"
+    who = "the first seat" if row == column else entrants[row].label
+    words = f"{who} won {wins} of {wins + draws + losses} games, {draws} draws: {100 * share:.0f} % of the points, {100 * low:.0f} to {100 * high:.0f} (95 %)"
+    return {
+        "share": share, "low": low, "high": high, "games": wins + draws + losses, "shade": shade, "words": words,
+        "self": row == column, "one": entrants[row].label, "other": entrants[column].label,
+    }  # fmt: skip
+
+
+def share_of(wins: int, draws: int, losses: int) -> tuple[float, float, float]:
+    """Return the share of points, a draw being half of one, with an interval that is too wide where many are drawn."""
+    count = wins + draws + losses
+    low, high = wilson_interval(round(wins + draws / 2), count)
+    return (wins + draws / 2) / max(1, count), low, high
+
+
+def _ladder(
+    entrants: Sequence[Entrant],
+    members: Sequence[int],
+    between: Mapping[tuple[int, int], tuple[int, int, int]],
+) -> list[dict[str, Any]]:
+    rated = ratings(members, between)
+    low, high = min(each[1] for each in rated.values()), max(each[2] for each in rated.values())
+    scale = 100 / ((high - low) or 1.0)
+    games = {k: sum(sum(result) for pair, result in between.items() if k in pair) for k in members}
+    return [
+        {
+            "name": entrants[k].label, "rating": middle, "low": least, "high": most, "games": games[k],
+            "bar": [round(scale * (value - low), 1) for value in (least, middle, most)],
+        }
+        for k, (middle, least, most) in sorted(rated.items(), key=lambda item: -item[1][0])
+    ]  # fmt: skip
+
+
+def drawn(run: Run, met: Met, exact: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the curves of the page, as JSON: points won by step, and how much could be gained against the policies."""
+    sources = [*_won(run, met), *_exact(run, exact)]
+    made = page(sources, agents=(), sections={"Who wins": ("points",), "How far from an equilibrium": EXACT})
+    for section in made["sections"]:
+        for panel in section["panels"]:
+            if panel["name"] == "points":
+                panel |= {
+                    "title": "share of points won", "unit": "with 95 % intervals",
+                    "meaning": "Of the games between two players: wins, and half of the draws. In self-play both sides learn, so half of the points may hide progress of both.",
+                }  # fmt: skip
+            else:
+                panel["title"] = panel["name"].replace("nash_conv", "NashConv")
+    made["sections"] = [section for section in made["sections"] if section["title"] != "More"]
+    return {**made, "alone": True}
+
+
+def _won(run: Run, met: Met) -> list[Source]:
+    """Return one source for each part: points of each pair of names over ranges of steps."""
+    sources = []
+    for part, rows in opposed(met).items():
+        steps = sorted({step for step, _, _ in rows})
+        width = -(-len(steps) // POINTS)
+        ends = [steps[min(k + width, len(steps)) - 1] for k in range(0, len(steps), width)]
+        bucket = {step: k // width for k, step in enumerate(steps)}
+        counts: dict[str, list[list[int]]] = {}
+        for step, pair, tally in rows:
+            own = [tally.wins, tally.draws, tally.losses]
+            name = f"points/{pair.one} against {pair.other}"
+            if pair.one == pair.other:
+                name = f"points/{pair.one} in the first seat"
+            elif pair.one > pair.other:
+                name, own = f"points/{pair.other} against {pair.one}", own[::-1]
+            kept = counts.setdefault(f"{name}{', ' if part else ''}{part}", [[0, 0, 0] for _ in ends])[
+                bucket[step]
+            ]
+            for k, count in enumerate(own):
+                kept[k] += count
+        shares = {
+            name: [share_of(*each) if sum(each) else (None,) * 3 for each in own]
+            for name, own in counts.items()
+        }
+        middle, low, high = (
+            {name: [each[k] for each in own] for name, own in shares.items()} for k in range(3)
+        )
+        sources.append(
+            Source(
+                run.key, part or run.path.name, _axes(run.metrics, ends), middle, low, high, rows=len(ends)
+            )
+        )
+    return sources
+
+
+def _exact(run: Run, exact: Iterable[Mapping[str, Any]]) -> list[Source]:
+    """Return sources of exploitability: what metrics hold, and what `kapelle play --exact` left."""
+    table = run.metrics
+    columns = {name: column for name, column in table.columns.items() if name.partition("/")[0] in EXACT}
+    sources = [Source(run.key, run.path.name, table.axes, columns)] if columns else []
+    parts: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for row in exact:
+        step = number(row.get("step"))
+        if step is not None:
+            parts.setdefault(str(row.get("part") or ""), []).append((int(step), row))
+    for part, rows in parts.items():
+        own = sorted(rows, key=lambda each: each[0])
+        values = {
+            f"{name}/{part}" if part else name: [number(row.get(name)) for _, row in own] for name in EXACT
+        }
+        sources.append(
+            Source(run.key, part or run.path.name, _axes(table, [step for step, _ in own]), values)
+        )
+    return sources
+
+
+def _axes(table: Table, steps: Sequence[int]) -> dict[str, list[float]]:
+    """Return where these steps lie on every axis."""
+    places = {step: k for k, step in enumerate(table.axes["step"])}
+    return {
+        axis: [float(step) if axis == "step" else _at(table, axis, places.get(step)) for step in steps]
+        for axis in AXES
+    }
+
+
+def _at(table: Table, axis: str, place: int | None) -> float:
+    return 0.0 if place is None else table.axes[axis][place]

@@ -1,0 +1,97 @@
+"""`kapelle new`: what it writes passes its own test, the linters and `validate`, and trains."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kapelle.cli import main
+from kapelle.cli.new import class_name, skeleton
+from kapelle.cli.new_arguments import KINDS
+from kapelle.setup.recipe import load_recipe
+from kapelle.training.trainer import Trainer
+
+SMALL = (
+    "warmup=null",
+    "training.steps=2",
+    "training.tasks_per_step=2",
+    "algorithm.group_size=2",
+    "model.embedded.layers=1",
+)
+
+
+@pytest.fixture(params=KINDS)
+def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that `kapelle new` has made, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", request.param, f"made_{request.param}"]) == 0
+    folder = tmp_path / f"made_{request.param}"
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_it_passes_the_linters(made: Path) -> None:
+    pytest.importorskip("ruff", reason="ruff is not installed: it comes with `make check`")
+    for words in (["check", "--isolated"], ["format", "--isolated", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *words, "."], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+def test_it_is_ready_to_train(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", f"{made.name}.yaml"]) == 0
+    assert "is ready to train" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_steps_of_training(made: Path) -> None:
+    with Trainer(load_recipe(f"{made.name}.yaml", settings=SMALL).config) as trainer:
+        assert [step.number for step in trainer.steps()] == [1, 2]
+
+
+@pytest.mark.types
+def test_its_own_test_and_mypy_pass(made: Path) -> None:
+    for words in (["pytest", "-q", "-p", "no:cacheprovider"], ["mypy", "."]):
+        done = subprocess.run(
+            [sys.executable, "-m", *words], capture_output=True, text=True, check=False, cwd=made
+        )
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["enviroment", "mine"], "There is no skeleton of 'enviroment'. Did you mean 'environment'?"),
+        (["environment", "WordCount"], "'WordCount' cannot be a module's name. .* 'word_count' would do."),
+        (["workflow", "2nd"], "'2nd' cannot be a module's name"),
+        (["workflow", "../there"], "cannot be a module's name"),
+        (["algorithm", "json"], "'json' is taken"),
+        (["algorithm", "class"], "'class' is taken"),
+        (["environment", "problem"], "'problem' is taken"),
+        (["project", "kapelle"], "'kapelle' is taken"),
+        (["project", "there"], "There is a 'there' here already, and nothing is overwritten"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    assert main(["new", *words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(said, line)
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_a_name_becomes_a_class() -> None:
+    assert class_name("word_count_2") == "WordCount2"
+    assert "class WordCount(Generated)" in skeleton("environment", "word_count")["word_count.py"]

@@ -1,0 +1,224 @@
+"""Rows paid by functions: who earns what, what is held out, and what is refused before anything loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workflows.stage import lines, play
+
+from kapelle.cli.serve_environments import named
+from kapelle.environment import pays_episodes
+from kapelle.environments import Arithmetic, Mixture, Part, Rewarded
+from kapelle.environments.rewarded.environment import Reward
+from kapelle.environments.rewarded.held import Held, name_of, rows_in_memory
+from kapelle.errors import ConfigError, DataError
+from kapelle.setup.validation import check_paying
+from kapelle.types import Episode
+from kapelle.workflows import Chain, Parallel, Vote
+
+ROWS = [{"question": f"{k}+{k}", "answer": str(2 * k)} for k in range(20)]
+
+
+def exact(completion: str, answer: str) -> float:
+    return float(completion == answer)
+
+
+def brief(completion: str, agent: str) -> float:
+    return -float(len(completion))
+
+
+def turns(episode: Episode) -> float:
+    return float(len(episode.turns))
+
+
+def paying(*rewards: Mapping[str, Any], rows: Any = ROWS, **settings: Any) -> Rewarded:
+    functions: dict[str, Callable[..., Any]] = {
+        "exact": exact,
+        "brief": brief,
+        "turns": turns,
+        "fails": lambda: 1 / 0,
+        "nothing": lambda: None,
+    }
+    own = [Reward.model_validate({**each, "function": f"in-memory:{each['function']}"}) for each in rewards]
+    made = Rewarded.model_validate({"path": "in-memory", "eval_path": "none", "rewards": own, **settings})
+    return made.holding(Held(rows_in_memory(rows, "dataset"), (), functions))
+
+
+async def earned(environment: Rewarded, workflow: Any, said: Mapping[str, str]) -> Episode:
+    environment.check(list(said))
+    task = environment.task("train", 3)
+    [episode] = await play(
+        environment, workflow, list(said), {name: lines(text) for name, text in said.items()}, task
+    )
+    return episode
+
+
+async def test_a_function_for_the_team_pays_everybody_who_spoke_by_the_teams_answer() -> None:
+    environment = paying({"function": "exact"}, {"function": "turns", "weight": 0.25})
+    episode = await earned(environment, Chain(), {"planner": "double it", "coder": "6"})
+    assert episode.rewards == {"planner": 1.5, "coder": 1.5}
+    assert episode.info == {"answer": "6", "reward/exact": 1.0, "reward/turns": 2.0}
+    assert episode.success is None
+
+
+async def test_the_answer_of_a_vote_is_the_majoritys() -> None:
+    episode = await earned(paying({"function": "exact"}), Vote(), {"a": "6", "b": "6", "c": "5"})
+    assert episode.rewards == {"a": 1.0, "b": 1.0, "c": 1.0}
+
+
+async def test_an_agents_own_function_reads_its_own_text() -> None:
+    environment = paying({"function": "exact", "agent": "b"}, {"function": "brief", "agent": "a"})
+    episode = await earned(environment, Parallel(), {"a": "abc", "b": "6"})
+    assert episode.rewards == {"a": -3.0, "b": 1.0}
+    assert episode.info == {"reward/exact/b": 1.0, "reward/brief/a": -3.0}
+
+
+async def test_functions_of_one_name_are_numbered() -> None:
+    episode = await earned(
+        paying({"function": "exact"}, {"function": "exact", "weight": 2}), Parallel(), {"a": "6"}
+    )
+    assert episode.rewards == {"a": 3.0}
+    assert episode.info == {"reward/exact": 1.0, "reward/exact_2": 1.0}
+
+
+async def test_one_that_raises_fails_its_episode_and_one_that_says_nothing_scores_nobody() -> None:
+    failed = await earned(paying({"function": "fails"}), Parallel(), {"a": "6"})
+    assert (
+        failed.error == "EpisodeError: The reward function `fails` raised ZeroDivisionError: division by zero"
+    )
+    silent = await earned(paying({"function": "nothing"}), Parallel(), {"a": "6"})
+    assert (silent.error, silent.rewards) == (None, {})
+    assert "unscored" in silent.info
+
+
+async def test_a_function_may_take_the_question_where_its_column_has_that_name() -> None:
+    def shown(question: str, completion: str) -> float:
+        return float(question == "3+3" and completion == "6")
+
+    environment = Rewarded.model_validate(
+        {"path": "in-memory", "eval_path": "none", "rewards": [{"function": "in-memory:shown"}]}
+    ).holding(Held(rows_in_memory(ROWS, "dataset"), (), {"shown": shown}))
+    assert (await earned(environment, Parallel(), {"a": "6"})).rewards == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("ends.py:f", "ends.py cannot be imported: SystemExit: 3"),
+        ("exact", "cannot be found by this name. Write `module:name` or `path/file.py:name`"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_named(
+    function: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ends.py").write_text("raise SystemExit(3)\n")
+    made = Rewarded.model_validate(
+        {"path": "in-memory", "eval_path": "none", "rewards": [{"function": function}]}
+    ).holding(Held(rows_in_memory(ROWS, "dataset")))
+    with pytest.raises(ConfigError, match=said):
+        made.check(["a"])
+
+
+def test_nothing_is_tested_on_what_it_trains_on(tmp_path: Path) -> None:
+    whole = paying({"function": "exact"})
+    assert (whole.size("train"), whole.size("test")) == (20, 0)
+    held_out = paying({"function": "exact"}, eval_path="own", test_share=0.3)
+    train, test = (
+        {held_out.task(split, k).question for k in range(held_out.size(split) or 0)}
+        for split in ("train", "test")
+    )
+    assert len(train) + len(test) == 20
+    assert test
+    assert not train & test
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "test.jsonl").write_text(json.dumps({"question": "elsewhere", "answer": "1"}) + "\n")
+    share = paying({"function": "exact"}, path=str(tmp_path), eval_path="share", test_share=0.3)
+    assert [share.task("test", k).question for k in range(share.size("test") or 0)] == [
+        held_out.task("test", k).question for k in range(held_out.size("test") or 0)
+    ]
+    file = tmp_path / "test.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:5]))
+    other = paying({"function": "exact"}, eval_path=str(file))
+    assert (other.size("train"), other.size("test"), other.rows.left_out) == (15, 5, 5)
+    with pytest.raises(DataError, match=r"Every train row .* is a test row too"):
+        paying({"function": "exact"}, rows=ROWS[:5], eval_path=str(file)).check(["a"])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "settings", "said"),
+    [
+        ([{"function": "exact"}], {"question_field": "ask"}, "has no field 'ask'"),
+        (
+            [{"function": "exact", "agent": "cody"}],
+            {},
+            "names the unknown agent 'cody'. Did you mean 'coder'?",
+        ),
+        ([{"function": "gone"}], {}, "`gone` was in the memory of the program that made this run"),
+        ([{"function": "exact"}], {"rows": [{"question": "1"}]}, "takes `answer`, which is neither"),
+        ([{"function": "exact"}], {"rows": [{"ask": "1"}]}, "has no column question, prompt, problem"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    rewards: list[dict[str, Any]], settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((ConfigError, DataError)) as refused:
+        paying(*rewards, **settings).check(["coder"])
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "`dataset` has no rows"),
+        (["what?"], "Row 1 of `dataset` is str, not a mapping"),
+        ([{"question": {1, 2}}], "Row 1 of `dataset`: the column 'question' has no form in JSON"),
+        ([{3: "x"}], "Row 1 of `dataset` has a column named 3"),
+    ],
+)
+def test_rows_in_memory_are_mappings_of_json(rows: list[Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        rows_in_memory(rows, "dataset")
+
+
+def test_a_recipe_names_functions_of_modules_and_files(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "pay.py").write_text("def half(completion):\n    return 0.5\n")
+    own = [{"function": f"{tmp_path}/pay.py:half"}, {"function": f"{__name__}:exact"}]
+    environment = Rewarded.model_validate({"path": str(tmp_path / "rows.jsonl"), "rewards": own})
+    if name_of(exact) is None:  # tests are imported by path
+        environment = Rewarded.model_validate({"path": environment.path, "rewards": own[:1]})
+    environment.check(["a"])
+    assert environment.in_memory == []
+    assert f"{tmp_path}/pay.py:half" in environment.contents()
+    assert name_of(json.dumps) == "json:dumps"
+    assert name_of(lambda: 0) is None
+
+
+def test_where_nobody_would_pay_it_is_refused(tmp_path: Path) -> None:
+    environment = paying({"function": "exact"})
+    with pytest.raises(
+        ConfigError,
+        match=r"`rewarded` pays when an episode is over, .*`environment\.parts\.rows\.environment`",
+    ):
+        check_paying(Mixture(parts={"rows": Part(environment=environment)}))
+    check_paying(environment)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    with pytest.raises(ConfigError, match="pays whole episodes where the agents are played"):
+        named(
+            "rewarded",
+            [f"rewarded.path={tmp_path}/rows.jsonl", "rewarded.rewards=[{function: 'json:dumps'}]"],
+        )
+
+
+def test_a_setting_that_is_called_pay_pays_no_episodes() -> None:
+    class Waged(Arithmetic):
+        pay: float = 1.0
+
+    assert not pays_episodes(Waged())
+    assert pays_episodes(paying({"function": "exact"}))

@@ -1,0 +1,103 @@
+"""What a reward function may take and return, and what it is told when it asks for something else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kapelle.environments.rewarded.functions import read_function
+from kapelle.errors import ConfigError, EpisodeError
+
+COLUMNS = frozenset({"question", "answer", "level"})
+GIVEN = {"completion": "42", "completions": {"a": "x", "b": "42"}, "answer": "42", "level": 3}
+
+
+def exact(completion: str, answer: str) -> bool:
+    return completion == answer
+
+
+async def later(completions: dict[str, str], level: int, bonus: float = 0.5) -> float:
+    return len(completions) * level + bonus
+
+
+class Many:
+    """Numbers of which torch makes no single one."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+
+class Counted:
+    def __call__(self, completion: str, **row: Any) -> float:
+        return len(row)
+
+
+@pytest.mark.parametrize(
+    ("function", "paid"),
+    [
+        (exact, 1.0),
+        (later, 6.5),
+        (Counted(), 3.0),
+        (lambda level: level / 2, 1.5),
+        (functools.partial(later, bonus=1), 7.0),
+        (lambda: None, None),
+    ],
+)
+async def test_it_is_given_what_it_names(function: Callable[..., Any], paid: float | None) -> None:
+    read = read_function("f", function)
+    read.check(COLUMNS, for_team=True)
+    assert await read(GIVEN) == paid
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda anwser: 0.0, "takes `anwser`, which is neither"),
+        (lambda anwser: 0.0, "Did you mean 'answer'?"),
+        (lambda agent: 0.0, "takes `agent` and pays the whole team. Name its agent: `reward={'NAME': f}`."),
+        (
+            lambda question: 0.0,
+            "takes `question`, which is a column of the data and also what kapelle gives it",
+        ),
+    ],
+)
+def test_what_nothing_fills_is_refused_by_name(function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_function("f", function).check(COLUMNS | {"question"}, for_team=True)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (3, "The reward `f` is int, not a function"),
+        (lambda *texts: 0.0, "takes `texts` by its place"),
+        (lambda text, /: 0.0, "takes `text` by its place"),
+        (print.__class__.__call__, "takes"),
+    ],
+)
+def test_what_cannot_be_called_by_names_is_refused(function: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_function("f", function)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda: [1.0], "It is called once for each episode and returns one number"),
+        (lambda: {"a": 1.0}, "returned dict"),
+        (lambda: "good", "returned 'good', not a finite number"),
+        (lambda: 10**400, "not a finite number"),
+        (Many, "not a finite number"),
+        (lambda: float("nan"), "returned 'nan', not a finite number"),
+        (lambda: 1 / 0, "raised ZeroDivisionError: division by zero"),
+    ],
+)
+async def test_what_it_returns_must_be_a_number(function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(EpisodeError) as refused:
+        await read_function("f", function)({})
+    assert said in str(refused.value)

@@ -1,0 +1,269 @@
+"""MCP servers on the network: an honest one, made with the package, and others."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import pytest
+from tests.support.ranks import free_port
+
+from kapelle.environments.tools import mcp_http
+from kapelle.environments.tools.contract import Lost, ToolFault
+from kapelle.environments.tools.mcp import Mcp, McpTools
+from kapelle.environments.tools.mcp_http import BoundedTransport, client
+from kapelle.environments.tools.mcp_session import Connection
+from kapelle.environments.tools.web import is_public
+from kapelle.errors import ConfigError
+
+REAL = str(Path(__file__).with_name("real_mcp_server.py"))
+TOOLS = [{"name": "add", "inputSchema": {"type": "object"}}]
+GREETING = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "serverInfo": {"name": "test", "version": "1"},
+}
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """Answers as the first word of its path says; keeps what it was asked."""
+
+    elsewhere = ""
+    seen: list[tuple[str, str | None, str | None]]
+    over: threading.Event
+    calls: int
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, asked.get("method"), self.headers.get("Authorization")))
+        how = self.path[1:]
+        if how == "redirect":
+            self.send_response(307)
+            self.send_header("Location", f"{self.elsewhere}/honest")
+            self.end_headers()
+        elif how == "silent":
+            self.over.wait(60)
+        elif how == "dies":
+            self._say(b'{"jsonrpc"', length=1000)
+        elif how == "flood":
+            self._say(b" " * (3 << 20))
+        elif how == "events":
+            self._say((b": nothing" * 1000 + b"\n\n") * 300, kind="text/event-stream")
+        elif how == "babble":
+            self._say(b"this is no message")
+        elif how == "compressed":
+            self._say(b"{}", encoding="gzip")
+        elif "id" not in asked:
+            self.send_response(202)
+            self.end_headers()
+        else:
+            self._answer(asked)
+
+    def do_DELETE(self) -> None:
+        self.seen.append((self.path, "goodbye", self.headers.get("Authorization")))
+        if self.path == "/honest":
+            self._say(b"", length=1000)  # and never the rest
+            self.over.wait(60)
+        else:
+            self.over.wait(60)
+
+    def _answer(self, asked: dict[str, object]) -> None:
+        type(self).calls += asked["method"] == "tools/call"
+        if asked["method"] == "tools/call" and self.calls == 1:
+            self.send_response(404)
+            self.end_headers()
+            return
+        results = {
+            "initialize": GREETING,
+            "tools/list": {"tools": TOOLS},
+            "tools/call": {"content": [{"type": "text", "text": "5"}]},
+        }
+        said = {"jsonrpc": "2.0", "id": asked["id"], "result": results[str(asked["method"])]}
+        self._say(json.dumps(said).encode(), session=[("Mcp-Session-Id", "one")])
+
+    def _say(
+        self,
+        body: bytes,
+        *,
+        length: int | None = None,
+        kind: str = "application/json",
+        encoding: str = "identity",
+        session: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.send_response(200)
+        for name, value in (
+            ("Content-Type", kind),
+            ("Content-Encoding", encoding),
+            ("Content-Length", str(length or len(body))),
+            *session,
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            self.wfile.write(body)
+        except OSError:
+            return
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the name that it has)
+        """Print nothing."""
+
+
+@pytest.fixture
+def hostile() -> Iterator[tuple[str, type[Hostile]]]:
+    class Here(Hostile):
+        seen, over, calls = [], threading.Event(), 0
+
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Here) as server,
+        ThreadingHTTPServer(("127.0.0.1", 0), Here) as other,
+    ):
+        Here.elsewhere = f"http://127.0.0.1:{other.server_port}"
+        threads = [threading.Thread(target=each.serve_forever, args=(0.02,)) for each in (server, other)]
+        for thread in threads:
+            thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", Here
+        Here.over.set()
+        for each, thread in zip((server, other), threads, strict=True):
+            each.shutdown()
+            each.server_close()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("redirect", "not followed"),
+        ("silent", r"did not answer within 0.5 s"),
+        ("dies", r"failed \(RemoteProtocolError\)|ended without|has ended"),
+        ("flood", "more than 1,048,576 bytes at once"),
+        ("events", "more than 1,048,576 bytes at once|Failed to parse SSE"),
+        ("babble", "Failed to parse JSON"),
+        ("compressed", "answered in a compressed form"),
+    ],
+)
+def test_a_server_that_does_not_answer_as_it_should_is_refused(
+    hostile: tuple[str, type[Hostile]], how: str, why: str
+) -> None:
+    address, here = hostile
+    with pytest.raises(ConfigError, match=why):
+        Mcp(url=f"{address}/{how}", local=True, call_s=0.5 if how == "silent" else 60.0).check()
+    assert [path for path, _, _ in here.seen] == [f"/{how}"], "nobody else is asked, and nobody twice"
+
+
+def test_the_token_goes_to_the_server_and_a_lost_session_is_begun_anew(
+    hostile: tuple[str, type[Hostile]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, here = hostile
+    monkeypatch.setenv("KAPELLE_TEST_TOKEN", "abc")
+    opened = McpTools(Mcp(url=f"{address}/honest", local=True, key_env="KAPELLE_TEST_TOKEN", call_s=60.0))
+    with pytest.raises(Lost, match="it answered 404"):
+        opened._call("add", {})
+    assert opened._call("add", {}) == "5"
+    opened.close()
+    assert {token for _, _, token in here.seen} == {"Bearer abc"}
+    assert [method for _, method, _ in here.seen].count("initialize") == 3, (
+        "asked for its tools, and two sessions"
+    )
+
+
+@pytest.mark.parametrize("how", ["honest", "hangs at goodbye"])
+def test_a_session_ends_even_where_the_server_takes_no_note(
+    hostile: tuple[str, type[Hostile]], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, here = hostile
+    monkeypatch.setattr(mcp_http, "GOODBYE_S", 0.2)
+    connection = Connection(Mcp(url=f"{address}/{quote(how)}", local=True, call_s=60.0))
+    connection.close()
+    assert connection._ended.is_set(), "it was not given up after a wait"
+    assert [method for _, method, _ in here.seen].count("goodbye") == 1
+
+
+def test_further_headers_come_from_variables(
+    hostile: tuple[str, type[Hostile]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, here = hostile
+    monkeypatch.setenv("KAPELLE_TEST_TOKEN", "Basic YWJj")
+    given: dict[str, Any] = {"url": f"{address}/honest", "local": True}
+    Mcp(**given, headers_env={"authorization": "KAPELLE_TEST_TOKEN"}).check()
+    assert {token for _, _, token in here.seen} == {"Basic YWJj"}
+    for name, why in (("Mcp-Session-Id", "is none that"), ("host", "is none that"), ("a b", "is none that")):
+        with pytest.raises(ValueError, match=why):
+            Mcp(**given, headers_env={name: "KAPELLE_TEST_TOKEN"})
+    with pytest.raises(ValueError, match="is what `key_env` sets"):
+        Mcp(**given, key_env="A", headers_env={"AUTHORIZATION": "B"})
+    with pytest.raises(ValueError, match="`headers_env` of the tool `mcp` goes with a `url`"):
+        Mcp(command=("serve",), headers_env={"X-Key": "KAPELLE_TEST_TOKEN"})
+    monkeypatch.setenv("KAPELLE_TEST_TOKEN", "abc\r\nX-More: yes")
+    with pytest.raises(ConfigError, match="KAPELLE_TEST_TOKEN of the tool `mcp` is no header's value"):
+        Mcp(**given, headers_env={"X-Key": "KAPELLE_TEST_TOKEN"}).check()
+
+
+def test_a_token_that_is_not_set_is_named() -> None:
+    with pytest.raises(ConfigError, match="KAPELLE_TEST_NONE of the tool `mcp` is not set"):
+        Mcp(url="https://tools.example", key_env="KAPELLE_TEST_NONE").check()
+
+
+def test_no_token_is_sent_in_the_clear_or_to_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAPELLE_TEST_TOKEN", "abc")
+    with pytest.raises(ConfigError, match=r"would be sent to http://tools\.example in the clear"):
+        Mcp(url="http://tools.example", key_env="KAPELLE_TEST_TOKEN").check()
+    with pytest.raises(ValueError, match="`key_env` of the tool `mcp` goes with a `url`"):
+        Mcp(command=("serve",), key_env="KAPELLE_TEST_TOKEN")
+
+
+def test_a_private_address_is_asked_only_where_that_is_meant(hostile: tuple[str, type[Hostile]]) -> None:
+    address, here = hostile
+    with pytest.raises(ConfigError, match="an address that is not public"):
+        Mcp(url=f"{address}/honest").check()
+    assert here.seen == []
+
+
+async def test_every_address_of_a_name_is_looked_at() -> None:
+    carrier = BoundedTransport(is_public, lambda host, port: ["93.184.216.34", "10.0.0.1"])
+    async with client(carrier, None) as asking:
+        with pytest.raises(httpx2.TransportError, match="not public"):
+            await asking.post("http://tools.example/mcp")
+    assert carrier.fault is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["json", "events"])
+def test_a_server_made_with_the_package_is_understood(form: str) -> None:
+    port = free_port()
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen([sys.executable, REAL, str(port), form], stdout=nowhere, stderr=nowhere) as process:
+        try:
+            _wait_until_it_listens(port)
+            opened = Mcp(url=f"http://localhost:{port}/mcp", local=True, call_s=60.0).open()
+            assert [tool.schema.name for tool in opened.tools] == ["add", "environment", "fail", "flood"]
+            assert opened._call("add", {"a": 2, "b": 3}) == "5"
+            with pytest.raises(ToolFault, match="Error executing tool fail"):
+                opened._call("fail", {})
+            with pytest.raises(Lost, match="more than 1,048,576 bytes at once"):
+                opened._call("flood", {})
+            assert opened._call("add", {"a": 2, "b": 4}) == "6"
+            opened.close()
+        finally:
+            process.kill()
+
+
+def _wait_until_it_listens(port: int) -> None:
+    until = time.monotonic() + 120
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            assert time.monotonic() < until, "it does not start"
+            time.sleep(0.05)
+        else:
+            return

@@ -1,0 +1,101 @@
+"""Names that are imported by their first use: what a package offers, what editors see, and what a wrong name is told."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from kapelle.algorithm import BUILTIN_ALGORITHMS
+from kapelle.environments import BUILTIN as ENVIRONMENTS
+from kapelle.lazy_names import OFFERING
+from kapelle.runtime.plugins import find_class
+from kapelle.workflows import BUILTIN as WORKFLOWS
+
+PIECES = [
+    (kind, name, catalogue)
+    for kind, catalogue in (
+        ("algorithm", BUILTIN_ALGORITHMS),
+        ("environment", ENVIRONMENTS),
+        ("workflow", WORKFLOWS),
+    )
+    for name in catalogue
+]
+
+
+def seen_by_editors(package: str) -> dict[str, str]:
+    """Return name → module of what a package imports for type checkers."""
+    file = import_module(package).__file__
+    assert file is not None
+    [block] = [
+        node
+        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    found = [
+        (node.module or "", name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    ]
+    assert all(name.asname == name.name for _, name in found), (
+        "type checkers take only `X as X` for an export"
+    )
+    return {name.name: module for module, name in found}
+
+
+@pytest.mark.parametrize("package", OFFERING)
+def test_editors_see_what_a_package_offers(package: str) -> None:
+    assert seen_by_editors(package) == dict(import_module(package).HOMES)
+    assert set(import_module(package).HOMES) <= set(dir(import_module(package)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "catalogue"), PIECES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_piece_of_a_recipe_is_offered_as_a_class(
+    kind: str, name: str, catalogue: dict[str, str]
+) -> None:
+    found = find_class(kind, name, catalogue)
+    assert getattr(import_module(f"kapelle.{kind}s"), found.__name__) is found
+    assert find_class(kind, f"kapelle.{kind}s:{found.__name__}", {}) is found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("kapelle.algorithms GPRO", "GRPO"),
+        ("kapelle.environments Arithmetics", "Arithmetic"),
+        ("kapelle.workflows Chian", "Chain"),
+        ("kapelle Trianer", "Trainer"),
+    ],
+)
+def test_a_wrong_name_is_told_the_nearest_one(wrong: str, meant: str) -> None:
+    package, name = wrong.split()
+    expected = f"module '{package}' has no attribute '{name}'. Did you mean '{meant}'?"
+    with pytest.raises(AttributeError) as asked:
+        getattr(import_module(package), name)
+    assert str(asked.value) == expected
+    with pytest.raises(ImportError) as imported:
+        exec(f"from {package} import {name}")  # noqa: S102 - the statement itself is tested
+    assert imported.value.msg == expected
+
+
+def test_a_module_that_does_not_exist_is_still_none() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'kapelle\.algorithms\.gpro'"):
+        import_module("kapelle.algorithms.gpro")
+    assert not hasattr(import_module("kapelle.algorithms"), "GPRO")
+
+
+def test_importing_the_packages_imports_none_of_their_pieces() -> None:
+    said = (
+        "import sys, kapelle.algorithms, kapelle.environments, kapelle.workflows;"
+        "print(*(name for name in sys.modules if name.startswith(('torch', 'transformers', 'numpy', 'kapelle.algorithms.',"
+        " 'kapelle.environments.', 'kapelle.workflows.'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,219 @@
+"""What the site is made of, without building it; `make docs` builds it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tools.check_links import anchors
+from tools.docs_site.check import faults
+from tools.docs_site.diagrams import DRAWINGS, file_of
+from tools.docs_site.diagrams import blocks as diagrams
+from tools.docs_site.howto import blocks, commands, files_of
+from tools.docs_site.howto import pages as howtos
+from tools.docs_site.links import ROOT, heading_anchor, in_lists, page_of, place, rewritten
+from tools.docs_site.notebooks import notebook, parts, shown_page
+from tools.docs_site.notebooks import pages as tutorials
+from tools.docs_site.reference import cli_page, keys, plugin_page, run_page, undocumented
+from tools.docs_site.settings_table import meaning
+
+from kapelle.settings.base import Settings
+from kapelle.settings.schema import SamplingConfig as Sampled
+from kapelle.setup.recipe import load_recipe
+
+ASSETS = ROOT / "docs" / "assets"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[a](team.md#weights-by-turn)", "[a](team.md#weights-by-turn)"),
+        ("[a](../src/kapelle/types.py)", "[a](files/src/kapelle/types.py.md)"),
+        ("[a](../CONTRIBUTING.md) [b](#here)", "[a](files/CONTRIBUTING.md) [b](#here)"),
+        (
+            "[a](../examples) [b](https://example.org/x.py)",
+            "[a](files/examples/README.md) [b](https://example.org/x.py)",
+        ),
+        ("![a](pictures/x.png)", "![a](pictures/x.png)"),
+        ("```\n[a](../src/kapelle/types.py)\n```", "```\n[a](../src/kapelle/types.py)\n```"),
+    ],
+)
+def test_links_to_files_lead_to_pages_of_the_site(text: str, shown: str) -> None:
+    assert rewritten(text, "docs/page.md") == shown
+
+
+def test_links_of_a_page_outside_docs_lead_back_into_it() -> None:
+    assert place("CONTRIBUTING.md") == "files/CONTRIBUTING.md"
+    assert rewritten("[a](docs/adr/README.md)", "CONTRIBUTING.md") == "[a](../adr/README.md)"
+
+
+@pytest.mark.parametrize(
+    "heading", ["Start: five minutes", '"The run at … has another config"', "Weights, by turn", "`a_b`"]
+)
+def test_an_anchor_is_that_of_git_hosts(heading: str) -> None:
+    assert anchors(f"# {heading}\n") == {heading_anchor(heading)}
+
+
+def test_what_a_list_holds_is_indented_as_mkdocs_wants_it() -> None:
+    assert in_lists("- a\n  - b\n\n  | c |\n\nd\n  e") == "- a\n    - b\n\n    | c |\n\nd\n  e"
+
+
+def test_a_file_with_fences_is_shown_whole() -> None:
+    shown = page_of("tools/docs_site/diagrams.py")
+    assert shown.count("\n````") == 2
+
+
+def test_every_diagram_has_its_drawing_and_nothing_else_is_kept() -> None:
+    assert {path.name for path in DRAWINGS.glob("*.svg")} == {file_of(source).name for source in diagrams()}
+
+
+def test_what_is_taken_from_others_is_what_they_published() -> None:
+    for each in json.loads((ASSETS / "VENDORED.json").read_text(encoding="utf-8")):
+        assert hashlib.sha256((ASSETS / each["file"]).read_bytes()).hexdigest() == each["sha256"]
+        assert each["license"] == "MIT"
+
+
+def test_the_menu_names_pages_that_exist_or_are_made() -> None:
+    made = ("reference/settings", "reference/cli.md", "reference/api.md")
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    nav = yaml.safe_load(text)["nav"]
+
+    def pages(entries: list[object]) -> list[str]:
+        found: list[str] = []
+        for entry in entries:
+            for inside in entry.values() if isinstance(entry, dict) else [entry]:
+                found += pages(inside) if isinstance(inside, list) else [str(inside)]
+        return found
+
+    listed = pages(nav)
+    assert [
+        page for page in listed if not (ROOT / "docs" / page).exists() and not page.startswith(made)
+    ] == []
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.slow
+def test_the_reference_says_what_a_setting_means_its_default_and_its_bounds() -> None:
+    run = run_page()
+    assert "| `tasks_per_step` | integer, ≥ 1 | `32` | Tasks (groups) per step;" in run
+    assert "| `microbatch_tokens` | integer, ≥ 1 | `4096` |" in run
+    assert "| from then on |" in run
+    grpo = plugin_page("algorithms").partition("\n## grpo\n")[2].partition("\n## ")[0]
+    assert "| `group_size` | integer, ≥ 2 | `8` | Episodes per task;" in grpo
+    assert "### algorithm.loss" in grpo
+    assert "## kapelle rollback" not in cli_page()
+    assert "## kapelle runs" in cli_page()
+
+
+def test_a_tutorial_becomes_a_notebook_and_shows_what_was_printed() -> None:
+    page = "# T\n\nwords\n\n```python\n# m.py\nx = 1\n```\n\n```sh\nkapelle info\n```\n\n```text\nold\n```\n\n<!-- check: assert x -->\n\nend\n"
+    kinds = [piece.kind for piece in parts(page)]
+    assert kinds == ["prose", "python", "sh", "check", "prose"]
+    sources = [cell["source"] for cell in notebook(page)["cells"]]
+    assert sources == ["# T\n\nwords", "%%writefile m.py\n# m.py\nx = 1", "!kapelle info", "end"]
+    shown = shown_page(page, ["", "new"])
+    assert "old" not in shown
+    assert "check" not in shown
+    assert "```sh\nkapelle info\n```\n\n```text\nnew\n```" in shown
+
+
+@pytest.mark.parametrize("page", tutorials(), ids=lambda page: page.stem)
+def test_every_tutorial_asserts_what_it_prints(page: Path) -> None:
+    pieces = parts(page.read_text(encoding="utf-8"))
+    checks = [piece.text for piece in pieces if piece.kind == "check"]
+    assert len(checks) >= 3
+    assert all(check.startswith("assert ") for check in checks)
+    assert f"({page.name})" in (page.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", howtos(), ids=lambda page: page.stem)
+def test_every_how_to_is_short_listed_and_shows_what_to_type(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 40
+    title = text.partition("\n")[0].removeprefix("# ")
+    assert f"- [{title}]({page.name})" in (page.parent / "README.md").read_text(encoding="utf-8")
+    assert list(blocks(text))
+
+
+def test_the_recipes_of_how_tos_can_be_read(tmp_path: Path) -> None:
+    read = 0
+    for page in howtos():
+        for name, text in files_of(page.read_text(encoding="utf-8")).items():
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            if "\nenvironment:" in text:
+                load_recipe(str(tmp_path / name))
+                read += 1
+    assert read >= 7
+
+
+def test_of_a_how_to_only_what_can_be_executed_here_is() -> None:
+    block = "kapelle train demo a=1  # why\nkapelle eval runs/mine\npip install x\nkapelle serve policy runs/mine\nkapelle train demo --launch torchrun\n"
+    assert list(commands(block)) == [["train", "demo", "a=1", "--dry-run"], ["eval", "runs/mine"]]
+
+
+def ours(page: str) -> Iterator[str]:
+    """Yield the settings of ours that a page's tables name, without the places in lists."""
+    for line in page.splitlines():
+        cells = re.split(r"(?<!\\)\|", line)
+        if len(cells) == 6 and line.startswith("| `"):
+            yield from (key.replace("[]", "") for key in re.findall(r"`([^`]+)`", cells[3]))
+
+
+@pytest.mark.slow
+def test_every_setting_of_ours_on_the_coming_from_pages_exists() -> None:
+    known = keys()
+    pages = [
+        page for page in sorted((ROOT / "docs" / "coming_from").glob("*.md")) if page.name != "README.md"
+    ]
+    assert len(pages) >= 7
+    named = {page.name: list(ours(page.read_text(encoding="utf-8"))) for page in pages}
+    assert {
+        name: missing
+        for name, all_ in named.items()
+        if (missing := [key for key in all_ if key not in known])
+    } == {}
+    assert all(len(all_) >= 10 for all_ in named.values())
+
+
+def test_a_setting_that_does_not_exist_is_seen() -> None:
+    page = "| theirs | default | ours | |\n|---|---|---|---|\n| `lr` | 1 | `optimizer.rate`, `team.agents[].prompt` | `x.y` |\n"
+    assert list(ours(page)) == ["optimizer.rate", "team.agents.prompt"]
+
+
+@pytest.mark.slow
+def test_every_setting_says_what_it_means() -> None:
+    assert undocumented() == []
+
+
+def test_a_setting_without_a_meaning_is_seen() -> None:
+    class Bare(Settings):
+        rate: float = 0.5
+        depth: int = 1
+        """How deep."""
+
+    assert [meaning(Bare, key) for key in Bare.model_fields] == ["", "How deep."]
+    assert meaning(Sampled, "temperature").startswith("0 is greedy")
+
+
+def test_a_page_that_loads_or_leads_wrongly_is_found(tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text('<h1 id="there">x</h1>', encoding="utf-8")
+    page = tmp_path / "index.html"
+    page.write_text(
+        '<script src="https://cdn.example/x.js"></script><a href="other.html#there">y</a><a href="https://example.org">z</a>'
+        '<a href="gone.html">n</a><a href="other.html#nowhere">m</a>',
+        encoding="utf-8",
+    )
+    assert list(faults(page, tmp_path)) == [
+        "loads https://cdn.example/x.js from another server",
+        "leads to gone.html, which does not exist",
+        "leads to other.html#nowhere, whose place does not exist",
+    ]
+    checked = [sys.executable, "-m", "tools.docs_site.check", str(tmp_path)]
+    assert subprocess.run(checked, cwd=ROOT, capture_output=True, check=False).returncode == 1

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kapelle.runs.findings import keep_evaluation, keep_exact, read_evaluated, read_exact
+from kapelle.runs.model_card import _evaluation
+
+
+def test_what_is_kept_is_read_in_order(tmp_path: Path) -> None:
+    for steps in (1, 2):
+        keep_evaluation(tmp_path, {"steps": steps}, ["evaluation.problems=3"])
+        keep_exact(tmp_path, [{"step": steps, "exploitability": 0.25}])
+    assert [(row["format"], row["steps"], row["settings"]) for row in read_evaluated(tmp_path)] == [
+        (1, 1, ["evaluation.problems=3"]),
+        (1, 2, ["evaluation.problems=3"]),
+    ]
+    assert read_exact(tmp_path) == [{"step": 2, "exploitability": 0.25}], "the newest alone"
+
+
+def test_nothing_depends_on_them(tmp_path: Path) -> None:
+    """Damage is passed over, and where nothing can be written, nothing is kept and nothing else happens."""
+    assert read_exact(tmp_path) == read_evaluated(tmp_path) == []
+    (tmp_path / "exact.json").write_bytes(b'{"rows": 7}')
+    (tmp_path / "evaluated.jsonl").write_bytes(
+        b'{"steps": 1}\n[\n' + b"[" * 50_000 + b'\n3\n{"steps": 2}\n{"steps"'
+    )
+    assert read_exact(tmp_path) == []
+    assert [row["steps"] for row in read_evaluated(tmp_path)] == [1, 2]
+    keep_evaluation(tmp_path / "nowhere", {}, [])
+    keep_exact(tmp_path / "nowhere", [])
+
+
+@pytest.mark.parametrize(
+    "row", [{"team": 3, "baselines": [1, 2]}, {"baselines": 5}, {"baselines": [{"agents": 4, "answers": 2}]}]
+)
+def test_a_model_card_takes_whatever_stands_there(row: dict[str, Any], tmp_path: Path) -> None:
+    keep_evaluation(tmp_path, row, [])
+    assert "## Evaluation at equal tokens" in _evaluation(tmp_path)
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "evaluated.jsonl").symlink_to(tmp_path / "elsewhere")
+    keep_evaluation(tmp_path, {}, [])
+    assert not (tmp_path / "elsewhere").exists()

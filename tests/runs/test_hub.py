@@ -1,0 +1,238 @@
+"""Sending an export: to a hub of our own in this process, refused without a token, never when nobody asked."""
+
+import base64
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from kapelle.errors import ConfigError, EngineError
+from kapelle.runs.hub import check_push, push
+from kapelle.runtime import hub as runtime_hub
+
+
+class Hub(ThreadingHTTPServer):
+    """As much of a hub as sending a folder takes."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.made: list[dict[str, object]] = []
+        self.files: dict[str, bytes] = {}
+        self.tokens: set[str | None] = set()
+        self.refuses: dict[str, int] = {}
+        """Status for what is asked under a path."""
+        self.role = "write"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.server.tokens.add(self.headers["Authorization"])
+        for path, code in self.server.refuses.items():
+            if path in self.path:
+                return self._answer({"error": "not yours"}, code)
+        if self.path == "/api/repos/create":
+            self.server.made.append(json.loads(body))
+            return self._answer({"url": f"{self.server.url}/me/team"})
+        if self.path == "/api/validate-yaml":
+            return self._answer({"errors": [], "warnings": []})
+        if "/preupload/" in self.path:
+            files = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for f in json.loads(body)["files"]
+            ]
+            return self._answer({"files": files})
+        if "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            return self._answer(
+                {"commitOid": "0" * 40, "commitUrl": f"{self.server.url}/me/team/commit/{'0' * 40}"}
+            )
+        return self._answer({"error": f"unexpected {self.path}"}, 404)
+
+    def do_GET(self) -> None:
+        self.server.tokens.add(self.headers["Authorization"])
+        if self.path == "/api/whoami-v2" and self.server.role:
+            if self.headers["Authorization"] != "Bearer secret":
+                return self._answer({"error": "Invalid credentials in Authorization header"}, 401)
+            return self._answer({"name": "me", "auth": {"accessToken": {"role": self.server.role}}})
+        return self._answer({"error": "not there"}, 404)
+
+    def _answer(self, found: object, code: int = 200) -> None:
+        content = json.dumps(found).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    with Hub() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    (out / "ada").mkdir(parents=True)
+    for name in (
+        "README.md",
+        "ada/adapter_config.json",
+        "ada/adapter_model.safetensors",
+        "ada/kapelle.json",
+        ".hidden",
+    ):
+        (out / name).write_bytes(name.encode() * 3)
+    return out
+
+
+@pytest.mark.slow
+def test_a_folder_is_sent_as_it_is_listed(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Nothing was sent to 'me/team': there is no token\. Set HF_TOKEN"
+    ) as kept:
+        push(folder, "me/team")
+    assert f"The export is in {folder}; send it later with `hf upload" in str(kept.value)
+    assert not hub.tokens, "nothing was asked of the hub"
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    push(folder, "me/team")
+    assert hub.tokens == {"Bearer secret"}
+    (made,) = hub.made
+    assert made["name"] == "team"
+    assert made.get("visibility", "private" if made.get("private") else "public") == "private"
+    expected = ("README.md", "ada/adapter_config.json", "ada/adapter_model.safetensors")
+    assert hub.files == {name: name.encode() * 3 for name in expected}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("/repos/create", 403, "may not write there. Name a repository of your own"),
+        ("/preupload/", 403, "may not write there. Name a repository of your own"),
+        ("/commit/", 403, "may not write there. Name a repository of your own"),
+        ("/preupload/", 404, "none of this name that the token"),
+        ("/repos/create", 401, "does not know the token"),
+    ],
+)
+def test_a_repository_of_another_is_said_plainly(
+    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch, path: str, status: int, told: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    hub.refuses = {path: status}
+    with pytest.raises(EngineError, match=rf"The hub refused 'me/team' \({status}\)") as refused:
+        push(folder, "me/team")
+    said = str(refused.value)
+    assert told in said
+    assert "It says: not yours." in said
+    assert (
+        f"Nothing was added there. The export is in {folder}; send it later with `hf upload me/team {folder}`."
+        in said
+    )
+    assert "secret" not in said
+    assert not hub.files
+
+
+@pytest.mark.parametrize(
+    ("token", "role", "told"),
+    [
+        (None, "write", "there is no token. Set HF_TOKEN"),
+        ("other", "write", "does not know the token that is set"),
+        ("secret", "read", "lets the token read only"),
+    ],
+)
+def test_a_token_that_may_not_write_is_refused_before_anything(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None, role: str, told: str
+) -> None:
+    hub.role = role
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ConfigError, match=told):
+        check_push("me/team")
+    check_push("me/team", asking=False)
+
+
+@pytest.mark.parametrize("role", ["write", "fineGrained", ""])
+def test_a_token_that_may_is_not(hub: Hub, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    hub.role = role  # empty: a hub that does not know the question
+    check_push("me/team")
+    assert hub.tokens == {"Bearer secret"}
+
+
+def test_a_hub_that_is_silent_is_left_before_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert runtime_hub.SECONDS <= 5
+    monkeypatch.setattr(runtime_hub, "SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(EngineError, match=r"Nothing was sent to 'me/team': .* cannot be reached"):
+            check_push("me/team")
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_not_there_is_one_sentence(
+    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(EngineError, match="the hub cannot be reached") as away:
+        push(folder, "me/team")
+    assert "hf upload me/team" in str(away.value)
+
+
+@pytest.mark.parametrize(
+    "repo",
+    [
+        "team",
+        "a/b/c",
+        "/team",
+        "me/",
+        "../x/y",
+        "me/..",
+        "../x",
+        "me/a b",
+        "me/team.git",
+        "me/a--b",
+        "me/" + "x" * 99,
+    ],
+)
+def test_a_name_that_is_no_repository_is_refused_before_anything(repo: str) -> None:
+    for asking in (True, False):
+        with pytest.raises(ConfigError, match="OWNER/NAME"):
+            check_push(repo, asking=asking)
+
+
+def test_offline_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    check_push("me/team", asking=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
+        check_push("me/team")

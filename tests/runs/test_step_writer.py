@@ -1,0 +1,152 @@
+"""Steps that are appended, cut off and forgotten: whatever kills the writer, the same steps make the same files."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from kapelle.runs import step_writer
+from kapelle.runs.packed_rows import Packed, scan
+from kapelle.runs.step_rows import lines_of, stored_steps
+from kapelle.runs.step_writer import cut, forget, later_parts, record
+
+STEPS = 40
+
+
+def lines(step: int) -> bytes:
+    return b"".join(b'{"step":%d,"row":%d}\n' % (step, row) for row in range(step % 3))
+
+
+def write(folder: Path, *steps: int) -> None:
+    folder.mkdir(exist_ok=True)
+    for step in steps:
+        record(folder, step, lines(step))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def read(folder: Path) -> dict[int, bytes]:
+    return {
+        step: b"".join(line + b"\n" for line in lines_of(stored))
+        for step, stored in stored_steps(folder).items()
+    }
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    write(tmp_path / "whole", *range(1, STEPS + 1))
+    return tmp_path / "whole"
+
+
+def test_sixteen_steps_make_a_file(whole: Path) -> None:
+    assert list(files(whole)) == ["00000001.jsonl.zst", "00000017.jsonl.zst", "00000033.jsonl.zst"]
+    assert read(whole) == {step: lines(step) for step in range(1, STEPS + 1)}
+
+
+def test_a_large_file_is_complete_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_writer, "SIZE", 150)
+    write(tmp_path / "run", 1, 2, 3, 4)
+    assert len(files(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize("last", [-1, 0, 1, 15, 16, 17, 32, 39, 40])
+def test_what_is_cut_and_written_again_is_the_same_to_the_byte(whole: Path, last: int) -> None:
+    before = files(whole)
+    later = {step for part in later_parts(whole, last) for step in part.steps}
+    assert later == set(range(max(1, last + 1), STEPS + 1))
+    cut(whole, last)
+    assert read(whole) == {step: lines(step) for step in range(1, last + 1)}
+    write(whole, *range(max(1, last + 1), STEPS + 1))
+    assert files(whole) == before
+
+
+def test_a_writer_killed_anywhere_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    write(tmp_path / "whole", *range(1, 20))
+    before = files(tmp_path / "whole")
+    path = tmp_path / "whole" / "00000017.jsonl.zst"
+    content = path.read_bytes()
+    ends = [stored.frames[-1].end for step, stored in stored_steps(tmp_path / "whole").items() if step > 16]
+    for size in sorted({*range(0, len(content), 23), *(end + k for end in ends[:-1] for k in (-1, 0, 1))}):
+        for left in (content[:size], content[:size] + bytes(60)):  # what a loss of power leaves ends in zeros
+            path.write_bytes(left)
+            # A checkpoint counts what was flushed, so that no zeros are among it.
+            counted = 16 + sum(size >= end for end in ends)
+            assert (
+                {*range(1, counted + 1)} <= set(stored_steps(tmp_path / "whole")) <= {*range(1, counted + 2)}
+            )
+            cut(tmp_path / "whole", counted)
+            write(tmp_path / "whole", *range(counted + 1, 20))
+            assert files(tmp_path / "whole") == before, size
+
+
+def test_a_step_that_was_recorded_late_stays_where_it_counts(tmp_path: Path) -> None:
+    write(tmp_path / "run", 2, 7, 6, 9)
+    cut(tmp_path / "run", 6)
+    assert read(tmp_path / "run") == {2: lines(2), 6: lines(6)}
+
+
+def test_of_many_files_only_those_that_may_hold_later_steps_are_read(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(path: Path) -> Packed:
+        read.append(path.name)
+        return scan(path)
+
+    monkeypatch.setattr(step_writer, "scan", counted)
+    cut(whole, 40)
+    assert read == ["00000033.jsonl.zst"]
+    read.clear()
+    assert [part.steps[0] for part in later_parts(whole, 30)] == [31, 33]
+    assert read == ["00000017.jsonl.zst", "00000033.jsonl.zst"]
+
+
+def test_damage_to_a_counted_step_is_not_tidied_away(whole: Path) -> None:
+    path = whole / "00000033.jsonl.zst"
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(content)
+    cut(whole, 40)
+    assert path.read_bytes() == bytes(content)
+    cut(whole, 34)
+    assert {33, 35} & set(stored_steps(whole)) == set()
+    assert path.read_bytes() == bytes(content[: path.stat().st_size])
+
+
+def test_a_copy_by_hard_links_keeps_its_own_content(whole: Path, tmp_path: Path) -> None:
+    before = files(whole)
+    (tmp_path / "copy").mkdir()
+    for path in whole.iterdir():
+        os.link(path, tmp_path / "copy" / path.name)
+    write(tmp_path / "copy", 41)
+    cut(tmp_path / "copy", 35)
+    assert files(whole) == before
+
+
+def test_a_full_disk_takes_no_half_step(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real = files(whole), os.write
+
+    def short(descriptor: int, data: bytes) -> int:
+        if len(data) < 50:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data[:40])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", short)
+        with pytest.raises(OSError, match="No space"):
+            record(whole, 41, lines(41))
+    assert files(whole) == before
+
+
+def test_old_steps_are_forgotten_in_whole_files(whole: Path) -> None:
+    (whole / "00000000.jsonl").write_bytes(b"{}\n")
+    forget(whole, 17)
+    assert min(stored_steps(whole)) == 17
+    forget(whole, 32)
+    assert min(stored_steps(whole)) == 17
+    forget(whole, 34)
+    assert min(stored_steps(whole)) == 33

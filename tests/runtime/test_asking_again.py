@@ -1,0 +1,196 @@
+"""A busy server is asked again after pauses that double, or that it asks for, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import httpx
+import pytest
+
+from kapelle.runtime.asking_again import MOST_WAITING, Unanswered, post_again, said_in
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.http import exchange, post
+
+HEADERS = {"Authorization": "Bearer my-secret-key"}
+
+
+def asked(*answers: httpx.Response, retries: int = 6) -> Awaitable[bytes]:
+    left = list(answers)
+    transport = httpx.MockTransport(lambda _: left.pop(0) if len(left) > 1 else left[0])
+    return post_again("http://x/y", {}, HEADERS, 60.0, retries, transport)
+
+
+def busy(after: str | None = None, status: int = 429) -> httpx.Response:
+    return httpx.Response(status, headers={} if after is None else {"retry-after": after})
+
+
+def good() -> httpx.Response:
+    return httpx.Response(200, content=b"yes")
+
+
+async def test_pauses_double_and_differ(pauses: list[float]) -> None:
+    assert await asked(*[busy(status=s) for s in (429, 500, 502, 503, 504)], good()) == b"yes"
+    assert len(pauses) == 5
+    assert all(0.125 * 2**k <= pause <= 0.25 * 2**k for k, pause in enumerate(pauses))
+    assert len({pause / 2**k for k, pause in enumerate(pauses)}) == 5
+
+
+@pytest.mark.parametrize("spelling", ["7", " 7 ", "date"])
+async def test_the_server_says_how_long(spelling: str, pauses: list[float]) -> None:
+    if spelling == "date":
+        spelling = format_datetime(datetime.now(UTC) + timedelta(seconds=7), usegmt=True)
+    assert await asked(busy(spelling), good()) == b"yes"
+    assert 5 < pauses[0] < 7.5
+
+
+@pytest.mark.parametrize("odd", ["-3", "soon", "", "1e9", "Wed, 99 Foo 2026", "٣"])
+async def test_what_is_no_time_counts_as_none(odd: str, pauses: list[float]) -> None:
+    response = httpx.Response(429, headers=[(b"retry-after", odd.encode())])
+    assert await asked(response, good()) == b"yes"
+    assert pauses[0] < 4
+
+
+@pytest.mark.parametrize("long", ["3600", "9" * 400, "date"])
+async def test_a_server_that_asks_for_too_long_has_not_answered(long: str, pauses: list[float]) -> None:
+    if long == "date":
+        long = format_datetime(datetime.now(UTC) + timedelta(days=900), usegmt=True)
+    with pytest.raises(Unanswered, match=r"HTTP 429, to be asked again in .* s"):
+        await asked(busy(long))
+    assert pauses == []
+
+
+async def test_all_pauses_together_are_bounded(pauses: list[float]) -> None:
+    with pytest.raises(Unanswered, match="HTTP 503"):
+        await asked(busy("20", 503), retries=1000)
+    assert sum(pauses) <= MOST_WAITING
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 422])
+async def test_a_refusal_is_not_repeated(status: int, pauses: list[float]) -> None:
+    refusal = httpx.Response(status, json={"error": {"message": "Key my-secret-key\nis wrong. " + "x" * 900}})
+    with pytest.raises(Unanswered, match=f"HTTP {status}: Key … is wrong") as caught:
+        await asked(refusal, good())
+    assert len(str(caught.value)) < 330
+    assert pauses == []
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncIterator[str]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def test_connections_are_used_again_keep_no_cookies_and_close_with_their_loop() -> None:
+    heads: list[Mapping[str, str]] = []
+    connections = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(1)
+        try:
+            while head := (await reader.read(4096)).decode():
+                heads.append(
+                    dict(line.split(": ", 1) for line in head.split("\r\n\r\n")[0].split("\r\n")[1:])
+                )
+                writer.write(b"HTTP/1.1 200 OK\r\nset-cookie: who=you\r\ncontent-length: 2\r\n\r\nok")
+        finally:
+            writer.close()
+
+    async def three() -> None:
+        async with listening(serve) as url:
+            for _ in range(3):
+                assert await post(url, {}, {}, 60.0) == (200, b"ok")
+
+    run_async(three)  # an open connection would be a ResourceWarning, which is an error here
+    assert (len(heads), len(connections)) == (3, 1)
+    assert all("cookie" not in {name.lower() for name in head} for head in heads)
+
+
+def test_a_server_that_closes_after_every_answer_is_asked_over_a_new_connection() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    async def many() -> None:
+        async with listening(serve) as url:
+            for _ in range(30):
+                assert await post(url, {}, {}, 60.0) == (200, b"ok")
+
+    run_async(many)
+
+
+async def counted(method: str, url: str, headers: Mapping[str, str]) -> str:
+    try:
+        return str((await exchange(method, url, {}, headers, 60.0)).body)
+    except httpx.HTTPError as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "arrives"),
+    [("POST", {}, 1), ("DELETE", {}, 1), ("POST", {"Idempotency-Key": "one"}, 2), ("GET", {}, 2)],
+)
+def test_what_a_server_may_have_acted_on_is_sent_twice_only_where_that_does_no_harm(
+    method: str, headers: Mapping[str, str], arrives: int
+) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the first request of a connection, and act on the second one but close without a word."""
+        try:
+            for number in range(2):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                await reader.readexactly(2)
+                key = re.search(r"(?i)idempotency-key: (\S+)", head)
+                seen.append((head.split()[1], key and key[1]))
+                if number == 0:
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                    await writer.drain()
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+    async def both() -> None:
+        async with listening(serve) as url:
+            assert await counted("POST", f"{url}/first", {}) == "b'ok'"
+            said = await counted(method, f"{url}/act", headers)
+            assert (said == "b'ok'") == (arrives == 2)
+
+    run_async(both)
+    acted = [key for path, key in seen if path == "/act"]
+    assert acted == [headers.get("Idempotency-Key")] * arrives
+
+
+async def test_all_attempts_carry_one_key_and_two_requests_two(pauses: list[float]) -> None:
+    keys = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers.get("idempotency-key"))
+        return httpx.Response(503 if len(keys) in (1, 2) else 200, content=b"ok")
+
+    transport = httpx.MockTransport(answer)
+    for _ in range(2):
+        assert await post_again("http://x/y", {}, HEADERS, 60.0, 5, transport) == b"ok"
+    assert keys[0]
+    assert keys[0] == keys[1] == keys[2] != keys[3]
+    assert len(pauses) == 2
+
+
+def test_no_part_of_a_key_is_repeated() -> None:
+    body = json.dumps({"error": {"message": f"{'x' * 280} key sk-0123456789"}}).encode()
+    assert said_in(body, "sk-0123456789").endswith(" key …")

@@ -1,0 +1,110 @@
+"""A hub that does not answer costs seconds, and the message says how to go on without it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from tests.support.plain_server import answering
+from tests.support.tiny import tiny_model
+
+from kapelle.errors import ModelError
+from kapelle.models.paths import local_only
+from kapelle.models.renderer_loading import load_renderer
+from kapelle.runtime import hub
+from kapelle.runtime.hub import hub_fault, without_hub
+from kapelle.settings.schema import ModelConfig
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    hub_fault.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    yield
+    hub_fault.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (200, ""),
+        (302, ""),
+        (401, "can be seen with the token"),
+        (403, "its owner grants"),
+        (404, "none of this name"),
+        (502, "HTTP 502"),
+    ],
+)
+def test_what_the_hub_says_of_a_name(status: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(status) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        fault = hub_fault("some/model")
+        assert server.asked == [("/some/model/resolve/main/config.json", "Bearer hf_secret")]
+        if not told:
+            assert fault is None
+            assert not local_only("some/model")
+        else:
+            assert told in str(fault)
+            assert "hf_secret" not in str(fault)
+            with pytest.raises(ModelError, match="hf download some/model"):
+                load_renderer("some/model", ModelConfig())
+        assert len(server.asked) == 1, "asked once for each process"
+
+
+@pytest.mark.parametrize("how", ["no name", "no server", "a server that is silent"])
+def test_a_hub_that_does_not_answer_is_left_in_seconds(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1] if how == "a server that is silent" else 9
+        host = "no-such-host.invalid" if how == "no name" else "127.0.0.1"
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://{host}:{port}")
+        monkeypatch.setattr(hub, "SECONDS", 0.5)
+        with pytest.raises(ModelError, match="cannot be reached") as caught:
+            load_renderer("some/model", ModelConfig())
+        assert "\n" not in str(caught.value)
+
+
+def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "exchange", None)
+    with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
+        local_only("some/model")
+
+
+@pytest.mark.slow
+def test_what_was_downloaded_is_read_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "cache" / "models--some--model" / "snapshots" / "0123"
+    model = tiny_model()
+    model.model.save_pretrained(snapshot)
+    model.tokenizer.save_pretrained(snapshot)
+    refs = snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0123")
+    with answering(503) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        assert local_only("some/model")
+        assert load_renderer("some/model", ModelConfig()).context == model.renderer.context
+        assert len([path for path, _ in server.asked if "some/model" in path]) == 1
+
+
+def test_behind_a_proxy_that_is_not_known_the_client_is_left_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
+
+    monkeypatch.setattr(hub, "exchange", refuse)
+    assert hub_fault("some/model") is None
+
+
+def test_a_folder_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "exchange", None)
+    assert not local_only(str(tmp_path))
+
+
+def test_the_client_asks_nobody_meanwhile() -> None:
+    with without_hub():
+        assert constants.HF_HUB_OFFLINE
+    assert not constants.HF_HUB_OFFLINE

@@ -1,0 +1,132 @@
+"""What an export holds is what was trained: adapters and merged models compute the same, in other programs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.five_steps import settings
+
+from kapelle.errors import ConfigError, ModelError
+from kapelle.runs.findings import keep_evaluation
+from kapelle.setup.preparation import Prepared
+from kapelle.training.exporting import export
+from kapelle.training.gguf_ready import check_convertible
+from kapelle.training.observer import Silent
+from kapelle.training.trainer import Trainer
+
+IDS = torch.tensor([[7, 65, 66, 67, 9, 10, 80]])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("export") / "run"
+    own = {**settings(), "name": "two <script> | teams", "optimizer": {"lr": 0.1}}
+    with Trainer(**own, run_dir=run, origin={"optimizer.lr": "command line"}) as trainer:
+        trainer.evaluate()
+        trainer.train(2)
+    team = {"success": 0.5, "interval": [0.25, 0.75], "scored": 8, "problems": 9, "tokens": 21.25}
+    alone = {"agents": ["agent_0"], "answers": 1, **team, "success": 0.125}
+    keep_evaluation(run, {"environment": "sums", "steps": 2, "team": team, "baselines": [alone]}, [])
+    return run
+
+
+def logp(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(IDS).logits.log_softmax(-1)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # inside peft
+def test_merged_models_compute_what_the_adapters_do(run: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    adapters = export(run, tmp_path / "peft", "peft", Silent())
+    merged = export(run, tmp_path / "hf", "hf", Silent())
+    alone = tmp_path / "alone"
+    one = export(run, alone, "hf", Silent(), agents=("agent_1",))
+    assert [each.policy for each in adapters] == [each.policy for each in merged] == ["agent_0", "agent_1"]
+    found = []
+    for each in adapters:
+        place = tmp_path / "peft" / each.folder
+        base = AutoModelForCausalLM.from_pretrained(place / "base")
+        before = logp(base)
+        theirs = logp(peft.PeftModel.from_pretrained(base, place))
+        whole = AutoModelForCausalLM.from_pretrained(tmp_path / "hf" / each.folder)
+        assert (logp(whole) - theirs).abs().max() <= 1e-5
+        assert (theirs - before).abs().max() > 1e-3, "the adapter does something"
+        assert whole.dtype == torch.float32
+        found.append(theirs)
+    assert (found[0] - found[1]).abs().max() > 1e-3
+    assert [each.folder for each in one] == ["."]
+    assert (logp(AutoModelForCausalLM.from_pretrained(alone)) - found[1]).abs().max() <= 1e-5
+    assert json.loads((alone / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+    assert AutoTokenizer.from_pretrained(alone)("12").input_ids
+
+
+def test_what_the_converter_does_not_know_is_said_before_anything_is_loaded(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Prepared, "load", None)
+    with pytest.raises(ModelError, match="does not take the base 'embedded': its tokeniser is made here"):
+        export(run, tmp_path / "gguf", "gguf-ready", Silent())
+    assert not (tmp_path / "gguf").exists()
+
+
+def saved(place: Path, architecture: str | None, **tokenizer: object) -> Path:
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({"architectures": architecture and [architecture]}))
+    if tokenizer:
+        (place / "tokenizer.json").write_text(json.dumps({"model": tokenizer}))
+    return place
+
+
+VOCAB = {f"t{k}": k for k in range(32_000)}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokenizer", "told"),
+    [
+        ("Qwen3ForCausalLM", {"type": "BPE", "vocab": VOCAB, "merges": []}, ""),
+        ("LlamaForCausalLM", {"type": "BPE", "vocab": {"a": 0}, "byte_fallback": True}, ""),
+        ("BertModel", {"type": "WordPiece", "vocab": {"a": 0}}, ""),
+        ("Qwen3ForCausalLM", {"type": "BPE", "vocab": {"a": 0}}, "a BPE of 1 tokens: it takes published"),
+        ("Qwen3ForCausalLM", {"type": "WordLevel", "vocab": VOCAB}, "a WordLevel of 32,000 tokens"),
+        ("Qwen3ForCausalLM", {}, "neither `tokenizer.model` nor a `tokenizer.json`"),
+        ("OPTForCausalLM", {"type": "BPE", "vocab": VOCAB}, "does not know the architecture OPTForCausalLM"),
+        (None, {"type": "BPE", "vocab": VOCAB}, "names no `architectures`"),
+    ],
+)
+def test_a_folder_is_what_the_converter_takes_or_the_reason_is_named(
+    tmp_path: Path, architecture: str | None, tokenizer: dict[str, object], told: str
+) -> None:
+    place = saved(tmp_path / "model", architecture, **tokenizer)
+    if not told:
+        check_convertible(place)
+        return
+    with pytest.raises(ModelError, match=told):
+        check_convertible(place)
+    if tokenizer.get("type") != "WordLevel" and architecture == "Qwen3ForCausalLM":
+        (place / "tokenizer.model").touch()
+        check_convertible(place)
+
+
+@pytest.mark.slow
+def test_the_card_holds_settings_curve_and_evaluation_as_text(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out", "peft", Silent())
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: peft\n")
+    assert "# two \\<script\\> \\| teams" in card
+    assert "| optimizer.lr | 0.1 |" in card
+    assert "| team | 0.500 | \\[0.250, 0.750\\] | 8 of 9 | 21.2 |" in card
+    assert "| agent\\_0 alone | 0.125 |" in card
+    assert "## Curve" in card
+    assert str(tmp_path) not in card
+
+
+def test_an_agent_that_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'agent_1'"):
+        export(run, tmp_path / "out", "peft", Silent(), agents=("agent_l",))

@@ -1,0 +1,208 @@
+"""`kapelle.train`: a model, rows, functions and agents in one call are the run that a `Trainer` of the same settings is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tiny import tiny_model
+
+import kapelle
+from kapelle.algorithms import GRPO
+from kapelle.environments import Rewarded
+from kapelle.errors import ConfigError, DataError, TrainingHalted
+from kapelle.one_call import Trained
+from kapelle.runs.reader import read_config, read_episodes, read_status
+from kapelle.settings.overlays import parse_yaml
+
+ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
+SMALL: Mapping[str, Any] = {
+    "team": {"sampling": {"max_tokens": 2}, "lora": {"rank": 2}},
+    "training": {"tasks_per_step": 2},
+    "algorithm": GRPO(group_size=2),
+    "steps": 1,
+}
+
+
+def vowel(completion: str, answer: str) -> float:
+    return float(completion[:1] in "aeiou") + float(completion[:1] == answer)
+
+
+def length(completion: str) -> int:
+    return len(completion)
+
+
+async def brief(completions: Mapping[str, str]) -> float:
+    return -float(sum(map(len, completions.values())))
+
+
+def train(*given: Any, **options: Any) -> Trained:
+    return kapelle.train(tiny_model(), *given, **{**SMALL, **options})
+
+
+def test_a_chain_learns_what_functions_pay_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    agents = {"planner": "Plan {question}", "coder": "{planner}"}
+    with train(
+        ROWS, [vowel, brief], agents, eval_dataset=0.4, reward_weights=[1, 0.5], run_dir=run_dir
+    ) as run:
+        assert run.summary.steps == 1
+        assert run.summary.before is not None
+        assert run.summary.after is not None
+        assert run.summary.before.problems == run.summary.after.problems > 0
+        episode = next(iter(read_episodes(run_dir, 1, "train")))
+        expected = vowel(episode.turns[-1].text, "ab"[int(episode.task.question) % 2]) - 0.5 * sum(
+            len(turn.text) for turn in episode.turns
+        )
+        assert episode.rewards == {"planner": pytest.approx(expected), "coder": pytest.approx(expected)}
+        assert [step.number for step in run.trainer.steps(1)] == [2]
+    shown = capsys.readouterr().out
+    assert "step 1/1" in shown
+    assert "unseen problems after step 1: return planner" in shown
+    config = parse_yaml(read_config(run_dir))
+    assert config["workflow"]["name"] == "chain"
+    assert config["environment"]["path"] == "in-memory"
+    assert [each["weight"] for each in config["environment"]["rewards"]] == [1.0, 0.5]
+
+
+def test_each_agent_learns_from_its_own_function_and_nothing_is_evaluated_without_data_for_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    each = {"a": lambda agent: 1.0, "b": length}
+    run = train(
+        str(file),
+        each,
+        ["a", "b"],
+        algorithm="grpo",
+        run_dir=tmp_path / "run",
+        workflow="parallel",
+        observer=Quiet(),
+    )
+    assert isinstance(run.trainer.config.algorithm, GRPO)
+    assert run.trainer.config.algorithm.team_reward == "individual"
+    assert (run.summary.before, run.summary.after) == (None, None)
+    with pytest.raises(ConfigError, match="`rewarded` has no tasks of the split 'test' to play"):
+        run.trainer.evaluate()
+    assert read_status(tmp_path / "run").state == "finished"
+    run.trainer.close()
+    with pytest.raises(ConfigError, match="The reward function `lambda` was in the memory of the program"):
+        kapelle.Trainer.from_run(tmp_path / "run")
+
+
+class Quiet:
+    """An observer of the user's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_a_function_that_raises_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(TrainingHalted, match=r"The reward function `broken` raised KeyError: 'gone'"):
+        train(ROWS, broken, run_dir=tmp_path / "run")
+    assert read_status(tmp_path / "run").state == "failed"
+
+
+def broken(completion: str) -> float:
+    return {"there": 1.0}["gone"]
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        ((ROWS, vowel, "planner"), {}, r"Give a list of names: `agents=\['planner'\]`"),
+        ((ROWS, vowel, []), {}, "`agents` names nobody"),
+        ((ROWS, {"a": vowel}, ["a", "b"]), {}, "`reward` pays nothing to 'b'"),
+        (
+            (ROWS, {"aa": vowel, "team": vowel}, ["a"]),
+            {},
+            "unknown agent 'aa'. Did you mean 'a'?|unknown agent 'aa'",
+        ),
+        (
+            (ROWS, [vowel, brief]),
+            {"reward_weights": [1]},
+            "There are 1 `reward_weights` for 2 reward functions",
+        ),
+        ((ROWS, {"a": vowel}, ["a"]), {"reward_weights": [1]}, "`reward_weights` are for a list"),
+        ((ROWS, [vowel]), {"reward_weights": [float("nan")]}, "Give one finite number for each"),
+        ((ROWS, vowel), {"reward_weights": ["1"]}, "Give one finite number for each"),
+        ((ROWS, []), {}, "`reward` has no function"),
+        ((ROWS, {}), {}, "`reward` has no function"),
+        ((ROWS, vowel, [1, 2]), {}, r"`agents` is \[1, 2\]. Give a number of agents"),
+        ((ROWS, vowel, None), {}, "`agents` is None. Give a number of agents"),
+        ((ROWS, vowel), {"eval_dataset": 1}, "`eval_dataset` is 1. Give a share"),
+        ((ROWS, vowel), {"eval_dataset": float("nan")}, "`eval_dataset` is nan. Give a share"),
+        ((ROWS[0], vowel), {}, "`dataset` is dict. Give a list of rows"),
+        ((ROWS, vowel), {"environment": Rewarded}, "makes the environment of its data set"),
+        ((ROWS, lambda anwser: 0.0), {}, "Did you mean 'answer'"),
+        ((ROWS, vowel), {"stepz": 3}, "`kapelle.train` has no keyword 'stepz'. Did you mean 'steps'"),
+        ((ROWS,), {"rewards": vowel}, "no keyword 'rewards'. Did you mean 'reward'"),
+        ((ROWS, vowel), {"reward_funcs": vowel}, "no keyword 'reward_funcs'. Did you mean `reward`"),
+        ((ROWS, vowel), {"lr": 1.0}, r"Did you mean `optimizer=\{'lr': …\}`"),
+        (
+            (ROWS, vowel),
+            {"num_generations": 8},
+            r"Did you mean `algorithm=\{'name': 'grpo', 'group_size': …\}`",
+        ),
+        ((ROWS, vowel), {"training": {"task_per_step": 2}}, "Did you mean 'tasks_per_step'"),
+        ((ROWS, vowel), {"training": "fast"}, "`training` is 'fast'. It is a section"),
+        ((ROWS, vowel), {"team": None}, "`team` is None. It is a section"),
+        ((ROWS, vowel), {"steps": True}, "`steps` is True"),
+        ((ROWS, vowel, True), {}, "`agents` is True"),
+        ((), {"reward": vowel}, "`dataset` has no rows. Give at least one"),
+        ((ROWS,), {}, "`reward` has no function"),
+        ((ROWS, "exact"), {}, "`reward` is the text 'exact'. Name a function as `module:function`"),
+        ((ROWS, None), {}, "`reward` is None. Give a function"),
+        ((lambda: ROWS, vowel), {}, r"`dataset` is function. Give the rows that it returns: dataset\(\)"),
+        (({"question": ["a"]}, vowel), {}, "`dataset` is dict. Give a list of rows"),
+        ((type("DataFrame", (list,), {})(), vowel), {}, r"`dataset` is DataFrame. .*\.to_dict\('records'\)"),
+        ((["2+2"], vowel), {}, r"Row 1 of `dataset` is str, not a mapping.*\{'question': …\}"),
+        ((ROWS, vowel), {"run_dir": 3}, "`run_dir` is 3. Give the path of a folder"),
+        ((ROWS, vowel), {"observer": 3}, "`observer` is int, which has no `phase`"),
+        ((ROWS, vowel), {"engine": 3}, "`engine` is int, which samples nothing"),
+        ((ROWS, vowel), {"engine": {"name": "locl"}}, "Did you mean 'local'"),
+        (
+            (ROWS, vowel),
+            {"training": {"overlap": True, "max_staleness": 1}},
+            "Write rows to a file and functions to a module",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_built(
+    given: tuple[Any, ...], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((ConfigError, DataError), match=said):
+        train(*given, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "sections", "said"),
+    [
+        (
+            (),
+            {"reward": vowel},
+            r"`Trainer` has no keyword 'reward'. `kapelle.train\(model, dataset, reward\)` takes",
+        ),
+        ((), {"steps": 3}, r"takes it, or `training=\{'steps': …\}`"),
+        ((), {"enviroment": {}}, "`Trainer` has no keyword 'enviroment'. Did you mean 'environment'"),
+        ((), {"rundir": "x"}, "Did you mean 'run_dir'"),
+        (({"environment": {}},), {}, "not dict. Sections are keywords"),
+        ((), {"model": None}, "`model` is None. Name a folder"),
+        ((), {"model": object()}, r"kapelle.LanguageModel\(model, tokenizer\)"),
+    ],
+)
+def test_a_trainer_says_which_keyword_was_meant(given: Any, sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        kapelle.Trainer(*given, **sections)
+
+
+def test_an_engine_may_be_given_by_its_settings() -> None:
+    run = train(ROWS, vowel, engine={"name": "local"}, observer=Quiet())
+    assert run.trainer.config.engine.name == "local"
+    run.trainer.close()

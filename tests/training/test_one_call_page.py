@@ -1,0 +1,41 @@
+"""What docs/one_call.md shows runs as it stands, and prints what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kapelle.environments.rewarded.functions import GIVEN
+
+PAGE = (Path(__file__).parents[2] / "docs" / "one_call.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_first_one_is_ten_lines_for_a_user() -> None:
+    lines = [line for line in BLOCKS[0].splitlines() if line.strip() and not line.startswith("import")]
+    assert len(lines) <= 10
+
+
+def test_every_parameter_has_a_row() -> None:
+    assert [name for name in GIVEN if f"| `{name}` |" not in PAGE] == []
+
+
+@pytest.mark.slow
+def test_the_first_one_learns_and_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(BLOCKS[0], "docs/one_call.md", "exec"), {})  # noqa: S102 - it is our own page
+    said = capsys.readouterr().out.splitlines()
+    played = r"played 15 of 15 \(500 asked, its test split has 15\)"
+    shown = rf"return planner ([-\d.]+), coder \1, {played} → return planner ([-\d.]+), coder \2, {played}"
+    found = re.fullmatch(shown, said[-1])
+    assert found is not None
+    assert float(found[1]) < 0.05
+    assert float(found[2]) >= 0.1
+    assert "step 10/10  reward planner" in "\n".join(said)
+
+
+@pytest.mark.slow
+def test_each_agents_own_function_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(BLOCKS[2], "docs/one_call.md", "exec"), {})  # noqa: S102 - it is our own page
+    assert "step 1/1" in capsys.readouterr().out

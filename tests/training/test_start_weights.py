@@ -1,0 +1,73 @@
+"""`start_from`: from a run, one of its checkpoints, an adapter or a model, for all agents or for one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.five_steps import settings
+from tests.support.tiny import same_bits
+
+from kapelle.cli.run_arguments import EVERYONE, start_words
+from kapelle.errors import CheckpointError, ConfigError, ModelError
+from kapelle.settings import keeping
+from kapelle.settings.keeping import by_agent
+from kapelle.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("start") / "run"
+    with Trainer(**{**settings(), "checkpoint": {"every": 1, "keep": 9}}, run_dir=run) as trainer:
+        trainer.train(2)
+    return run
+
+
+def begun(start: Any, tmp_path: Path, **over: Any) -> dict[str, dict[str, Any]]:
+    """The weights of each trained policy of a run that starts so and takes no step."""
+    with Trainer(**{**settings(), **over, "start_from": start}, run_dir=tmp_path / "new") as trainer:
+        return {
+            name: {k: v.clone() for k, v in trainer.engine.weights(name).items()}
+            for name in trainer.team.trained
+        }
+
+
+def test_what_is_named_is_found(trained: Path, tmp_path: Path) -> None:
+    assert EVERYONE == keeping.EVERYONE
+    assert by_agent("runs/a") == {"*": "runs/a"}
+    assert start_words(None) == []
+    assert start_words(["runs/a", "critic=b", "./x=y/z"]) == ['start_from={"*": "./x=y/z", "critic": "b"}']
+    first, second = (begun(f"{trained}@{step}", tmp_path / str(step)) for step in (1, 2))
+    newest, fresh = begun(str(trained), tmp_path / "newest"), begun({}, tmp_path / "fresh")
+    assert same_bits(newest, second)
+    assert not same_bits(first, second)
+    assert not same_bits(fresh, first)
+    name = next(iter(first))
+    folder = trained / "checkpoints" / "00000001" / "policies"
+    alone = begun({name: str(folder / name)}, tmp_path / "alone")
+    assert same_bits(alone[name], first[name])
+    assert all(same_bits(alone[other], fresh[other]) for other in first if other != name)
+
+
+def test_what_cannot_be_is_refused_by_name(trained: Path, tmp_path: Path) -> None:
+    policy = next((trained / "checkpoints" / "00000001" / "policies").iterdir())
+    for start, error, said in (
+        ({"nobody": str(policy)}, ConfigError, "`start_from` names 'nobody'"),
+        (str(tmp_path), ConfigError, "no run, checkpoint, PEFT adapter or model"),
+        (f"{trained}@9", CheckpointError, "no whole checkpoint of step 9"),
+    ):
+        with pytest.raises(error, match=said):
+            begun(start, tmp_path)
+    with pytest.raises(ModelError, match="would compute something else: rank"):
+        begun(str(policy), tmp_path, team={**settings()["team"], "lora": {"rank": 3}})
+
+
+def test_a_run_that_goes_on_does_not_look_for_them(trained: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "gone"
+    trained.rename(copy)
+    start = {**settings(), "start_from": str(copy)}
+    with Trainer(**start, run_dir=tmp_path / "new") as trainer:
+        trainer.train(1)
+    copy.rename(trained)
+    with Trainer(**start, run_dir=tmp_path / "new", resume=True) as trainer:
+        assert trainer.done == 1
+    Trainer.from_run(tmp_path / "new").close()

@@ -1,0 +1,150 @@
+"""Who played whom, who won, and the ratings that follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.episode_lines import lay_plain
+from tests.support.viewed_runs import write_run
+
+from kapelle.services.binding import Binding
+from kapelle.services.http.server import HttpServer
+from kapelle.viewer.league import opposed, standing
+from kapelle.viewer.library import Library
+from kapelle.viewer.meetings import FIXED, Pair, Player, Tally, players_of, tallies
+from kapelle.viewer.ratings import linked, ratings
+from kapelle.viewer.server import viewer
+
+
+def turn(agent: str, version: int, policy: str = "") -> dict[str, Any]:
+    return {"agent": agent, "policy": policy or agent, "version": version}
+
+
+def test_players_are_named_by_seat_with_what_the_seat_was_paid() -> None:
+    info = {"returns": [-1.0, 0.0, 1.0], "seats": {"a": [3], "b": [1]}, "opponents": {"2": "random"}}
+    turns = [turn("a", 4), turn("b", 4, "shared"), turn("a", 5)]
+    assert players_of({"info": info}, turns, {"a": 0.3, "b": 0.1}) == (
+        Player("shared", 4, -1.0),
+        Player("opponent random", FIXED, 0.0),
+        Player("a", 4, 1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {},
+        {"returns": "x", "seats": [1]},
+        {"returns": [1], "seats": {"a": [1], "b": [2]}},
+        {"returns": [float("nan"), 0], "seats": {"a": [1], "b": [2]}, "opponents": {"x" * 99: 1, "-1": 2}},
+        {"returns": [1, 2], "seats": {"a": [10**30], "b": ["1"]}},
+    ],
+)
+def test_what_no_game_reports_is_read_from_rewards(info: Any) -> None:
+    paid = players_of({"info": info}, [turn("a", 1)], {"a": 1.0, "b": -1.0})
+    assert paid == (Player("a", 1, 1.0), Player("b", FIXED, -1.0))
+
+
+def test_games_without_an_end_have_no_players() -> None:
+    paid = {"a": 1.0, "b": -1.0}
+    assert players_of({"error": "broken"}, [], paid) == players_of({"truncated": True}, [], paid) == ()
+    assert players_of({}, [], {"a": 1.0}) == ()
+
+
+def game(*paid: float) -> tuple[str, Sequence[Player]]:
+    return "", [Player(f"p{k}", 1, each) for k, each in enumerate(paid)]
+
+
+def test_a_pair_wins_draws_and_loses() -> None:
+    (tally,) = tallies([game(1, -1), game(1, -1), game(0, 0), game(-2, 2)]).values()
+    assert tally == Tally(wins=2, draws=1, losses=1)
+    assert len(tallies([game(2, -1, -1)])) == 3
+
+
+def test_who_earns_together_has_no_league() -> None:
+    def met(*games: tuple[str, Sequence[Player]]) -> list[tuple[int, Pair, Tally]]:
+        return [(1, pair, tally) for pair, tally in tallies(games).items()]
+
+    assert opposed(met(game(1, 1), game(0, 0))) == {}
+    assert opposed(met(game(1, 0), game(0, 1))) == {}, "each for itself"
+    assert list(opposed(met(game(1, -1), game(0, 0)))) == [""]
+
+
+def test_ratings_are_the_odds_that_games_were_won_at() -> None:
+    """Ten to one is 400 points; who never met somebody is rated through others."""
+    rated = ratings([0, 1, 2], {(0, 1): (10_000, 0, 1_000), (1, 2): (10_000, 0, 1_000)})
+    assert rated[0][0] - rated[1][0] == pytest.approx(400, abs=2)
+    assert rated[0][0] - rated[2][0] == pytest.approx(800, abs=4)
+    assert sum(each[0] for each in rated.values()) == pytest.approx(0, abs=1e-6)
+    assert all(low < middle < high and high - low < 80 for middle, low, high in rated.values())
+    few = ratings([0, 1, 2], {(0, 1): (10, 0, 1), (1, 2): (10, 0, 1)})
+    assert few[0][2] - few[0][1] > 200, "from few games little is known"
+
+
+def test_a_draw_is_half_a_win_and_who_only_won_has_a_rating() -> None:
+    even = ratings([0, 1], {(0, 1): (0, 500, 0)})
+    assert even[0][0] == pytest.approx(0, abs=0.1)
+    only = ratings([0, 1], {(0, 1): (500, 0, 0)})
+    assert 800 < only[0][0] - only[1][0] < 3000
+
+
+def test_who_no_game_links_is_not_compared() -> None:
+    results = {(0, 1): (1, 0, 0), (2, 3): (1, 0, 0), (3, 4): (0, 1, 0)}
+    assert linked(6, results) == [[2, 3, 4], [0, 1]]
+
+
+def test_an_opponent_links_early_and_late_versions() -> None:
+    def rows(against: str, other: int) -> list[tuple[int, Pair, Tally]]:
+        return [
+            (v, Pair("", "a", v, against, v if other else FIXED), Tally(50 + v, 0, 50 - v)) for v in range(40)
+        ]
+
+    alone = standing(rows("b", 1))
+    assert (alone["ladders"], alone["apart"], len(alone["pairs"])) == ([], True, 6)
+    both = standing(rows("opponent random", 0))
+    (ladder,) = both["ladders"]
+    assert [row["name"] for row in ladder] == [
+        "a v35–39", "a v28–34", "a v21–27", "a v14–20", "a v7–13", "a v0–6", "opponent random",
+    ]  # fmt: skip
+    assert both["cells"][0][6]["games"] == 700
+    assert both["cells"][0][6]["share"] == pytest.approx(1 - both["cells"][6][0]["share"])
+    assert both["cells"][0][1] is None
+
+
+def test_the_page_of_a_run_whose_agents_are_opposed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "duel", steps=4)
+    write_run(tmp_path / "pair", steps=2)
+    lay_plain(run / "episodes" / "train")
+    for path in (run / "episodes" / "train").glob("*.jsonl"):
+        path.write_bytes(path.read_bytes().replace(b'"critic":1.0}', b'"critic":-1.0}'))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "return/solver": 1.0, "return/critic": -1.0}\n')
+    rows = [{"part": "", "step": 2, "nash_conv": 0.5, "exploitability": 0.25}, {"step": "x"}, 7]
+    (run / "exact.json").write_text(json.dumps({"format": 1, "rows": rows}))
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as web,
+    ):
+        assert "/run/duel/league" in web.get("/run/duel").text
+        assert "/run/pair/league" not in web.get("/run/pair").text
+        text = web.get("/run/duel/league").text
+        assert "25.0 %" in text, "the critic lost 8 of 16 games and drew the others"
+        assert "There is no ladder" in text
+        drawn = web.get("/run/duel/league.json").json()
+        panels = {panel["name"]: panel for section in drawn["sections"] for panel in section["panels"]}
+        assert panels["points"]["series"][0]["y"] == [0.25] * 4
+        assert panels["exploitability"]["series"][0]["y"] == [0.25]
+        assert "nobody to rank" in web.get("/run/pair/league").text
+        board = "<details open><summary>heard"
+        assert board not in web.get("/run/pair/episode/train/1/0").text
+        lay_plain(tmp_path / "pair" / "episodes" / "train")
+        first = tmp_path / "pair" / "episodes" / "train" / "00000001.jsonl"
+        seats = {"seats": {"solver": [1], "critic": [2]}}
+        played = [json.loads(line) | {"info": seats} for line in first.read_bytes().splitlines()]
+        first.write_text("".join(json.dumps(row) + "\n" for row in played))
+        assert board in web.get("/run/pair/episode/train/1/0").text, "a player's board is in sight"

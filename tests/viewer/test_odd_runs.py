@@ -1,0 +1,207 @@
+"""Runs that are named, filled or taken away as no run should be: every page still answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.support.episode_lines import lay_plain
+from tests.support.viewed_runs import write_run
+
+from kapelle.services.binding import Binding
+from kapelle.services.http.server import HttpServer
+from kapelle.viewer import server
+from kapelle.viewer.library import Library
+from kapelle.viewer.server import viewer
+
+VIEWS = ("", "/episodes", "/episodes?sort=longest&q=carry", "/team", "/league", "/league.json", "/settings?all=1", "/system",
+         "/system.json", "/episode/train/1/0", "/episode/train/1/0/0", "/together?e=train.1.0")  # fmt: skip
+MARKUP = "<img src=x onerror=alert(1)>\"'&"
+NAMES = [
+    "a~b",
+    "a~~b~",
+    "%2e%2e",
+    "a b#c?d",
+    "new\nline",
+    "tab\there",
+    "\u202eltr",
+    "x" * 250,
+    "é\u0301",
+    "..a",
+    "a'\"<b>",
+    "run\udcff",
+]
+
+
+class Site:
+    """A viewer of a folder and a client."""
+
+    def __init__(self, web: httpx.Client) -> None:
+        self.web = web
+
+    def paths(self) -> list[str]:
+        """Return the addresses of the runs that are listed."""
+        text = self.web.get("/").text
+        return [unescape(part.split('"')[0]) for part in text.split('class="name"><a href="')[1:]]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as made,
+        httpx.Client(base_url=made.url, timeout=120.0) as web,
+    ):
+        yield Site(web)
+
+
+def test_folders_of_any_name_have_an_address_each(tmp_path: Path, site: Site) -> None:
+    first = write_run(tmp_path / "first", steps=1)
+    for name in NAMES:
+        shutil.copytree(first, tmp_path / name)
+    paths = site.paths()
+    assert len(set(paths)) == len(NAMES) + 1
+    for path in paths:
+        answer = site.web.get(path)
+        assert answer.status_code == 200, path
+        assert "<b>" not in answer.text.split("<title>")[1].split("</title>")[0]
+
+
+def test_names_in_settings_are_text(tmp_path: Path, site: Site) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    config = json.dumps(
+        {"name": MARKUP, "seed": MARKUP, "description": [MARKUP], "algorithm": {"name": MARKUP}, "environment": {"name": "../../x\n" * 50, "parts": {MARKUP: 3}},
+         "workflow": {"name": {MARKUP: 1}}, "training": {"steps": MARKUP}, "team": {"sharing": None, "agents": [{"name": MARKUP}, {"name": "a" * 10_000}, {"name": 7}, "x", {}]}}
+    )  # fmt: skip
+    (run / "config.yaml").write_text(config)
+    (run / "status.json").write_text(
+        json.dumps(
+            {
+                "state": "running",
+                "phase": MARKUP,
+                "step": 1,
+                "pid": 1,
+                "host": MARKUP,
+                "started": MARKUP,
+                "updated": MARKUP,
+            }
+        )
+    )
+    for view in ("/", *(f"/run/run{each}" for each in VIEWS), "/compare?run=run", "/curves.json?run=run"):
+        answer = site.web.get(view)
+        assert answer.status_code == 200, view
+        if "json" not in answer.headers["content-type"]:
+            assert "<img src=x" not in answer.text, view
+            assert len(answer.text) < 300_000, view
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "-Infinity", "1e308", "-1e308", '"text"', "1e999", "[1, {}]", "null", "9" * 400, "{}"]
+)
+def test_numbers_of_any_size_are_drawn_or_left_out(value: str, tmp_path: Path, site: Site) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in (2, 3, 4):
+            names = (
+                "success",
+                "reward/solver",
+                "time/step",
+                "time/update",
+                "tokens/solver",
+                "return/solver",
+                "return/critic",
+                "lr",
+            )
+            file.write(f'{{"step": {step}, ' + ", ".join(f'"{name}": {value}' for name in names) + "}\n")
+        file.write(f'{{"step": {value}, "success": 1}}\n')
+    (run / "system.jsonl").write_text(
+        f'{{"step": 1, "cpu": {value}, "memory": {value}, "seconds": {value}, "gpus": [{{"used": {value}}}]}}\n'
+    )
+    (run / "evaluations.jsonl").write_text(
+        f'{{"step": 1, "success": {value}, "interval": [{value}, {value}]}}\n{{"step": {value}, "success": 1}}\n'
+    )
+    (run / "evaluated.jsonl").write_text(
+        f'{{"steps": {value}, "team": {{"success": {value}, "tokens": {value}, "scored": {value}}}, "baselines": {value}}}\n'
+    )
+    (run / "exact.json").write_text(
+        f'{{"rows": [{{"step": {value}, "nash_conv": {value}}}, {{"step": 1, "nash_conv": {value}}}]}}'
+    )
+    for view in (
+        "/",
+        *(f"/run/run{each}" for each in VIEWS),
+        "/compare?run=run",
+        "/curves.json?run=run&group=1",
+    ):
+        answer = site.web.get(view)
+        assert answer.status_code == 200, view
+        if "json" in answer.headers["content-type"]:
+            json.loads(answer.text, parse_constant=pytest.fail)
+    with site.web.stream("GET", "/events?run=run&from=0") as answer:
+        line = next(line for line in answer.iter_lines() if line.startswith("data: "))
+        json.loads(line[6:], parse_constant=pytest.fail)
+
+
+def test_a_run_that_is_taken_away_breaks_no_page(tmp_path: Path, site: Site) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    write_run(tmp_path / "other", steps=1)
+    views = [f"/run/run{each}" for each in VIEWS]
+    assert {site.web.get(view).status_code for view in views} == {200}
+    (run / "metrics.jsonl").write_bytes(b"")
+    for name in ("status.json", "config.yaml", "provenance.json"):
+        (run / name).write_bytes(b"\xff{")
+    assert {site.web.get(view).status_code for view in views} == {200}
+    shutil.rmtree(run)
+    assert {site.web.get(view).status_code for view in views} <= {200, 404}
+    assert {
+        site.web.get(view).status_code for view in ("/", "/compare?run=other", "/curves.json?run=other")
+    } == {200}
+
+
+def test_of_many_runs_some_are_listed_and_all_are_found(
+    tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_LISTED", 2)
+    for name in ("one", "two", "other"):
+        write_run(tmp_path / name, steps=1)
+    assert len(site.paths()) == 2
+    text = site.web.get("/?q=O").text
+    assert [each in text for each in ("/run/one", "/run/two", "2 of 3 runs")] == [
+        True,
+        True,
+        True,
+    ] or "/run/other" in text
+    assert "/run/two" not in site.web.get("/?q=other").text
+    assert site.web.get("/run/one").status_code == site.web.get("/run/other").status_code == 200
+
+
+def test_no_more_pages_are_told_news_than_there_is_room_for(
+    tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", steps=1)
+    monkeypatch.setattr(server, "MOST_FOLLOWERS", 2)
+    path = "/events?run=run"
+    with site.web.stream("GET", path) as one, site.web.stream("GET", path) as two:
+        lines = [one.iter_lines(), two.iter_lines()]  # kept: an iterator that is gone closes its answer
+        assert [next(each) for each in lines] == ["retry: 1000"] * 2
+        with site.web.stream("GET", path) as three:
+            assert three.status_code == 503
+        assert site.web.get("/run/run").status_code == 200
+
+
+def test_pipes_and_devices_in_place_of_files_hold_no_page_up(tmp_path: Path, site: Site) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    lay_plain(run / "episodes" / "train")
+    for name in ("metrics.jsonl", "system.jsonl", "provenance.json", "evaluations.jsonl"):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+    for name in ("exact.json", "evaluated.jsonl"):
+        (run / name).symlink_to("/dev/zero")
+    os.mkfifo(run / "episodes" / "train" / "00000003.jsonl")
+    os.mkfifo(run / "episodes" / "train" / "00000004.jsonl.zst")
+    for view in ("/", *(f"/run/run{each}" for each in VIEWS), "/run/run/episode/train/3/0"):
+        assert site.web.get(view).status_code in (200, 404), view

@@ -1,0 +1,118 @@
+"""Write `settings/dictionaries.py`: every section of the settings as a TypedDict, so that editors complete plain dicts.
+
+    python tools/section_types.py
+
+A test compares the file with what this writes. `Trainer(team={…})` and the settings' own classes have the same keys; what a
+value must be is checked by the settings alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import cast
+
+ROOT = Path(__file__).parents[1]
+SETTINGS = ROOT / "src" / "kapelle" / "settings"
+TARGET = SETTINGS / "dictionaries.py"
+LEFT_OUT = {"Timed", "RunConfig"}
+"""What is no section of its own."""
+
+HEAD = '''"""Sections of the settings as plain dictionaries, for editors and type checkers. Made by `tools/section_types.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+{imports}
+'''
+
+
+def classes(file: str) -> list[ast.ClassDef]:
+    """Return the settings classes of a module, in order."""
+    tree = ast.parse((SETTINGS / file).read_text(encoding="utf-8"))
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return [node for node in found if [ast.unparse(base) for base in node.bases] == ["Settings"]]
+
+
+class Plain(ast.NodeTransformer):
+    """Turns a field's annotation into what a dictionary may hold."""
+
+    def __init__(self, known: set[str]) -> None:
+        self._known = known
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        """Drop `Annotated`, and take any sequence for a tuple of any length."""
+        name = ast.unparse(node.value)
+        inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if name == "Annotated":
+            return self._seen(inner[0])
+        if name == "Literal":
+            return node
+        if name == "tuple" and len(inner) == 2 and ast.unparse(inner[1]) == "...":
+            return ast.Subscript(ast.Name("Sequence"), self._seen(inner[0]))
+        if name == "tuple":
+            parts = {ast.unparse(self._seen(each)) for each in inner}
+            return ast.Subscript(ast.Name("Sequence"), ast.Name(" | ".join(sorted(parts))))
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Take a dictionary where settings are taken; the types of one module stand under their own names."""
+        if node.id in self._known:
+            return ast.parse(f"{node.id} | {dictionary(node.id)}", mode="eval").body
+        names = {"Address": "str", "Weights": "Weights"}
+        return ast.Name(names.get(node.id, node.id))
+
+    def _seen(self, node: ast.expr) -> ast.expr:
+        return cast("ast.expr", self.visit(node))
+
+
+def dictionary(name: str) -> str:
+    """Return the name of a class's dictionary."""
+    return f"{name.removesuffix('Config')}Dict"
+
+
+def written() -> str:
+    """Return the module's text."""
+    files = sorted(path.name for path in SETTINGS.glob("*.py") if path != TARGET)
+    modules = {file: [node for node in classes(file) if node.name not in LEFT_OUT] for file in files}
+    known = {node.name for nodes in modules.values() for node in nodes}
+    plain = Plain(known)
+    parts: list[str] = []
+    kinds = ("OwnModel", "NamedAdapter", "PerTurn", "PastAdapter", "EndpointConfig")
+    weights = " | ".join(['Literal["shared", "lora", "frozen"]', *kinds, *map(dictionary, kinds)])
+    for node in (each for nodes in modules.values() for each in nodes):
+        lines = [f"class {dictionary(node.name)}(TypedDict, total=False):"]
+        lines.append(f'    """{(ast.get_docstring(node) or "").splitlines()[0]}"""\n')
+        before: ast.stmt | None = None
+        for each in node.body:
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+                kind = ast.unparse(plain.visit(each.annotation)).replace("Weights", weights)
+                lines.append(f"    {each.target.id}: {kind}")
+            elif (
+                isinstance(before, ast.AnnAssign)
+                and isinstance(each, ast.Expr)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            ):
+                lines.append(f'    """{each.value.value}"""')
+            before = each
+        parts.append("\n".join(lines) + "\n")
+    body = "\n\n".join(parts)
+    types = {"schema.py": ("DType", "Schedule")}
+    imports = []
+    for file, nodes in modules.items():
+        names = sorted({*types.get(file, ()), *(node.name for node in nodes)})
+        used = [name for name in names if re.search(rf"\b{name}\b", body)]
+        if used:
+            imports.append(f"from kapelle.settings.{file.removesuffix('.py')} import {', '.join(used)}")
+    return HEAD.format(imports="\n".join(imports)) + "\n\n" + body
+
+
+if __name__ == "__main__":
+    TARGET.write_text(written(), encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", str(TARGET)], check=True)
