@@ -19,11 +19,15 @@ const client = new Environments(address, grpc.credentials.createInsecure());
 const metadata = new grpc.Metadata();
 if (process.env.KAPELLE_TOKEN) metadata.set("authorization", `Bearer ${process.env.KAPELLE_TOKEN}`);
 
-/** Ask one question and wait for its answer, 30 seconds at most. */
-function ask(method, question) {
+/** Ask one question and wait for its answer, 30 seconds at most; again where the connection broke, for a numbered Act is made once. */
+function ask(method, question, tries = 3) {
   return new Promise((resolve, reject) => {
     const options = { deadline: Date.now() + 30_000 };
-    client[method](question, metadata, options, (error, answer) => (error ? reject(error) : resolve(answer)));
+    client[method](question, metadata, options, (error, answer) => {
+      if (!error) resolve(answer);
+      else if (error.code === grpc.status.UNAVAILABLE && tries > 1) resolve(ask(method, question, tries - 1));
+      else reject(error);
+    });
   });
 }
 
@@ -40,7 +44,7 @@ let view = began.view;
 while (view.movers.length > 0) {
   const moves = view.movers.map((agent) => ({ agent, text: answered(view.shown[agent]) }));
   turns.push({ seen: view.shown[moves[0].agent], said: moves[0].text });
-  const answer = await ask("Act", { session: began.session, moves });
+  const answer = await ask("Act", { session: began.session, moves, number: turns.length });
   view = { movers: answer.view.movers, shown: { ...view.shown, ...answer.view.shown } };
 }
 const outcome = await ask("GetOutcome", { session: began.session });

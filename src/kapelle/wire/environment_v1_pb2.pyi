@@ -273,16 +273,18 @@ class View(_message.Message):
     def __init__(self, movers: _Optional[_Iterable[str]] = ..., movers_error: _Optional[str] = ..., shown: _Optional[_Mapping[str, str]] = ..., shown_errors: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ActRequest(_message.Message):
-    __slots__ = ("session", "moves", "final", "answers_allowed")
+    __slots__ = ("session", "moves", "final", "answers_allowed", "number")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     session: str
     moves: _containers.RepeatedCompositeFieldContainer[Move]
     final: str
     answers_allowed: int
-    def __init__(self, session: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., final: _Optional[str] = ..., answers_allowed: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, session: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., final: _Optional[str] = ..., answers_allowed: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Move(_message.Message):
     __slots__ = ("agent", "text")

@@ -202,14 +202,14 @@ class EnvironmentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetOutcome(self, request, context):
-        """How the episode ended; once, after the last move.
+        """How the episode ended, after the last move; asked again, the same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Close(self, request, context):
-        """Free the session, whatever it is doing.
+        """Free the session, whatever it is doing; NOT_FOUND where it is free already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

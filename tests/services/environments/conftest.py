@@ -24,6 +24,7 @@ def _fresh() -> Iterator[None]:
     slow_world.go_on.clear()
     slow_world.began.clear()
     slow_world.closed.clear()
+    slow_world.heard.clear()
     yield
     slow_world.go_on.set()
 
@@ -56,5 +57,5 @@ def reset(seed: int = 0, **more: Any) -> pb.ResetRequest:
     return pb.ResetRequest(agents=["ann", "ben"], pick=pb.Pick(split="train"), seed=seed, **more)
 
 
-def says(session: str, text: str, agent: str = "ann") -> pb.ActRequest:
-    return pb.ActRequest(session=session, moves=[pb.Move(agent=agent, text=text)])
+def says(session: str, text: str, agent: str = "ann", number: int | None = None) -> pb.ActRequest:
+    return pb.ActRequest(session=session, moves=[pb.Move(agent=agent, text=text)], number=number)

@@ -17,6 +17,8 @@ began = threading.Event()
 """Set when a world waits."""
 closed: list[int] = []
 """Seeds of the worlds that were closed."""
+heard: list[tuple[int, str]] = []
+"""What worlds were told, each with its seed; `outcome` where they were asked how it ended."""
 
 
 class Waiting(Settings):
@@ -65,6 +67,7 @@ class WaitingWorld:
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         for agent, text in actions.items():
+            heard.append((self._seed, text))
             if text == "fail":
                 raise RuntimeError("it failed")
             if text == "wait":
@@ -76,6 +79,7 @@ class WaitingWorld:
         return {}
 
     def outcome(self) -> Outcome:
+        heard.append((self._seed, "outcome"))
         return Outcome({self._agents[0]: 1.0}, 1.0, {"seed": self._seed, "tuple": (1, "a")})
 
     async def close(self) -> None:

@@ -218,7 +218,11 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
         if len({move.agent for move in asked.moves}) != len(asked.moves):
             raise wrong("An agent moves twice. Give one text for each agent that moves.")
         question = act_question(asked)
-        return act_message(await self._in(asked.session, lambda session: session.answer(question)))
+
+        async def make() -> pb.ActReply:
+            return act_message(await self._in(asked.session, lambda session: session.answer(question)))
+
+        return await self._sessions.find(asked.session).moves.act(asked, make)
 
     async def BatchAct(self, asked: pb.BatchActRequest, _: object) -> pb.BatchActReply:
         """See the contract."""
@@ -256,8 +260,12 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer):
 
     async def outcome(self, asked: pb.OutcomeRequest) -> pb.Outcome:
         """Return how the episode ended."""
-        answer = await self._in(asked.session, lambda session: session.answer({"call": "outcome"}))
-        return _sent(outcome_message, answer)
+
+        async def ask() -> pb.Outcome:
+            answer = await self._in(asked.session, lambda session: session.answer({"call": "outcome"}))
+            return _sent(outcome_message, answer)
+
+        return await self._sessions.find(asked.session).moves.outcome(ask)
 
     async def Close(self, asked: pb.CloseRequest, _: object) -> pb.CloseReply:
         """See the contract."""

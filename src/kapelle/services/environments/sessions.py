@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kapelle.rollout.workers.session import Session
+from kapelle.services.environments.moves import Moves
 from kapelle.services.environments.shelf import Held
 from kapelle.services.grpc.refusals import Refused, busy, leaving
 from kapelle.services.policy.engine_thread import EngineThread
@@ -42,6 +43,7 @@ class Open:
     used: float = field(default_factory=time.monotonic)
     asked: int = 0
     """Questions under way."""
+    moves: Moves = field(default_factory=Moves)
 
 
 class Sessions:
