@@ -36,7 +36,7 @@ def text(said: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": said}]}
 
 
-def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+def called(name: str, arguments: dict[str, Any], mode: str = "") -> dict[str, Any] | None:
     global CALLS  # noqa: PLW0603 (the state that the test looks at)
     CALLS += 1
     if name == "add":
@@ -50,6 +50,10 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
                 {"type": "text", "text": "a cat"},
             ]
         }
+    if name == "hang" and mode == "modern":
+        form = {"message": "who?", "requestedSchema": {"type": "object", "properties": {}}}
+        asked = {"who": {"method": "elicitation/create", "params": form}}
+        return {"resultType": "input_required", "inputRequests": asked}
     if name == "hang":
         time.sleep(60)
     if name == "die":
@@ -67,16 +71,35 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
 
 def answer(request: dict[str, Any], mode: str) -> None:
     number, method = request["id"], request["method"]
-    if method == "initialize":
+    if method == "initialize" and mode == "modern":
+        say({"id": number, "error": {"code": -32601, "message": "Method not found"}})
+    elif method == "initialize":
         assert request["params"]["protocolVersion"]
         version = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {"tools": {}}}
         greeting = {} if mode == "no greeting" else {"serverInfo": {"name": "test", "version": "1"}}
         say({"id": number, "result": {**version, **greeting}})
+    elif method == "server/discover":
+        known: dict[str, Any] = {
+            "supportedVersions": ["2026-07-28"],
+            "capabilities": {"tools": {}},
+            "resultType": "complete",
+        }
+        say({"id": number, "result": {**known, "ttlMs": 0, "cacheScope": "private"}})
+    elif method == "tools/call" and mode == "modern":
+        result = called(request["params"]["name"], request["params"].get("arguments", {}), mode)
+        say({"id": number, "result": {"resultType": "complete", **(result or {})}})
+    elif method == "tools/call" and mode == "hologram" and request["params"]["name"] == "add":
+        called("add", request["params"]["arguments"])
+        say({"id": number, "result": {"content": [{"type": "hologram", "data": "00"}]}})
     elif method == "tools/list":
         page = int(request.get("params", {}).get("cursor", "0"))
-        pages = {"next": {"nextCursor": str(page + 1)}} if page == 0 and mode != "endless" else {}
+        pages: dict[str, Any] = (
+            {"next": {"nextCursor": str(page + 1)}} if page == 0 and mode != "endless" else {}
+        )
         more = pages.get("next", {"nextCursor": "1"} if mode == "endless" else {})
         half = TOOLS[:4] if page == 0 else TOOLS[4:]
+        if mode == "modern":
+            more |= {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
         say({"id": number, "result": {"tools": "none" if mode == "no list" else half, **more}})
     elif method == "tools/call" and mode == "changing":
         say({"method": "notifications/tools/list_changed"})
@@ -113,7 +136,7 @@ def main() -> None:
         if message.get("method") == "notifications/initialized":
             initialized = True
         elif "id" in message:
-            assert initialized or message["method"] == "initialize"
+            assert initialized or message["method"] == "initialize" or mode == "modern"
             answer(message, mode)
 
 

@@ -54,7 +54,7 @@ def test_results_are_texts_and_the_process_stays(opened: McpTools) -> None:
     assert opened._server is None, "nothing has started yet"
     assert tools["add"]({"a": 2, "b": 3}) == "5"
     assert tools["count"]({}) == "2"
-    assert tools["picture"]({}) == "(image that is not text)\na cat"
+    assert tools["picture"]({}) == "(image that is not text: image/png)\na cat"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 
 import httpx2
 
@@ -18,6 +19,8 @@ from kapelle.environments.tools.web import Resolve, WebFault, addresses_of, any_
 
 GOODBYE_S = 2.0
 """Seconds in which a server may take note that a session is over."""
+MAX_STREAMS = 100
+"""Times that a conversation listens to what its server says unasked; one that breaks is opened again."""
 _UNCOMPRESSED = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
 
 
@@ -32,26 +35,44 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
     def __init__(self, allowed: Callable[[str], bool], resolve: Resolve = addresses_of) -> None:
         self.fault: str | None = None
         self._allowed, self._resolve = allowed, resolve
+        self._streams = 0
         self._inner = httpx2.AsyncHTTPTransport(verify=_trusted(), trust_env=False)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Return the answer; httpx2.TransportError when there is none that is allowed."""
-        if (
-            request.method == "GET"
-        ):  # opens a stream of what the server tells unasked, which nobody listens to
-            return httpx2.Response(405)
+        if request.method == "GET":
+            return await self._listened(request)
         try:
             if request.method == "DELETE":
                 async with asyncio.timeout(GOODBYE_S):
                     answer = await self._asked(request)
                 await answer.aclose()  # whatever it says, and however slowly
                 return httpx2.Response(answer.status_code)
-            return self._counted(await self._asked(request))
+            return self._counted(await self._asked(request), "mcp-session-id" in request.headers)
         except (WebFault, httpx2.HTTPError) as fault:
             why = (
                 str(fault) if isinstance(fault, WebFault) else f"the request failed ({type(fault).__name__})"
             )
             raise self.failed(why) from None
+
+    async def _listened(self, request: httpx2.Request) -> httpx2.Response:
+        """Open the stream on which a server asks us something unasked, to be told that it is not offered.
+
+        No conversation needs it: where it cannot be had, breaks or says too much, it is left alone.
+        """
+        self._streams += 1
+        if self._streams <= MAX_STREAMS:
+            with suppress(WebFault, httpx2.HTTPError):
+                answer = await self._asked(request)
+                plain = answer.headers.get("Content-Encoding", "identity") == "identity"
+                if answer.status_code == 200 and plain:
+                    assert isinstance(answer.stream, httpx2.AsyncByteStream), "of an asynchronous transport"
+                    stream = _Unasked(answer.stream)
+                    return httpx2.Response(
+                        200, headers=answer.headers, stream=stream, extensions=answer.extensions
+                    )
+                await answer.aclose()
+        return httpx2.Response(405)
 
     def failed(self, why: str) -> httpx2.TransportError:
         """Keep why nothing is carried any more, and return it as an error."""
@@ -83,10 +104,13 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
                     raise
         raise AssertionError("there is an address")
 
-    def _counted(self, answer: httpx2.Response) -> httpx2.Response:
+    def _counted(self, answer: httpx2.Response, in_session: bool) -> httpx2.Response:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise WebFault("it answered in a compressed form")
-        if answer.status_code in {401, 403, 404} or answer.status_code >= 500:
+        # Outside a session 404 may carry a message: that there is no such method.
+        told = answer.headers.get("Content-Type", "").startswith("application/json") and not in_session
+        lost = {401, 403} if told else {401, 403, 404}
+        if answer.status_code in lost or answer.status_code >= 500:
             self.failed(f"it answered {answer.status_code}")
         assert isinstance(answer.stream, httpx2.AsyncByteStream), "of an asynchronous transport"
         return httpx2.Response(
@@ -112,6 +136,23 @@ class _Counted(httpx2.AsyncByteStream):
             if counted > MAX_MESSAGE:
                 raise self._transport.failed(f"it sent more than {MAX_MESSAGE:,} bytes at once")
             yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _Unasked(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MAX_MESSAGE
+        with suppress(httpx2.HTTPError):
+            async for part in self._stream:
+                left -= len(part)
+                if left < 0:
+                    return
+                yield part
 
     async def aclose(self) -> None:
         await self._stream.aclose()

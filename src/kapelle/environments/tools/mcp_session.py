@@ -12,16 +12,16 @@ import json
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 from mcp import ClientSession, MCPError, types
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kapelle.environments.tools.contract import Lost, ToolFault, ToolSchema
 from kapelle.environments.tools.mcp_http import client, transport
@@ -44,6 +44,9 @@ MAX_ASIDE = 10_000
 CLOSE_S = 10.0
 """Most seconds in which a conversation may come to its end."""
 _ANSWER = TypeVar("_ANSWER", bound=BaseModel)
+_RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
+    types.CallToolResult | types.InputRequiredResult
+)
 _OURS = types.Implementation(name="kapelle", version="0")
 for _talkative in ("mcp", "client"):
     # What the package logs holds a server's text; without a handler Python would print it.
@@ -173,6 +176,7 @@ class Connection:
         self._limit_s = settings.call_s
         self._wire = _wire(settings)
         self._loop = _loop_of(os.getpid())
+        self._listed = False
         self._opened: Future[ClientSession] = Future()
         self._ended = threading.Event()
         self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
@@ -186,7 +190,7 @@ class Connection:
         try:
             async with self._wire.streams() as streams, ClientSession(*streams, client_info=_OURS) as session:
                 try:
-                    await self._within(session.initialize())
+                    await self._within(_greeted(session))
                 except ToolFault as fault:
                     self._opened.set_exception(Lost(str(fault)))
                     return
@@ -221,9 +225,8 @@ class Connection:
         finally:
             answer.cancel()
 
-    def _ask(self, request: types.ClientRequest, answer: type[_ANSWER]) -> _ANSWER:
-        asked = self._within(self._session.send_request(request, answer))
-        waiting = asyncio.run_coroutine_threadsafe(asked, self._loop)
+    def _ask(self, asked: Coroutine[Any, Any, _ANSWER]) -> _ANSWER:
+        waiting = asyncio.run_coroutine_threadsafe(self._within(asked), self._loop)
         try:
             return waiting.result()
         finally:
@@ -235,8 +238,8 @@ class Connection:
         page: types.PaginatedRequestParams | None = None
         for _ in range(MAX_PAGES):
             try:
-                listed = self._ask(types.ListToolsRequest(params=page), types.ListToolsResult)
-            except ValidationError:
+                listed = self._ask(self._session.list_tools(params=page))
+            except (ValidationError, RecursionError):
                 raise ToolFault("its list of tools is none.") from None
             found += (
                 ToolSchema(each.name, each.description or "", each.input_schema) for each in listed.tools
@@ -244,6 +247,7 @@ class Connection:
             if not listed.next_cursor:
                 break
             page = types.PaginatedRequestParams(cursor=listed.next_cursor)
+        self._listed = True
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Json]) -> str:
@@ -251,13 +255,22 @@ class Connection:
 
         A result is not held against the tool's `outputSchema`: a server could make that check as long as it likes.
         """
+        if self._session.discover_result is not None and not self._listed:
+            self.tools()  # in versions without `initialize` a tool's schema says what of a call is sent as headers
         given = json.loads(json.dumps(dict(arguments), default=str))
         asked = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=given))
         try:
-            result = self._ask(asked, types.CallToolResult)
-        except ValidationError:
-            raise Lost("The server answered with no result.") from None
-        text = "\n".join(map(_text, result.content)) or "(nothing)"
+            result = self._ask(self._session.send_request(asked, _RESULT))
+        except (ValidationError, RecursionError):
+            raise ToolFault(
+                "The server answered with something that is no result of this protocol."
+            ) from None
+        if isinstance(result, types.InputRequiredResult):
+            wanted = sorted({each.method for each in (result.input_requests or {}).values()})
+            raise ToolFault(
+                f"The tool asks back before it answers ({', '.join(wanted) or 'to be called again'}), which is not offered."
+            )
+        text = text_of(result)
         if result.is_error:
             raise ToolFault(text)
         return text
@@ -296,5 +309,45 @@ def _started_loop(_process: int) -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _text(part: types.ContentBlock) -> str:
-    return part.text if isinstance(part, types.TextContent) else f"({part.type} that is not text)"
+_UNKNOWN = frozenset([types.METHOD_NOT_FOUND, types.INVALID_PARAMS, types.UNSUPPORTED_PROTOCOL_VERSION])
+"""Codes with which a server may refuse a greeting that it does not know."""
+
+
+async def _greeted(session: ClientSession) -> types.InitializeResult | types.DiscoverResult:
+    """Greet a server by `initialize`, or where it refuses that, by `server/discover` of the versions without it."""
+    try:
+        return await session.initialize()
+    except (MCPError, RuntimeError) as refusal:
+        if isinstance(refusal, MCPError) and refusal.code not in _UNKNOWN:
+            raise
+        try:
+            return await session.discover()
+        except (MCPError, RuntimeError, ValidationError):
+            raise refusal from None
+
+
+def text_of(result: types.CallToolResult) -> str:
+    """Return what an agent reads of a result: its texts, and of what is none, which kind was left out.
+
+    Structured content is written as JSON where no text stands for it.
+    """
+    parts = [_part(each) for each in result.content]
+    if result.structured_content is not None and not any(
+        isinstance(each, types.TextContent) and each.text for each in result.content
+    ):
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(parts) or "(nothing)"
+
+
+def _part(part: types.ContentBlock) -> str:
+    match part:
+        case types.TextContent():
+            return part.text
+        case types.ImageContent() | types.AudioContent():
+            return f"({part.type} that is not text: {part.mime_type[:100]})"
+        case types.ResourceLink():
+            return f"(resource that was not read: {part.name[:200]}, {part.uri[:1000]})"
+        case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
+            return resource.text
+        case _:
+            return f"(resource that is not text: {part.resource.uri[:1000]})"
