@@ -19,7 +19,7 @@ from kapelle.environments.data.source import SUFFIXES, Row, held_out, read_rows
 from kapelle.environments.questions import Answers, Questions
 from kapelle.environments.tools.prompt import tools_prompt
 from kapelle.errors import DataError
-from kapelle.grading.text.tool_call import grade_tool_call
+from kapelle.grading.text.tool_call import grade_tool_call, may_be_left_out, required_arguments
 from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls, write_calls
 from kapelle.grading.verdict import Grade
 from kapelle.types import Json, Message, Split, Task
@@ -68,9 +68,11 @@ class Bfcl(Questions):
         return Answers(self._grade, self._normal_form)
 
     def _grade(self, text: str, task: Task) -> Grade:
+        return grade_tool_call(text, task.data["accepted"], (self.form,), self._tools(task))
+
+    def _tools(self, task: Task) -> Sequence[Json]:
         split, _, index = task.id.rpartition("-")
-        tools = self._items("train" if split == "train" else "test")[int(index)].tools
-        return grade_tool_call(text, task.data["accepted"], (self.form,), tools)
+        return self._items("train" if split == "train" else "test")[int(index)].tools
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -128,31 +130,38 @@ class Bfcl(Questions):
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the first accepted calls, or words where no call is right."""
-        calls = gold_calls(task.data["accepted"])
+        calls = gold_calls(task.data["accepted"], self._tools(task))
         return write_calls(calls, self.form) if calls else "None of these tools can help."
 
 
-def gold_calls(accepted: Sequence[Mapping[str, Mapping[str, Json]]]) -> list[Call]:
+def gold_calls(
+    accepted: Sequence[Mapping[str, Mapping[str, Json]]], tools: Sequence[Json] = ()
+) -> list[Call]:
     """Return the shortest calls that are accepted: the first right value of every argument that must be given."""
     return [
-        Call(name, {key: _first(values) for key, values in options.items() if _given(values)})
+        Call(
+            name,
+            {
+                key: _first(values)
+                for key, values in options.items()
+                if not may_be_left_out(values, key in required_arguments(tools, name))
+            },
+        )
         for call in accepted
         for name, options in call.items()
     ]
 
 
 def _first(options: Json) -> Json:
-    return _plain(options[0] if isinstance(options, list) else options)
+    return _plain(
+        next((each for each in options if each != ""), "") if isinstance(options, list) else options
+    )
 
 
 def _plain(value: Json) -> Json:
     if isinstance(value, dict):
-        return {key: _first(options) for key, options in value.items() if _given(options)}
+        return {key: _first(options) for key, options in value.items() if not may_be_left_out(options)}
     return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def _given(options: Json) -> bool:
-    return not isinstance(options, list) or (bool(options) and "" not in options)
 
 
 @dataclass(frozen=True, slots=True)

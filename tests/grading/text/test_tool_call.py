@@ -184,6 +184,27 @@ def test_a_fraction_with_nothing_behind_the_point_is_right_where_the_tool_asks_f
     assert score('{"x": 5.0, "n": 3, "all": [1, 2]}') == 0.0
 
 
+def test_the_mark_of_what_may_be_left_out_is_no_value_but_for_a_text() -> None:
+    accepted: Accepted = [{"f": {"n": ["", 0], "unit": ["", "km"], "b": [""]}}]
+    kinds = {"n": {"type": "integer"}, "unit": {"type": "string"}, "b": {"type": "boolean"}}
+    schema: Any = {"name": "f", "parameters": {"type": "dict", "properties": kinds}}
+    assert grade_tool_call("f(n=0)", accepted, schemas=[schema]).score == 1.0
+    assert grade_tool_call("f(n='')", accepted, schemas=[schema]).score == 0.0
+    assert grade_tool_call("f(b='')", accepted, schemas=[schema]).score == 0.0
+    assert grade_tool_call("f(unit='')", accepted, schemas=[schema]).score == 1.0
+    assert grade("f(n='')", accepted)[0] == 0.0
+    assert grade("f(unit='')", accepted)[0] == 1.0
+
+
+def test_what_the_tool_requires_may_not_be_left_out() -> None:
+    """BFCL's `simple_python_17` accepts a call without an argument that the tool requires; its checker does not."""
+    schema: Any = {"name": "f", "parameters": {"type": "dict", "properties": {}, "required": ["a"]}}
+    accepted: Accepted = [{"f": {"a": [1, ""], "b": [2, ""]}}]
+    assert grade_tool_call("f(b=2)", accepted, schemas=[schema]).score == 0.0
+    assert grade_tool_call("f(a=1)", accepted, schemas=[schema]).score == 1.0
+    assert grade("f(b=2)", accepted)[0] == 1.0
+
+
 @pytest.mark.parametrize(
     ("form", "text"),
     [

@@ -4,19 +4,18 @@ An accepted call lists for each argument every value that is right; the empty te
 the argument may be left out (BFCL v4, its `possible_answer` files). Calls side by side are matched in any
 order, as there.
 
-Stricter than the leaderboard in two points, so that no two different values are the same: its text
-comparison drops all of ` ,./-_*^`, ours makes each run of them one space unless a digit follows (`1.5`
-is not `15`, `-5` not `5`, `2*3` not `2 3`; only spaces and commas always separate); and its mappings are compared one level deep, ours to the bottom.
+Stricter than the leaderboard where two different values would be the same: numbers and formulas in texts (`tool_words.py`),
+true and 1, and lists and mappings inside others, which it compares one level deep and we to the bottom, there with its rules for texts.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from kapelle.grading.text.json_answer import same_json
 from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls
+from kapelle.grading.text.tool_words import same_words
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.types import Json
 
@@ -35,7 +34,7 @@ def grade_tool_call(
     """Return whether a text makes exactly the accepted calls; none accepted asks for no call at all.
 
     `schemas` are those of the tools, with `name` and `parameters`: where they ask for a fraction (`number`, BFCL's `float`),
-    5.0 is right where 5 is accepted. Elsewhere a whole number is asked for as one.
+    5.0 is right where 5 is accepted. Elsewhere a whole number is asked for as one. What they require may not be left out.
     """
     try:
         calls = parse_calls(text, forms)
@@ -48,6 +47,20 @@ def grade_tool_call(
     if len(calls) != len(accepted) or not _matched(calls, accepted, _parameters(schemas)):
         return wrong(shown, expected)
     return right(shown)
+
+
+def may_be_left_out(values: Json, required: bool = False) -> bool:
+    """Return whether an argument with these right values may be left out; what its tool requires may where no value is right."""
+    if not isinstance(values, list):
+        return False
+    some = any(value != "" for value in values)
+    return not some or ("" in values and not required)
+
+
+def required_arguments(schemas: Sequence[Json], tool: str) -> Sequence[Json]:
+    """Return the names of the arguments that a tool requires."""
+    names = _inside(_parameters(schemas).get(tool), "required")
+    return names if isinstance(names, list) else ()
 
 
 def _parameters(schemas: Sequence[Json]) -> Mapping[str, Json]:
@@ -79,16 +92,19 @@ def _matched(calls: Sequence[Call], accepted: Sequence[AcceptedCall], parameters
 
 def _accepts(accepted: AcceptedCall, call: Call, schema: Json) -> bool:
     [(name, options)] = accepted.items()
-    return call.name == name and _fits(call.arguments, options, schema)
+    required = _inside(schema, "required") or ()
+    return call.name == name and _fits(call.arguments, options, schema, required)
 
 
-def _fits(arguments: Mapping[str, Json], options: Mapping[str, Json], schema: Json) -> bool:
+def _fits(
+    arguments: Mapping[str, Json], options: Mapping[str, Json], schema: Json, required: Sequence[Json] = ()
+) -> bool:
     if any(name not in options for name in arguments):
         return False
     return all(
         _one_of(arguments[name], values, _inside(schema, "properties", name))
         if name in arguments
-        else _optional(values)
+        else may_be_left_out(values, name in required)
         for name, values in options.items()
     )
 
@@ -100,20 +116,25 @@ def _inside(schema: Json, *names: str) -> Json:
     return schema
 
 
-def _optional(values: Json) -> bool:
-    # No right value at all: it has to be left out.
-    return isinstance(values, list) and ("" in values or not values)
-
-
 def _one_of(value: Json, options: Json, schema: Json) -> bool:
     if not isinstance(options, list):
         return _same(value, options, schema)
+    if value == "" and not _is_text(options, schema):
+        return False  # the mark of what may be left out
     return any(_same(value, option, schema) for option in options)
+
+
+def _is_text(options: Sequence[Json], schema: Json) -> bool:
+    """Return whether an argument is a text, by its schema or else by the values that are right."""
+    kind = _inside(schema, "type")
+    if kind is None:
+        return all(isinstance(option, str) for option in options)
+    return kind in {"string", "any"}
 
 
 def _same(value: Json, option: Json, schema: Json) -> bool:
     if isinstance(value, str) and isinstance(option, str):
-        return plain_words(value) == plain_words(option)
+        return same_words(value, option)
     if isinstance(value, list) and isinstance(option, list):
         items = _inside(schema, "items")
         pairs = zip(value, option, strict=False)
@@ -124,11 +145,3 @@ def _same(value: Json, option: Json, schema: Json) -> bool:
         # A whole number is asked for, unless the tool asks for a fraction; that one is right where a fraction is.
         return _inside(schema, "type") in {"number", "float"} and same_json(value, option)
     return same_json(value, option)
-
-
-_SEPARATORS = re.compile(r"[ ,]+|[./_*^-]+(?![0-9])")
-
-
-def plain_words(text: str) -> str:
-    """Return a text in lower case with one space for each run of separators, those of numbers kept."""
-    return " ".join(_SEPARATORS.sub(" ", text).split()).lower().replace("'", '"')
