@@ -18,9 +18,10 @@ from kapelle.grading.math.parts import (
     mathematics,
     part_of,
     without_name,
+    without_unit,
     words_of,
 )
-from kapelle.grading.math.text import alternatives, opened, split_top, with_commas
+from kapelle.grading.math.text import alternatives, opened, split_top, together, with_commas
 from kapelle.grading.math.values import Answer, Based, Equation, Infinity, Several, Value, Words
 
 MAX_ITEMS = 32
@@ -57,6 +58,8 @@ class _Reading:
         groups = [group.strip() for group in split_top(body, ";")]
         if len(groups) == 1:
             return self._listed(body)
+        if all(without_name(group)[0] and len(split_top(group, ",")) == 1 for group in groups):
+            return self._listed(", ".join(groups))
         answers = [self._listed(group) for group in groups]
         if len({(answer.name, answer.unit) for answer in answers}) > 1:
             raise Unfamiliar
@@ -68,19 +71,25 @@ class _Reading:
         return Answer(value, name, unit, frozenset(self.letters), plain)
 
     def _alternative(self, body: str) -> tuple[str, Value] | None:
-        return relations.read_bounds(body, self._single) if relations.has_relation(body) else None
+        if not relations.has_relation(body):
+            return None
+        bounds = [relations.read_bounds(each, self._single) for each in together(body)]
+        return bounds[0] if len(bounds) == 1 else relations.both(bounds)
 
     def _listed(self, body: str) -> Answer:
         one = part_of(body)
         whole = parse_number(one.body)
         if whole is not None:
             return self._made(one.name, algebra.number(whole.figure), one.unit)
+        called = _CALLED.fullmatch(body)
+        if called is not None and len(split_top(called[2][1:-1], ",")) > 1:
+            return self._made(called[1], _listing(self._items(called[2])))
         named = _POINT.match(body)
         if named is not None:
             letters = ",".join(letter.strip() for letter in named[1].split(","))
             return self._made(letters, _listing(self._items(body[named.end() :])))
         if len(split_top(body, ",")) == 1 and not without_name(body)[0] and len(split_top(body, "=")) > 1:
-            return self._made("", self._worked_out(body) or self._equation(body))
+            return self._of_sides(split_top(body, "="))
         parts = [self._chained(part_of(text)) for text in split_top(body, ",")]
         if len(parts) > MAX_ITEMS:
             raise Refused(f"It lists more than {MAX_ITEMS} values.")
@@ -109,22 +118,31 @@ class _Reading:
             raise Unfamiliar
         return Part(relations.read_chain(part.body, self._single), part.name, part.unit)
 
-    def _worked_out(self, body: str) -> Quotient | None:
-        r"""Return the number that both sides are, `\binom{5}{2} = 10`; None for what says more than that, or is wrong."""
-        sides = split_top(body, "=")
-        if all(parse_number(side) is not None for side in sides):
+    def _of_sides(self, sides: list[str]) -> Answer:
+        r"""Return an equation, or what it is a longer way to write: `\binom{5}{2} = 10`, `2x = y`."""
+        last, unit = without_unit(sides[-1].strip())
+        name, nothing = without_name(f"{last}=")
+        if len(sides) == 2 and name and not (nothing or unit):
+            return self._listed(f"{last} = {sides[0]}")
+        sides = [*sides[:-1], last]
+        if unit == "%" and self._worked_out([*sides[:-1], rf"\frac{{{last}}}{{100}}"]):
+            return self._made("", self._single(last), unit)
+        return self._made("", self._worked_out(sides) or self._equation(sides), unit)
+
+    def _worked_out(self, sides: list[str]) -> Quotient | None:
+        """Return the number that all sides are; None for what says more than that, or is wrong."""
+        if all(parse_number(side) is not None for side in sides) and len(set(map(_is_ratio, sides))) == 1:
             return None  # `5 = 5` says nothing
         values = [self._single(side) for side in sides]
         same = all(value.rational is not None and value.same(values[0]) for value in values)
         return values[0] if same and not self.letters else None
 
-    def _equation(self, body: str) -> Equation:
-        sides = split_top(body, "=")
+    def _equation(self, sides: list[str]) -> Equation:
         if len(sides) != 2:
             raise Refused("It holds several equations.")
         left, right = (self._single(side) for side in sides)
         try:
-            return Equation(algebra.add(left, algebra.negate(right)))
+            return Equation(algebra.add(left, algebra.negate(right)), left)
         except algebra.TooLarge:
             raise Refused("It is larger than any answer that is considered.") from None
 
@@ -163,6 +181,8 @@ class _Reading:
 
 
 _POINT = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])+)\s*\)\s*=(?!=)\s*")
+_CALLED = re.compile(r"([A-Z])\s*(\((?:[^()]|\([^()]*\))*\))")
+"""A point behind its name: `P(3, 4)`."""
 _MATRIX = re.compile(r"\\begin\{([pb]?)matrix\}((?:(?!\\begin).)*)\\end\{\1matrix\}", re.DOTALL)
 _BASED = re.compile(r"(-?)([0-9A-F]{1,64})_\{?([0-9]{1,2})\}?")
 _INDEXED = re.compile(r"[0-9]\s*_")
@@ -184,6 +204,10 @@ _SAID: dict[str, Value] = {
     **dict.fromkeys(_NOTHING, Several("set", ())),
 }
 """What words mean that are also written as mathematics."""
+
+
+def _is_ratio(text: str) -> bool:
+    return "/" in text or "frac" in text
 
 
 def _listing(items: tuple[Value, ...]) -> Value:

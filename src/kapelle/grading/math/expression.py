@@ -155,6 +155,9 @@ class _Reader:
             value = algebra.negate(value)
         while self._next() in {"+", "-"}:
             negative = self._take() == "-"
+            if self._next() == "-":
+                self._take()
+                negative = not negative
             term = self._product()
             value = algebra.add(value, algebra.negate(term) if negative else term)
         self._depth -= 1

@@ -19,6 +19,7 @@ from kapelle.grading.math.answers import read_answer
 from kapelle.grading.math.expression import GREEK, Nothing, Refused, Unfamiliar
 from kapelle.grading.math.numeric import parse_number, same_figure, same_value
 from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS, without_name
+from kapelle.grading.math.relations import has_relation
 from kapelle.grading.math.sameness import Percent, same_answer
 from kapelle.grading.math.text import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.values import Answer
@@ -299,6 +300,11 @@ def why_not_comparable(answer: str, gold: str) -> str:
         "It is a ratio of another number of parts.": _is_of_more_parts(ours, theirs),
         "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
         "It gives another number of values.": not alone,
+        "It is a divisor or multiple of unknowns, which the library takes for a number.": bool(
+            _COMMON.search(ours + theirs)
+        ),
+        "It states a fact without an unknown, which is as true as any other.": _is_fact(ours)
+        or _is_fact(theirs),
     }
     return next((fault for fault, found in faults.items() if found), "")
 
@@ -309,6 +315,14 @@ def _is_of_more_parts(one: str, other: str) -> bool:
     return marks[0] != marks[1] and max(marks) > 1
 
 
+def _is_fact(text: str) -> bool:
+    r"""Return whether a text is a relation between numbers, `\log_2 8 = 3`: the library knows no more of it than that it is true."""
+    plain = _COMMAND.sub(lambda command: "x" if command[0][1:] in GREEK else " ", text)
+    unknowns = set(_LETTER.findall(plain)) - _PLAIN_FUNCTIONS
+    return ("=" in text or has_relation(text)) and not unknowns
+
+
+_COMMON = re.compile(r"(?:gcd|lcm|GCD|LCM)(?![A-Za-z])[^A-Za-z]{0,20}(?<!\\)[A-Za-z]")
 _HEDGES = re.compile(r"[?~\";]|\\approx")
 _SIZED = re.compile(r"\|[^|A-Z]+\|\s*=")
 _REMARK = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{\s*([^{}]*?)[\s.]*\}")

@@ -27,7 +27,7 @@ _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven
           "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 # What is written otherwise and means the same, one after the other.
 _NAMES: dict[str, str | Callable[[re.Match[str]], str]] = {
-    r"\\(?:nice|s)frac(?![A-Za-z])": r"\\frac",
+    r"\\(?:nice|s|c)frac(?![A-Za-z])": r"\\frac",
     r"\\[dt]binom(?![A-Za-z])": r"\\binom",
     r"\\[lr]?vert(?![A-Za-z])": "|",
     r"\\(?:[lr]?Vert)(?![A-Za-z])": r"\\|",
@@ -66,6 +66,10 @@ _WHOLES: dict[str, Callable[[re.Match[str]], str]] = {
         lambda found: rf"{found[1]}\text{{ {found[2]}}}"
     ),
     r"\\text\{\s*([-+0-9., ]{1,80})\s*\}": lambda found: found[1],
+    # Equations one above the other.
+    r"(?:\\begin\{cases\}((?:(?!\\begin|&)[^<>])+)\\end\{cases\}|\\\{\s*\\begin\{array\}\{[lcr]{1,3}\}((?:(?!\\begin|&)[^<>])+)\\end\{array\})": (
+        lambda found: re.sub(r"\s*(?:[,;]\s*)?\\\\\s*", ", ", (found[1] or found[2]).strip(" \\,;"))
+    ),
     # 3 to 2
     r"([0-9.]{1,12})\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*([0-9.]{1,12})": lambda found: (
         f"{found[1]}:{found[2]}"

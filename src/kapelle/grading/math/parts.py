@@ -12,12 +12,12 @@ from kapelle.grading.math.expression import Refused, Unfamiliar
 from kapelle.grading.math.text import opened, with_commas
 
 _LHS = re.compile(
-    r"((?:m\s*)?\\(?:measured|spherical)?angle\s*\{?(?:[A-Z]{1,3}|[0-9])\}?|\|[A-Z]{2}\||\[[A-Z]{3,6}\]"
+    r"((?:m\s*)?\\(?:measured|spherical)?angle\s*\{?(?:[A-Z]{1,3}|[0-9])\}?|\|[A-Z](?:[A-Z]|(?:\s*\\(?:cup|cap)\s*[A-Z]){1,3})?\||\[[A-Z]{3,6}\]"
     r"|\\(?:overline|vec|hat|bar|tilde|mathbf|boldsymbol|overrightarrow|widehat|mathcal)\{[A-Za-z]{1,2}\}"
     r"|\\(?:text|mathrm)\{[A-Za-z][A-Za-z ]{1,39}\}|(?:\\mathbb\{[A-Z]\}|E)\s*(?:\([A-Z]\)|\[[A-Z]\])|f\^\{-1\}|f(?=\(f\()"
     r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\[a-z]+|[A-Z]|\\angle\s*[A-Z]{1,3})|\\(?:gcd|lcm|max|min|det)\([^()=]{1,20}\)"
     r"|[A-Z]{2}|[A-Za-z]|\\[A-Za-z]+)"
-    r"((?:_(?:\{[A-Za-z0-9,]+\}|[A-Za-z0-9]+))?)(?:\([A-Za-z](?:,\s*[A-Za-z])*\)|(\(-?[0-9]{1,6}(?:,\s*-?[0-9]{1,6})*\)|\(f\(-?[0-9]{1,6}\)\)))?"
+    r"((?:_(?:\{[A-Za-z0-9,]+\}|[A-Za-z0-9]+|\{\\triangle\s*[A-Z]{3}\}))?)(?:\([A-Za-z](?:,\s*[A-Za-z])*\)|(\(-?[0-9]{1,6}(?:,\s*-?[0-9]{1,6})*\)|\(f\(-?[0-9]{1,6}\)\)))?"
     r"\s*(?::?=|\\in(?![A-Za-z])|\\approx(?![A-Za-z]))(?!=)\s*"
 )
 _TEXT = r"\\(?:text|mathrm|textnormal|textrm|textbf|textit|mbox|mathbf|operatorname)"
@@ -116,7 +116,9 @@ def words_of(body: str) -> list[str]:
 
 
 def _wordy(piece: str) -> bool:
-    """Return whether letters are a word rather than a product such as `xy`."""
+    """Return whether letters are a word rather than a product such as `xy` or a difference such as `p - q`."""
+    if "-" in piece and all(len(run) < 3 for run in re.findall("[A-Za-z]+", piece)):
+        return False
     return " " in piece or len(piece) > 3 or piece.lower() in {"yes", "no", "nan", "inf", "oo", "zoo"}
 
 

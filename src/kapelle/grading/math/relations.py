@@ -69,6 +69,20 @@ def read_bounds(body: str, read: Read) -> tuple[str, Value]:
     return subject["name"], _moved(_of_size(ends, shut), algebra.negate(moved))
 
 
+def both(bounds: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
+    r"""Return what two bounds of one name say together: `x \ge 0` and `x < 2`. Raises Unfamiliar for anything else."""
+    names = {name for name, _ in bounds}
+    intervals = [value for _, value in bounds if isinstance(value, Several) and len(value.kind) == 2]
+    low = [each for each in intervals if isinstance(each.items[1], Infinity)]
+    high = [each for each in intervals if isinstance(each.items[0], Infinity)]
+    if len(names) > 1 or len(bounds) != 2 or (len(low), len(high)) != (1, 1):
+        raise Unfamiliar
+    ends = low[0].items[0], high[0].items[1]
+    if isinstance(ends[0], Infinity) or isinstance(ends[1], Infinity):
+        raise Unfamiliar
+    return names.pop(), Several(low[0].kind[0] + high[0].kind[1], ends)
+
+
 def _all_but(parts: list[str], read: Read) -> tuple[str, Value]:
     r"""Return what `x \ne 5` leaves."""
     sides = [part.strip() for part in parts]

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 from kapelle.grading.math import algebra
-from kapelle.grading.math.algebra import Quotient
+from kapelle.grading.math.algebra import Polynomial, Quotient
 from kapelle.grading.math.parts import PLAIN_UNITS
 from kapelle.grading.math.values import Answer, Equation, Several, Value, Words
 
@@ -115,8 +115,11 @@ def _has_words(value: Value) -> bool:
 
 
 def _same_equation(one: Answer, other: Answer) -> bool:
-    if _all_letters(one) != _all_letters(other) or not _units_agree(one.unit, other.unit):
+    letters = _all_letters(one)
+    if letters != _all_letters(other) or not _units_agree(one.unit, other.unit):
         return False
+    if not letters:
+        return _same_fact(one.value, other.value)
     differences = []
     for answer in (one, other):
         value = answer.value
@@ -128,18 +131,43 @@ def _same_equation(one: Answer, other: Answer) -> bool:
     return differences[0].proportional(differences[1])
 
 
+def _same_fact(one: Value, other: Value) -> bool:
+    """Return whether two equations between numbers are the same one: each is true or false, and says nothing more."""
+    if (
+        not (isinstance(one, Equation) and isinstance(other, Equation))
+        or one.left is None
+        or other.left is None
+    ):
+        return False
+    return one.left.same(other.left) and one.difference.same(other.difference)
+
+
 def _is_sum(one: Answer, other: Answer) -> bool:
-    """Return whether an equation says of a sum or product of letters what the other answer says alone: `m + n = 5` and 5."""
+    """Return whether an equation says of letters together what the other answer says alone: `m + n = 5` and 5, `xy = 6` and 6."""
     if not isinstance(one.value, Equation) or not isinstance(other.value, Quotient) or other.letters:
         return False
-    if other.name or len(one.letters) < 2 or not _units_agree(one.unit, other.unit):
+    left = one.value.left
+    if other.name or len(one.letters) < 2 or left is None or not _units_agree(one.unit, other.unit):
         return False
-    named = algebra.add(one.value.difference, other.value)
-    terms = [letters for _, _, letters in named.top]
-    each = [power for letters in terms for _, power in letters]
-    scale = Quotient(named.bottom, algebra.ONE).rational
-    plain = scale is not None and set(named.top.values()) == {scale} and set(each) == {1}
-    return plain and (len(terms) == 1 or all(len(letters) == 1 for letters in terms))
+    sides = left, algebra.add(left, algebra.negate(one.value.difference))
+    return any(
+        _names(side.top, side.bottom) and value.same(other.value) for side, value in (sides, sides[::-1])
+    )
+
+
+def _names(top: Polynomial, bottom: Polynomial) -> bool:
+    """Return whether a quotient names one number by letters: `m + n`, `AB + BC`, `abc`, `m/n`.
+
+    `2a = 6` and `r^2 = 9` are unsolved, `x - y = 9` is a line and `x^2 + y^2 = 9` a circle.
+    """
+    return _is_sum_of_letters(top) and (bottom == algebra.ONE or _is_sum_of_letters(bottom))
+
+
+def _is_sum_of_letters(terms: Polynomial) -> bool:
+    """Return whether terms are products of as many letters each, without factors and powers."""
+    plain = all(root == 1 and not imaginary and letters for root, imaginary, letters in terms)
+    once = all(power == 1 for _, _, letters in terms for _, power in letters)
+    return plain and once and len({len(each[2]) for each in terms}) == 1 and set(terms.values()) == {1}
 
 
 def _all_letters(answer: Answer) -> frozenset[str]:
@@ -170,7 +198,8 @@ def _same_several(one: Several, other: Several) -> bool:
         return _covers(one.items, other.items) and _covers(other.items, one.items)
     if kinds == {"set", "list"}:
         # A list names the members of a set when it names each once.
-        return _matched(_distinct(one), _distinct(other)) and all(_no_twice(each) for each in (one, other))
+        once = all(_no_twice(each) for each in (one, other))
+        return _matched(one.items, other.items) or (once and _matched(_distinct(one), _distinct(other)))
     if (len(kinds) > 1 and kinds != {"row", "list"}) or len(one.items) != len(other.items):
         return False
     return all(_same(left, right) for left, right in zip(one.items, other.items, strict=True))

@@ -58,6 +58,7 @@ _SAME: dict[str, str | Callable[[re.Match[str]], str]] = {
         lambda found: next(part for part in found.groups() if part) + r"^\circ"
     ),
     rf"\\(?:lor|vee){_END}": r"\\text{ or }",
+    rf"\\(?:land|wedge){_END}": r"\\text{ and }",
     r"\\middle\s?\|": "|",
     rf"\\(?:leqq|leqslant){_END}": r"\\le ",
     rf"\\(?:geqq|geqslant){_END}": r"\\ge ",

@@ -20,9 +20,12 @@ _SPACING = re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad|displaystyle\b|left\b|right\b
 _ARRAY = re.compile(
     r"[\[(]\s*\\begin\{array\}\{[clr| ]{1,64}\}((?:(?!\\begin).)*)\\end\{array\}\s*[\])]", re.DOTALL
 )
-_ONE_LETTER = re.compile(r"(?<=[^\s])\\(?:mathrm|mathbf|mathit|operatorname)\{([A-Za-z])\}")
+_ONE_LETTER = re.compile(r"(?:(?<=\S)|(?<=[-+*/] ))\\(?:mathrm|mathbf|mathit|operatorname)\{([A-Za-z])\}")
+_UPRIGHT = re.compile(r"(?<=[0-9)}])\\(?:mathrm|operatorname)\{([smghlLNJWV])\}$")
+"""A unit of one letter, which stands upright; a variable does not."""
 _WORD_BETWEEN = r"(?:\\(?:text|mathrm|textrm)\{\s*,?\s*(?:%s)\s*\}|(?<![A-Za-z\\])(?:%s)(?![a-z]))"
 _AND = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and|or", "and|or") + r"[,;]?\s*")
+_BOTH = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and", "and") + r"[,;]?\s*")
 _OR = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("or", "or") + r"[,;]?\s*")
 
 
@@ -57,7 +60,7 @@ def tidy(text: str) -> str:
     body = re.sub(r",\s*\\!\s*", ",", body)
     body = _SPACING.sub(lambda match: " " if match[0] in {"\\ ", "~"} else "", body)
     body = _ARRAY.sub(lambda match: rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}", body)
-    body = _ONE_LETTER.sub(r"\1", body)
+    body = _ONE_LETTER.sub(r"\1", _UPRIGHT.sub(r"\\text{ \1}", body))
     body = re.sub(r"\s*\{,\s*\}", ",", body).replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
     return re.sub(r"(?<!\\)\\$", "", plain_notation(body)).strip()
 
@@ -65,6 +68,11 @@ def tidy(text: str) -> str:
 def with_commas(body: str) -> str:
     """Return a text with a comma in place of each `and` and `or` between values."""
     return _AND.sub(", ", body)
+
+
+def together(body: str) -> list[str]:
+    """Return what a text names on the two sides of each `and` between values."""
+    return [part.strip() for part in _BOTH.split(body)]
 
 
 def alternatives(body: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kapelle.grading.math.algebra import Quotient
 
@@ -35,6 +35,8 @@ class Equation:
     """What is 0."""
 
     difference: Quotient
+    left: Quotient | None = field(default=None, compare=False)
+    """The side before `=` as it is written; the other one is it less the difference."""
 
 
 @dataclass(frozen=True, slots=True)
