@@ -179,6 +179,9 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
         return True
     if _is_comma_for_point(answer, gold) or _is_comma_for_point(gold, answer):
         return True
+    unknowns = {found[1].replace(" ", "") for found in map(_OF.match, map(tidy, (answer, gold))) if found}
+    if len(unknowns) > 1:
+        return False  # `f(c) = c|x|` and `f(x) = c|x|`
     one, other = parse_number(answer), parse_number(gold)
     if one is not None and other is not None:
         return (same_figure if percent == "figure" else same_value)(one, other)
@@ -199,6 +202,8 @@ def _without_names(answer: str, gold: str) -> Undecided:
     return Undecided(value, truth) if named else Undecided(answer, gold)
 
 
+_OF = re.compile(r"[A-Za-z](?:_\{?[A-Za-z0-9]{1,3}\}?)?\(([A-Za-z](?:, ?[A-Za-z]){0,3})\)\s*=[^=]*$")
+"""What a function is written of, where nothing else is said."""
 _POINTED = re.compile(r"([-+]?[0-9]{1,20})([.,])([0-9]{2,20})")
 
 
