@@ -228,13 +228,14 @@ def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
         on_records(records), "training.steps=0", "evaluation.before_and_after=false"
     ) as t:
         result = t.evaluate(4)
-        everything = t.evaluate(99)
+        everything, by_default = t.evaluate(99), t.evaluate(500)
     assert str(result) == (
         "no score, scored 0 of 4: what was said is not on record, so nothing says what it is worth"
     )
     assert "groups" not in repr(result)
     assert everything.row()["fewer"] == f"99 asked, its test split has {everything.problems}"
     assert f"scored 0 of {everything.problems} (99 asked, its test split has" in str(everything)
+    assert by_default.row()["fewer"] == "all of its test split", "500 is the usual number"
     assert point_of({"step": 0, **everything.row()}).counts() in str(everything)
     assert result.scalars() == {"problems": 4.0, "scored": 0.0, "failed": 0.0, "tokens": result.tokens}
 

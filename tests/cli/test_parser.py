@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Kapelle, Said
 
+from kapelle.cli.help_text import NARROWEST, usage_text
 from kapelle.cli.parser import COMMANDS, parse, split_words
 from kapelle.errors import ConfigError
 
@@ -23,6 +24,37 @@ def test_each_command_explains_itself_and_exists(kapelle: Kapelle, name: str) ->
     assert said.code == 0
     assert said.out.startswith(f"usage: kapelle {name}")
     assert callable(importlib.import_module(f"kapelle.cli.{COMMANDS[name].module}").run)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_the_terminal_and_leaves_nothing_out(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, name: str, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = kapelle(*([name] if name else []), "--help").out
+    assert max(map(len, shown.splitlines())) <= columns
+    words = f"kapelle {name} {COMMANDS[name].usage}" if name else COMMANDS["serve"].summary
+    assert " ".join(words.split()) in " ".join(shown.split())
+
+
+def test_a_usage_is_broken_between_arguments_and_never_within_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1")
+    usage = (
+        "(policy | reward) RUN [--name NAME] --replace NAMES [--tls-cert FILE --tls-key FILE] --at HOST:PORT"
+    )
+    lines = usage_text("kapelle serve", usage).splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= NARROWEST - len("usage: ")
+    assert all(
+        any(piece in line for line in lines)
+        for piece in (
+            "[--name NAME]",
+            "--replace NAMES",
+            "[--tls-cert FILE --tls-key FILE]",
+            "--at HOST:PORT",
+        )
+    )
 
 
 def test_the_version_is_the_package_s(kapelle: Kapelle) -> None:

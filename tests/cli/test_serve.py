@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.conftest import Kapelle, Said
+
+from kapelle.setup.recipe import load_recipe, to_yaml
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,34 @@ def test_the_extra_is_named_where_it_is_missing(kapelle: Kapelle, monkeypatch: p
     done = kapelle("serve", "policy", "run")
     assert done.code == 2
     assert done.err == "kapelle: Serving needs an extra: pip install 'kapelle[serve]'.\n"
+
+
+def test_what_cannot_be_is_refused_before_anything_is_loaded(
+    kapelle: Kapelle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loads(*_: object, **__: object) -> None:
+        raise AssertionError("loads the run")
+
+    monkeypatch.setattr("kapelle.training.served.open_served", loads)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(load_recipe("demo").config), "utf-8")
+    (tmp_path / "run" / "lock").touch()
+    (tmp_path / "file").write_text("", "utf-8")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = str(other.getsockname()[1])
+        for words, said in (
+            (["serve", "policy", "run", "--port", taken], f"Nothing can listen on 127.0.0.1:{taken}"),
+            (["serve", "reward", "run", "--port", "0", "--grpc-port", taken], f"on 127.0.0.1:{taken}"),
+            (["serve", "policy", "run", "--port", "0", "--record", "file/in"], "file/in cannot be written"),
+            (["chat", "run", "--agent", "acter"], "Did you mean 'actor'?"),
+            (["chat", "run@7"], "run has no whole checkpoint of step 7."),
+        ):
+            done = kapelle(*words)
+            assert done.code == 2
+            assert said in done.err
+            assert len(done.err.splitlines()) == 1
 
 
 @pytest.mark.slow

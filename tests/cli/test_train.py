@@ -37,6 +37,33 @@ def test_a_dry_run_shows_the_weights_and_where_settings_come_from(kapelle: Kapel
 
 
 @pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "demo", "--start-from", "missing", "--dry-run"],
+        ["train", "demo", "--start-from", "actor=missing", "--dry-run"],
+        ["validate", "demo", "start_from=missing"],
+        ["compare", "demo", "--algorithms", "grpo,rloo", "--seeds", "1", "start_from=missing"],
+    ],
+)
+def test_weights_to_start_from_that_are_not_there_are_refused_by_what_loads_nothing(
+    kapelle: Kapelle, tmp_path: Path, words: list[str]
+) -> None:
+    said = kapelle(*words)
+    assert said.code == 2
+    assert f"`start_from` names 'missing', but there is no {tmp_path / 'missing'}." in said.err
+
+
+def test_validate_says_what_training_would_do_other_than_asked(kapelle: Kapelle) -> None:
+    said = kapelle("validate", "demo", "team.sampling.max_tokens=100000", "optimizer.warmup_steps=60")
+    assert said.code == 0
+    doubts = [line for line in said.out.splitlines() if line.startswith("-   ")]
+    assert len(doubts) == 3, "two agents' lengths and the rate"
+    assert "A longer answer is cut off there. An episode fails whose next prompt" in "".join(doubts)
+    assert "rises for 60 steps (`optimizer.warmup_steps`), and training takes 60" in "".join(doubts)
+    assert not [line for line in kapelle("validate", "demo").out.splitlines() if line.startswith("-   ")]
+
+
 def test_a_dry_run_for_programs_is_one_object(kapelle: Kapelle) -> None:
     row = kapelle("train", "demo", *TINY, "--dry-run", "--json").json
     assert row["origin"]["training.steps"] == "command line"

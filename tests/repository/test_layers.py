@@ -26,6 +26,7 @@ LIGHT = (
 FOR_HELP = {
     "kapelle.cli",
     "kapelle.cli.data_arguments",
+    "kapelle.cli.help_text",
     "kapelle.cli.output",
     "kapelle.cli.parser",
     "kapelle.cli.run_arguments",

@@ -14,7 +14,7 @@ from tools.docs_site.settings_table import PLUGGED, known_keys, meaning, models_
 import kapelle
 from kapelle import environments, workflows
 from kapelle.algorithm import BUILTIN_ALGORITHMS, algorithm_class
-from kapelle.cli.parser import COMMANDS, overview, parse
+from kapelle.cli.parser import COMMANDS, parse
 from kapelle.engines import rollout, train
 from kapelle.engines.rollout.protocol import engine_class
 from kapelle.engines.train.protocol import train_engine_class
@@ -83,7 +83,7 @@ def plugin_page(kind: str) -> str:
 
 def cli_page() -> str:
     """Return the page of the command line, as `--help` prints it."""
-    parts = ["# Command line\n\n", f"```text\n{overview()}\n```\n\n"]
+    parts = ["# Command line\n\n", f"```text\n{parse([])}\n```\n\n"]
     for name, command in COMMANDS.items():
         shown = parse([name, "--help"])
         parts.append(

@@ -17,7 +17,7 @@ from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Watch
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError, need_known
-from kapelle.runs.best import split_run
+from kapelle.runs.best import named_checkpoint, split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.characters import cleaned
 
@@ -40,17 +40,22 @@ def run(arguments: argparse.Namespace) -> int:
     folder, which = split_run(named[0])
     read_config(folder)  # raises when there is no run
     hush()
+    from kapelle.setup.team_builder import seats_of
+    from kapelle.training.resuming import config_of_run
+
+    names = [seat.name for seat in seats_of(config_of_run(folder).team)]
+    need_known("--agent", "agent", arguments.agent, names)  # before anything is loaded
+    named_checkpoint(folder, which)
     from kapelle.engines.rollout.protocol import ServesCallers
     from kapelle.services.policy.agents import Agents
     from kapelle.services.policy.engine_thread import EngineThread
     from kapelle.training.served import open_served
 
     served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
-    need_known("--agent", "agent", arguments.agent, served.play.team.names)
     if isinstance(served.play.engine, ServesCallers):
         served.play.engine.serve()
     say(
-        f"Talk with {arguments.agent or ', '.join(served.play.team.names)}. {COMMANDS}.",
+        f"Talk with {arguments.agent or ', '.join(names)}. {COMMANDS}.",
         sys.stderr,
     )
     with EngineThread() as thread:

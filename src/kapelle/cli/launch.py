@@ -121,13 +121,14 @@ def _check_recipe(arguments: argparse.Namespace) -> str:
     from kapelle.cli.staged import find_stages
     from kapelle.setup.preparation import prepare
     from kapelle.setup.programs import without_programs
+    from kapelle.training.start_weights import check_weights
 
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     if staged is None:
         config = read_source(arguments.words, None, resume=False, real=arguments.real).config
         if not arguments.unchecked:
-            prepare(without_programs(config)[0])
+            check_weights(prepare(without_programs(config)[0]))
         return config.name
     for _, config in () if arguments.unchecked else staged.checked():
-        prepare(without_programs(config)[0])
+        check_weights(prepare(without_programs(config)[0]), staged=True)
     return staged.stages[0].recipe.config.name

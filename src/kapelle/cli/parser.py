@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from kapelle.cli.data_arguments import declare_data
 from kapelle.cli.export_arguments import EXPORT_USAGE, declare_export
+from kapelle.cli.help_text import overview, usage_text
 from kapelle.cli.launch_arguments import declare_launch
 from kapelle.cli.new_arguments import NEW
 from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_processes, declare_runs, gigabytes
@@ -52,7 +53,7 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace] | str:
     Raises ConfigError for unknown words, with the closest known ones.
     """
     if not argv or argv[0] in {"-h", "--help", "help"}:
-        return overview()
+        return overview({each: command.summary for each, command in COMMANDS.items()})
     if argv[0] in {"-V", "--version"}:
         from kapelle import __version__
 
@@ -61,7 +62,7 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace] | str:
     if command is None:
         raise unknown_command(argv[0], COMMANDS)
     name = f"kapelle {argv[0]}"
-    usage = f"{name} {command.usage}".rstrip()
+    usage = usage_text(name, command.usage)
     parser = Parser(name, usage, command.summary, allow_abbrev=False, add_help=False)
     command.declare(parser)
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
@@ -73,24 +74,6 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace] | str:
         settings = "key.path=value" in command.usage
         raise unknown_word(argv[0], unknown[0], argv, options, settings=settings)
     return command, arguments
-
-
-def overview() -> str:
-    """Return the text of `kapelle --help`."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "kapelle: multi-agent reinforcement learning of language models",
-            "",
-            "usage: kapelle COMMAND [arguments]",
-            "",
-            *lines,
-            "",
-            "`kapelle COMMAND --help` shows what a command takes; `kapelle --version` shows the version.",
-            "Exit codes: 0 done, 2 something is wrong with what was asked or nothing could be measured, 3 a plan does not fit, 130 Ctrl-C, 143 SIGTERM.",
-        ]
-    )
 
 
 _SETTING = re.compile(r"[A-Za-z_][\w.]*=")

@@ -25,7 +25,7 @@ RETURN = "return/"
 SHOWN = 3
 """Conversations that are shown at a time."""
 
-REMARKS = ("learning", "metrics", "tracker")
+REMARKS = ("cache", "learning", "metrics", "tracker")
 """What is said during a phase, which goes on."""
 
 RECENT = 30
@@ -172,7 +172,7 @@ class Watch:
         """`constant_sum`: one seat wins what the others lose, so that their mean is meaningless."""
         self.now = Progress()
         self.notes: list[tuple[str, str]] = []
-        """What to know of `data`, such as rows that were left out, and of the `engine`."""
+        """What to know of `data`, such as rows that were left out, of the `engine`, and of the `cache`."""
         self.changes: list[str] = []
         """What is different for a resumed run from what it had before."""
         self._constant_sum = constant_sum
@@ -184,7 +184,7 @@ class Watch:
 
     def phase(self, name: str, detail: str) -> None:
         """Note that a new phase of the run begins."""
-        if name in ("data", "engine", "learning"):
+        if name in ("cache", "data", "engine", "learning"):
             self.notes.append((name, detail))
         if name == "resume":
             self.changes.append(detail)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -55,13 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`.{hint}"
         )
-    from kapelle.services.http.server import check_installed
+    from kapelle.services.http.server import check_free, check_installed
 
     check_installed()
     binding = binding_of(arguments)
     folder, which = split_run(named[1])
     if named[0] == "policy" or not (folder / "config.json").is_file():
         read_config(folder)  # raises when there is no run
+    check_free(binding)
+    if named[0] == "reward" and arguments.grpc_port:
+        check_free(replace(binding, port=arguments.grpc_port))
     hush()
     if named[0] == "reward":
         return _reward(folder, binding, arguments)
@@ -69,14 +73,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _policy(folder: Path, which: str | None, binding: Binding, arguments: argparse.Namespace) -> int:
+    from kapelle.services.policy.recording import EpisodeFile
     from kapelle.services.policy.serving import Limits, serve_policy
     from kapelle.training.served import open_served
 
+    record = file_of(arguments.record)
+    if record is not None:
+        EpisodeFile(record, ()).close()  # raises where it cannot be written, before anything is loaded
     served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
     name = _name(arguments.name or served.config.name)
     limits = Limits(arguments.calls, arguments.timeout)
     return until_stopped(
-        serve_policy(served.play, name, binding, limits, file_of(arguments.record)),
+        serve_policy(served.play, name, binding, limits, record),
         lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",
     )
 

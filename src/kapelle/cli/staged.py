@@ -59,9 +59,12 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
     """
     from kapelle.setup.preparation import prepare
     from kapelle.training.joining import join_ranks
+    from kapelle.training.start_weights import check_weights
 
     for _, config in staged.checked():
-        prepare(config)
+        prepared = prepare(config)
+        if not resume:  # a run that goes on needs the weights no more that it began with
+            check_weights(prepared, staged=True)
     ranks = join_ranks(staged.stages[0].recipe.config)
     held: list[RunLock] = []
     whole = Path(told(ranks, "stages", partial(_opened, staged, held, resume=resume)))

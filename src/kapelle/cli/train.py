@@ -37,7 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     how = {"resume": arguments.resume, "real": arguments.real}
     staged = find_stages(arguments.words, arguments.run_dir, **how)
     if staged is not None and arguments.dry_run:
-        return max(_dry_run(source, as_json=arguments.json) for source in staged.dry(as_json=arguments.json))
+        return max(
+            _dry_run(source, as_json=arguments.json, staged=True)
+            for source in staged.dry(as_json=arguments.json)
+        )
     if staged is not None:
         announce("kapelle train", as_json=arguments.json)
         for title, source in stage_sources(staged, resume=arguments.resume):
@@ -82,7 +85,7 @@ def _next_commands(source: Source) -> NextCommands:
     ]
 
 
-def _dry_run(source: Source, *, as_json: bool) -> int:
+def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     from kapelle.cli.annotated import annotated_yaml
     from kapelle.models.renderer_loading import light_renderer
     from kapelle.planning.situation import in_four_bits
@@ -90,9 +93,11 @@ def _dry_run(source: Source, *, as_json: bool) -> int:
     from kapelle.setup.preparation import prepare
     from kapelle.setup.programs import without_programs
     from kapelle.signals.reference import ReferenceLogProbs
+    from kapelle.training.start_weights import check_weights
 
     config = source.config
     prepared = prepare(without_programs(config)[0], renderer_of=light_renderer)
+    check_weights(prepared, source.start_from, source.run_dir, staged=staged)
     found = weights_map(
         prepared.team,
         prepared.outlines,

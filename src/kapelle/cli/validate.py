@@ -14,6 +14,7 @@ from kapelle.errors import ConfigError
 
 if TYPE_CHECKING:
     from kapelle.environment import Environment
+    from kapelle.settings.schema import RunConfig
 
 S = TypeVar("S")
 
@@ -31,24 +32,31 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--agents is for an environment alone; a recipe names its agents in `team.agents`.")
     from kapelle.cli.source import read_recipe
     from kapelle.cli.staged import find_stages
-    from kapelle.setup.preparation import prepare
+    from kapelle.setup.preparation import DOUBT, prepare
+    from kapelle.training.start_weights import check_weights
 
     def passed(name: str, detail: str) -> None:
-        say(f"ok  {name:10} {detail}")
+        say(f"-   {detail}" if name == DOUBT else f"ok  {name:10} {detail}")
+
+    def check(config: RunConfig, *, staged: bool = False) -> None:
+        prepared = prepare(_looked_at(config, start=arguments.start), passed=passed)
+        starts = check_weights(prepared, staged=staged)
+        if starts:
+            passed("start", "; ".join(f"{policy} from {folder}" for policy, folder in starts.items()))
 
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     if staged is not None:
         for stage, config in staged.checked():
             passed("stage", f"{stage.number} of {len(staged.stages)}: {stage.name}")
             _print_notes(stage.recipe.notes)
-            prepare(_looked_at(config, start=arguments.start), passed=passed)
+            check(config, staged=True)
         say(f"All {len(staged.stages)} stages of {staged.recipe} are ready to train.")
         return 0
     recipe = read_recipe(arguments.words, real=arguments.real)
     set_here = sum(source != "default" for source in recipe.origin.values())
     passed("settings", f"{len(recipe.origin)} values, {set_here} of them not defaults")
     _print_notes(recipe.notes)
-    prepare(_looked_at(recipe.config, start=arguments.start), passed=passed)
+    check(recipe.config)
     say(f"{recipe.config.name} is ready to train.")
     return 0
 

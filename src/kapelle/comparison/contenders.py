@@ -23,6 +23,7 @@ from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import Recipe, lay_over
 from kapelle.setup.team_builder import build_algorithm
 from kapelle.training.resuming import changed_settings
+from kapelle.training.start_weights import check_weights
 
 if TYPE_CHECKING:
     from kapelle.settings.base import Settings
@@ -229,7 +230,7 @@ def _check(contender: Contender) -> None:
             f"it learns from records or scripts and samples nothing, so there is no number of tokens to make equal. "
             f"Train it by itself, with `kapelle train` and `algorithm.name={algorithm.name}`."
         )
-    prepare(contender.recipe.config)
+    check_weights(prepare(contender.recipe.config))
 
 
 def _check_budget(contenders: Sequence[Contender], config: RunConfig) -> None:

@@ -22,17 +22,18 @@ from typing import Any, Protocol
 import torch
 
 from kapelle.engines.train.protocol import HEAD, KeepsParts, TrainEngine
-from kapelle.errors import CheckpointError, ConfigError, DataError, ModelError, NumericsError, did_you_mean
+from kapelle.errors import CheckpointError, DataError, ModelError, NumericsError
 from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.module_layers import layers_of
-from kapelle.models.outline import Outline, check_same, check_saved
+from kapelle.models.outline import check_same
 from kapelle.models.sealed import base_of, seal, verify_folder
 from kapelle.models.targets import named
 from kapelle.models.weights import copy_weights, hash_of_base, read_adapter, save_adapter, save_model
 from kapelle.runs import checkpoint
 from kapelle.runs.checkpoint_shares import held
 from kapelle.runs.checkpoint_state import Contents
+from kapelle.runs.saved_weights import policy_folder
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.collecting import collected_at_once
 from kapelle.runtime.manifest import step_of
@@ -235,11 +236,6 @@ def write_policies(
             save_model(place, model, None if copies is None else copies[name])
 
 
-def policy_folder(checkpoint: Path, policy: str) -> Path:
-    """Return where a checkpoint keeps a trained policy in the form that other programs load."""
-    return checkpoint / "policies" / policy.replace(":", "_").replace("/", "_")
-
-
 class HoldsWeights(Protocol):
     """What holds the weights of policies: a train engine, or models that only act."""
 
@@ -275,26 +271,6 @@ def load_policies(
         engine.load_weights(name, {key: found[key] for key in engine.weights(name)})
 
 
-def check_start(
-    folders: Mapping[str, Path], team: Team, models: Mapping[str, Outline], verifier: str | None
-) -> None:
-    """Check the folders that policies start from, and a verifier's folder, before a model is loaded.
-
-    `models` are the outlines of the team's bases. Raises ConfigError or ModelError for the first fault.
-    """
-    for name, folder in folders.items():
-        if name not in team.trained:
-            raise ConfigError(
-                f"`start_from` names the policy '{name}', which this team does not train."
-                f"{did_you_mean(name, team.trained)}"
-            )
-        policy = team.policies[name]
-        check_saved(f"Policy '{name}'", folder, policy.lora, models[policy.base])
-    if verifier is not None:
-        critic = team.critics[VERIFIER]
-        check_saved("`algorithm.verifier`", Path(verifier), critic.lora, models[critic.base])
-
-
 def _read_model(folder: Path) -> dict[str, torch.Tensor]:
     verify_folder(folder)
     files = sorted(folder.glob("*.safetensors"))
@@ -323,45 +299,6 @@ def _write_verifier(
     made_of = {"base": hash_of_base(model), "held_out": held_out}
     (folder / "verifier.json").write_text(json.dumps(made_of, indent=2) + "\n", "utf-8")
     seal(folder)
-
-
-def check_verifier(folder: Path, least_auc: float) -> None:
-    """Raise ConfigError unless a verifier's folder records that it judges held-out answers this well.
-
-    Required is an AUC of `least_auc` among answers to one question, whose 95 % interval lies above ½.
-    `training/verifier_judging.py` explains how it is measured, and why not over all answers.
-    """
-    try:
-        found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = None
-    if found is None:
-        raise ConfigError(
-            f"There is no record of how well the verifier '{folder}' judges, but `algorithm.least_auc` asks for "
-            f"{least_auc:g}. Name the folder `verifier` in a checkpoint of a run, which measures it, or set "
-            "`algorithm.least_auc: null`."
-        )
-    about = (
-        f"{found['answers']} answers to {found['questions']} held-out questions, {found['right']:.1%} of them right and "
-        f"{found['both']} questions with both kinds; `algorithm.least_auc` asks for {least_auc:g} and an interval above 0.5"
-    )
-    remedy = (
-        "Train it for more steps or on more questions, start from a team that is right more often (`warmup.steps`, "
-        "another `model.path`), or let the environment pay (`algorithm.verifier: null`, `workflow.score_rounds: true`). "
-        "With `algorithm.least_auc: null` the run starts all the same."
-    )
-    if found["interval_within"] is None:
-        raise ConfigError(
-            f"The verifier '{folder}' is to pay this team, but too few questions have both right and wrong answers to "
-            f"measure how well it judges: {about}. {remedy}"
-        )
-    low, high = found["interval_within"]
-    if found["auc_within"] < least_auc or low <= 0.5:
-        raise ConfigError(
-            f"The verifier '{folder}' is to pay this team, but it separates right from wrong answers to one question with "
-            f"an AUC of only {found['auc_within']:.3f} [{low:.3f}, {high:.3f}] (95 %; {found['auc']:.3f} over all answers), "
-            f"measured on {about}. {remedy}"
-        )
 
 
 def load_verifier(

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 PROMPTS = 64
 """Tasks of each split whose first prompts are checked for length."""
 
+DOUBT = "doubt"
+"""In place of a check's name: nothing forbids to train, but what is said may not be meant."""
+
 Passed = Callable[[str, str], None]
-"""Called after each check that passed, with its name and what it found."""
+"""Called after each check that passed, with its name and what it found; and for each `DOUBT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +87,21 @@ def prepare(
     report("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
     check_run(config, algorithm, team, given, training, elsewhere)
     report("algorithm", f"{algorithm.name} can train this team")
+    rising, steps = config.optimizer.warmup_steps, config.training.steps
+    if training and rising >= steps > 0:
+        report(
+            DOUBT,
+            f"The learning rate rises for {rising} steps (`optimizer.warmup_steps`), and training takes {steps}: it never "
+            "gets to `optimizer.lr`.",
+        )
     report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
     if passed is not None:
         report("data", _data(config))
         if isinstance(config.environment, Doubting):
             for doubt in config.environment.doubts():
-                report("data", doubt)
+                report(DOUBT, doubt)
     for note in check_prompts(config, team, given, PROMPTS, renderer_of):
-        report("prompts", note)
+        report(DOUBT, note)
     report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
     models = outlines(team, config.model, given)
     check_adapters(team, models)

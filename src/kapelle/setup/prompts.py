@@ -50,9 +50,10 @@ def check_prompts(
     for agent, renderer in here:
         tokens, most = longest.get(agent.name, 0), agent.sampling.max_tokens
         if tokens + most > renderer.context:
+            several = " An episode fails whose next prompt does not fit with it." if len(here) > 1 else ""
             notes.append(
                 f"Agent '{agent.name}' may write {most} tokens (`max_tokens`), but after a prompt of {tokens} only "
-                f"{renderer.context - tokens} fit: the model reads {renderer.context}. Longer answers are cut off there."
+                f"{renderer.context - tokens} fit: the model reads {renderer.context}. A longer answer is cut off there.{several}"
             )
     return tuple(dict.fromkeys(notes))
 

@@ -93,8 +93,8 @@ def circumstances(config: RunConfig, team: Team, began_from: Mapping[str, Path])
         "data": {name: content for section in sections for name, content in _contents(section)},
         "weights": weights,
         "began_from": {f"{name} ({folder})": _weights(folder) for name, folder in began_from.items()},
-        "versions": _versions(),
-        "machine": _machine(),
+        "versions": versions(),
+        "machine": machine(),
     }
 
 
@@ -171,13 +171,15 @@ def _weights(folder: Path) -> str:
     return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
-def _versions() -> dict[str, Json]:
+def versions() -> dict[str, Json]:
+    """Return the versions of the packages that results depend on, and that of CUDA where there is a device."""
     import torch
 
     return {**versions_of(PACKAGES), "cuda": torch.version.cuda if torch.cuda.is_available() else None}
 
 
-def _machine() -> dict[str, Json]:
+def machine() -> dict[str, Json]:
+    """Return what of this machine and process results depend on: threads, processor, device."""
     import torch
 
     device = "cpu"

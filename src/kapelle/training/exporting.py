@@ -22,8 +22,8 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.sealed import base_of
 from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.best import named_checkpoint
-from kapelle.runs.checkpoint_contents import policy_folder
 from kapelle.runs.model_card import Exported, model_card
+from kapelle.runs.saved_weights import policy_folder
 from kapelle.runtime.manifest import step_of
 from kapelle.setup.preparation import Prepared, prepare
 from kapelle.team import Policy

@@ -14,8 +14,9 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import copy_weights, hash_of_base
 from kapelle.rollout.play import Play, make_play
 from kapelle.runs.best import named_checkpoint
-from kapelle.runs.checkpoint_contents import load_policies, policy_folder
+from kapelle.runs.checkpoint_contents import load_policies
 from kapelle.runs.checkpoint_folder import newest_valid
+from kapelle.runs.saved_weights import policy_folder
 from kapelle.runtime.manifest import step_of
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig

@@ -162,7 +162,7 @@ def _newest_checkpoint(run: Path) -> Path:
 
 
 def _weights(config: RunConfig, earlier: Sequence[Path]) -> dict[str, Path]:
-    from kapelle.runs.checkpoint_contents import policy_folder
+    from kapelle.runs.saved_weights import policy_folder
 
     trained = _team(config).trained
     found: dict[str, Path] = {}

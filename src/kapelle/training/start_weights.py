@@ -11,13 +11,34 @@ from pathlib import Path
 
 from kapelle.errors import CheckpointError, ConfigError, did_you_mean
 from kapelle.runs.best import named_checkpoint, split_run
-from kapelle.runs.checkpoint_contents import policy_folder
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.reader import is_run, read_latest
+from kapelle.runs.saved_weights import check_start, check_verifier, policy_folder
 from kapelle.settings.keeping import EVERYONE
+from kapelle.setup.preparation import Prepared
+from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team
 
 _POLICIES = "policies"
+
+
+def check_weights(
+    prepared: Prepared,
+    given: str | Mapping[str, str | Path] | None = None,
+    run_dir: str | Path | None = None,
+    *,
+    staged: bool = False,
+) -> dict[str, Path]:
+    """Return what `start_folders` does, and raise the first error of those folders and of a verifier's; loads nothing.
+
+    The verifier of a run that is one of several stages (`staged`) may not be trained yet, and is left alone.
+    """
+    folders = start_folders(prepared.config.start_from, given, prepared.team, run_dir)
+    verifier = None if staged else prepared.algorithm.need(VerifierScores)
+    check_start(folders, prepared.team, prepared.outlines, None if verifier is None else verifier.folder)
+    if verifier is not None and verifier.least_auc is not None:
+        check_verifier(Path(verifier.folder), verifier.least_auc)
+    return folders
 
 
 def start_folders(
@@ -70,6 +91,11 @@ def _folder(policy: str, source: str) -> Path:
         return _kept(policy, place, place)
     if (place / "adapter_config.json").is_file() or (place / "config.json").is_file():
         return place
+    if not place.exists():
+        raise ConfigError(
+            f"`start_from` names '{source}', but there is no {place.absolute()}. Name a run (RUN, RUN@best, RUN@STEP), a PEFT "
+            "folder or a model's."
+        )
     raise ConfigError(
         f"`start_from` names '{source}', which is no run, checkpoint, PEFT adapter or model: it has no config.yaml, "
         f"{_POLICIES}/, adapter_config.json or config.json."

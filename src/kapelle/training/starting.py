@@ -1,6 +1,5 @@
-"""How a run starts: check its weights, load its pieces, set the weights that it starts from.
+"""How a run starts: load its pieces, set the weights that it starts from.
 
-check_weights(prepared, start_from)        before anything is loaded
 pieces = load_pieces(prepared, …)          warm up, load models, adapters and verifier
 begin_with(start_from, pieces, …)          weights that training starts from
 """
@@ -24,7 +23,7 @@ from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, make_play
 from kapelle.rollout.workers.process import HeldHere, Hold
-from kapelle.runs.checkpoint_contents import check_start, check_verifier, load_policies, load_verifier
+from kapelle.runs.checkpoint_contents import load_policies, load_verifier
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others
 from kapelle.sandbox.backends import modes_required
 from kapelle.services.policy.outside import serve_outside
@@ -37,6 +36,7 @@ from kapelle.team import VERIFIER, Team
 from kapelle.training.loop import Loop
 from kapelle.training.sampling_process import SamplingProcess
 from kapelle.training.warmup import warmed_bases
+from kapelle.training.warmup_origin import origin_notes
 from kapelle.training.warmup_stage import ReportStep
 
 
@@ -60,15 +60,6 @@ class Pieces:
     """Closes the engines that the run has built itself."""
 
 
-def check_weights(prepared: Prepared, start_from: Mapping[str, Path]) -> None:
-    """Raise the first error of folders that policies (by name) start from, and of a verifier's."""
-    verifier = prepared.algorithm.need(VerifierScores)
-    folder = None if verifier is None else verifier.folder
-    check_start(start_from, prepared.team, prepared.outlines, folder)
-    if verifier is not None and verifier.least_auc is not None:
-        check_verifier(Path(verifier.folder), verifier.least_auc)
-
-
 def load_pieces(
     prepared: Prepared,
     rollout_engine: RolloutEngine | None,
@@ -86,6 +77,8 @@ def load_pieces(
         check_endpoints(team, config.environment)
     held: dict[str, LanguageModel] = {}
     bases = first_then_others(ranks, "warm-up", lambda: warmed_bases(config, team, warmup, say, held))
+    for note in origin_notes(path for base, path in bases.items() if path != team.bases[base]):
+        say("cache", note)
     warmed = prepared.on_bases(bases, held)
     say("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = warmed.load()

@@ -41,8 +41,8 @@ from kapelle.training.progress import Progress
 from kapelle.training.records import open_records
 from kapelle.training.resuming import config_of_run
 from kapelle.training.sections import Sections, engine_of
-from kapelle.training.start_weights import start_folders
-from kapelle.training.starting import begin_with, check_weights, load_pieces
+from kapelle.training.start_weights import check_weights
+from kapelle.training.starting import begin_with, load_pieces
 from kapelle.training.summary import Summary
 
 
@@ -100,8 +100,7 @@ class Trainer:
         prepared = prepare(self.config, given)
         self.algorithm, self.team = prepared.algorithm, prepared.team
         report_left_out(self.config, self.observer)
-        starts = start_folders(self.config.start_from, start_from, self.team, run_dir)
-        check_weights(prepared, starts)
+        starts = check_weights(prepared, start_from, run_dir)
         ranks = self.ranks = join_ranks(self.config)
         if ranks.rank:
             self.observer = Silent()

@@ -2,8 +2,9 @@
 
 A tiny, untrained model can do nothing. Before reinforcement learning it learns from demonstrations of each role
 by the environment's script, with its stated flaws, so that it can partly do the task and there is
-something left to learn. That is a separate stage (`warmup_stage.py`). Its result depends on the settings alone and is
-cached under a hash of them, with hashes of its files, which are checked at every use.
+something left to learn. That is a separate stage (`warmup_stage.py`). Its result depends on the settings, and in its last bits
+on the machine and its threads (`warmup_origin.py`); it is cached under a hash of the settings, with hashes of its files, which
+are checked at every use.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kapelle.models.sealed import seal, verify_folder
 from kapelle.models.weights import save_model
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
+from kapelle.training.warmup_origin import record_origin
 from kapelle.training.warmup_settings import cache_folder, warmup_is_cached, warmup_key
 from kapelle.training.warmup_stage import ReportStep, train_stage
 
@@ -50,6 +52,7 @@ def warmed_up(
         try:
             with _saving_in(folder.parent):
                 save_model(beside, model)
+                record_origin(beside)
                 _rename(beside, folder)
         except CheckpointError as error:
             if hold is None:

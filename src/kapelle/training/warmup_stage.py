@@ -31,7 +31,7 @@ ReportStep = Callable[[int, int, Mapping[str, float]], None]
 def train_stage(config: RunConfig, progress: ReportStep | None) -> LanguageModel:
     """Return the base model of a run, warmed up; raises the errors of a step of training.
 
-    The result depends on the settings alone.
+    The result depends on the settings, and in its last bits on threads, processor and versions.
     """
     assert config.warmup is not None
     stage = stage_of(config)

@@ -106,6 +106,11 @@ class HttpServer:
             await asyncio.sleep(0)
 
 
+def check_free(binding: Binding) -> None:
+    """Raise ConfigError where a service could not listen now; for commands that first load for a while."""
+    _bound(binding).close()
+
+
 def _bound(binding: Binding) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
