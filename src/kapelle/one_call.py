@@ -23,7 +23,7 @@ from kapelle.cli.lines import Lines
 from kapelle.cli.progress import Watch
 from kapelle.environments.rewarded.environment import Reward, Rewarded
 from kapelle.environments.rewarded.held import IN_MEMORY, Held, name_of, rows_in_memory
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, DataError, did_you_mean
 from kapelle.settings.base import Settings
 from kapelle.settings.keywords import check_keywords
 from kapelle.settings.schema import AgentConfig
@@ -184,6 +184,7 @@ def _environment(
 
 def _where(dataset: Dataset, what: str) -> tuple[str, tuple[Any, ...]]:
     if isinstance(dataset, str | Path):
+        _check_there(Path(dataset), what)
         return str(dataset), ()
     kind = type(dataset).__name__
     if isinstance(dataset, Mapping) or kind in CONVERTED or not isinstance(dataset, Iterable):
@@ -192,6 +193,15 @@ def _where(dataset: Dataset, what: str) -> tuple[str, tuple[Any, ...]]:
         )
         raise ConfigError(f"`{what}` is {kind}. {how.format(what)}")
     return IN_MEMORY, rows_in_memory(dataset, what)
+
+
+def _check_there(place: Path, what: str) -> None:
+    """Raise DataError for what can only be a file and is not there; `owner/name` is looked for on the hub."""
+    if not place.exists() and (place.suffix or len(place.parts) != 2):
+        raise DataError(
+            f"`{what}` names '{place}', but there is no {place.absolute()}. Name a file that is there or `owner/name` of a data set "
+            "on the Hugging Face hub, or give a list of rows."
+        )
 
 
 def _rewards(

@@ -156,6 +156,8 @@ def broken(completion: str) -> float:
         ((ROWS, vowel), {"steps": True}, "`steps` is True"),
         ((ROWS, vowel, True), {}, "`agents` is True"),
         ((), {"reward": vowel}, "`dataset` has no rows. Give at least one"),
+        (("nowhere.jsonl", vowel), {}, "`dataset` names 'nowhere.jsonl', but there is no /.*/nowhere.jsonl"),
+        ((ROWS, vowel), {"eval_dataset": "a/b/c"}, "`eval_dataset` names 'a/b/c', but there is no"),
         ((ROWS,), {}, "`reward` has no function"),
         ((ROWS, "exact"), {}, "`reward` is the text 'exact'. Name a function as `module:function`"),
         ((ROWS, None), {}, "`reward` is None. Give a function"),

@@ -26,7 +26,7 @@ def test_every_parameter_has_a_row() -> None:
 def test_the_first_one_learns_and_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(BLOCKS[0], "docs/one_call.md", "exec"), {})  # noqa: S102 - it is our own page
     said = capsys.readouterr().out.splitlines()
-    played = r"played 15 of 15 \(500 asked, its test split has 15\)"
+    played = r"played 15 of 15 \(all of its test split\)"
     shown = rf"return planner ([-\d.]+), coder \1, {played} → return planner ([-\d.]+), coder \2, {played}"
     found = re.fullmatch(shown, said[-1])
     assert found is not None

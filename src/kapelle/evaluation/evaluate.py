@@ -17,6 +17,7 @@ from kapelle.rollout.play import Play, rollout
 from kapelle.rollout.shared import shared_rollout
 from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runtime.seeds import derive_seed
+from kapelle.settings.schema import EvaluationConfig
 from kapelle.types import Episode, Group, Sampling, Split, Task, as_table
 
 Returns = Callable[[Episode], Mapping[str, float]]
@@ -135,10 +136,15 @@ def choose_tasks(environment: Environment, split: Split, count: int, seed: int =
 
 
 def why_fewer(environment: Environment, split: Split, asked: int, found: int) -> str:
-    """Return why `choose_tasks` found fewer tasks than were asked for; empty where it found them all."""
+    """Return why `choose_tasks` found fewer tasks than were asked for; empty where it found them all.
+
+    A number that is the setting's default is not said: nobody need have asked for it.
+    """
     if found >= asked:
         return ""
-    size = environment.size(split)
+    size, settings = environment.size(split), EvaluationConfig()
+    if asked in (settings.problems, settings.problems_while_training):
+        return f"all of its {split} split" if size is not None else f"all that differ of its {split} split"
     if size is not None:
         return f"{asked} asked, its {split} split has {size}"
     return f"{asked} asked, and {20 * asked} draws of its {split} split gave no more that differ"
