@@ -46,6 +46,7 @@ FOR_HELP = {
     "kapelle.runtime.descriptors",
     "kapelle.runtime.interrupts",
     "kapelle.runtime.machine",
+    "kapelle.runtime.thread_starts",
 }
 """What `kapelle --help` imports of ours."""
 

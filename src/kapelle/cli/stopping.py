@@ -21,6 +21,7 @@ from kapelle.runtime.interrupts import (
     left_behind,
     listed,
 )
+from kapelle.runtime.thread_starts import end_without_memory
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -71,7 +72,7 @@ def termination() -> Iterator[None]:
     """Raise Terminated for a SIGTERM, KeyboardInterrupt for a Ctrl-C inside the block, so that what is open is closed.
 
     Code that swallows the exception gets it again a second later, and a process that has not ended by itself after
-    `interrupts.LAST_RESORT` seconds is ended.
+    `interrupts.LAST_RESORT` seconds is ended. So is one in which a thread finds no memory to begin with.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -87,7 +88,7 @@ def termination() -> Iterator[None]:
         error = kinds[number]()
         raise error
 
-    with handled_by(receive):
+    with handled_by(receive), end_without_memory():
         try:
             with listed(receive, commands):
                 yield

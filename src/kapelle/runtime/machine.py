@@ -27,7 +27,9 @@ _REASONS: Mapping[int, str] = {
     "programs.",
 }
 _NO_THREAD = "can't start new thread"
-_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "could not create a primitive")
+"""The last is oneDNN's, which multiplies matrices for torch and says no more."""
+_UNSAID = "error return without exception set"
 
 
 def refusal(error: BaseException) -> str | None:
@@ -37,6 +39,8 @@ def refusal(error: BaseException) -> str | None:
         return f"Cannot use {error.filename}: {reason}" if error.filename else _capital(reason)
     if isinstance(error, MemoryError):
         return _capital(_REASONS[errno.ENOMEM])
+    if isinstance(error, SystemError) and _UNSAID in str(error):
+        return f"A library failed and did not say why, as without memory. Perhaps {_REASONS[errno.ENOMEM]}"
     if isinstance(error, RuntimeError):
         text = str(error).lower()
         if _NO_THREAD in text:

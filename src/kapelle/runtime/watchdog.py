@@ -14,6 +14,7 @@ model.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import ctypes
 import os
@@ -27,7 +28,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from kapelle.runtime import interrupts
+from kapelle.runtime import interrupts, thread_starts
 
 T = TypeVar("T")
 
@@ -232,7 +233,8 @@ def _broken(_number: int, _frame: FrameType | None) -> None:
 here = threading.local()
 _watched_threads: dict[WatchedThread, None] = {}
 _starting = threading.Lock()
-_watchdog: threading.Thread | None = None
+_watchdog: threading.Event | None = None
+"""Set by the watchdog's thread once it runs; None where there is none."""
 current: ContextVar[Limit | None] = ContextVar("limit", default=None)
 """The limit of the call inside which this code runs; tasks that the call starts have it too."""
 
@@ -255,13 +257,18 @@ def _watch(watched: WatchedThread) -> None:
     if watched.main and signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
         signal.signal(BREAKER, _broken)
     with _starting:
-        if _watchdog is None or not _watchdog.is_alive():
-            _watchdog = threading.Thread(target=_look_for_ever, name="kapelle-watchdog", daemon=True)
-            _watchdog.start()
+        if _watchdog is None:
+            # Not `Thread.start`, which without memory waits for ever; only the watchdog could see that.
+            begun = threading.Event()
+            _thread.start_new_thread(_look_for_ever, (begun,))
+            if not begun.wait(thread_starts.PATIENCE_S):
+                raise MemoryError
+            _watchdog = begun
 
 
-def _look_for_ever() -> None:
-    before = time.monotonic()
+def _look_for_ever(begun: threading.Event) -> None:
+    begun.set()
+    before, starts = time.monotonic(), thread_starts.Starts()
     while True:
         time.sleep(TICK)
         now = time.monotonic()
@@ -271,6 +278,8 @@ def _look_for_ever() -> None:
                 watched.look(passed)
             else:
                 _watched_threads.pop(watched, None)  # by itself: a new thread may have its number
+        if starts.lost(passed) and interrupts.commands:
+            thread_starts.end()
         unhandled = interrupts.Arrivals.look(passed)
         if unhandled is not None and interrupts.commands:
             _end(unhandled)

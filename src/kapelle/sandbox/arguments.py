@@ -30,6 +30,11 @@ DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SIGNALS = 1024
 """Most that may wait for a run: each is kept by the kernel."""
 _UID_MAP = Path("/proc/self/uid_map")
+_PRESSURE = "/proc/pressure"
+# There everyone may have the kernel watch the whole machine, by triggers; not every kernel has it.
+_WITHOUT_PRESSURE = (
+    ("--size", "4096", "--tmpfs", _PRESSURE, "--remount-ro", _PRESSURE) if Path(_PRESSURE).is_dir() else ()
+)
 # Each layer of protection is one entry; the tests remove them in turn and see a hostile program get through.
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "user namespace": ("--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
@@ -37,6 +42,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "pid namespace": (
         *("--unshare-pid", "--as-pid-1", "--proc", "/proc"),
         *("--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
+        *_WITHOUT_PRESSURE,
     ),
     "network namespace": ("--unshare-net",),
     "ipc, uts and cgroup namespaces": (

@@ -18,7 +18,7 @@ from kapelle.sandbox.cgroups import RunCgroup
 from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.task_clock import open_clock, read_clock
 from kapelle.sandbox.task_clock import works_here as task_clock_works
-from kapelle.sandbox.usage import Usage, parent_of, usage_of, written_by
+from kapelle.sandbox.usage import Usage, lock_bytes, parent_of, usage_of, written_by
 
 LOOK_ANYWAY_S = 0.5
 """How long a run whose clock stands still is taken to do nothing."""
@@ -76,7 +76,8 @@ class NamespaceGroup:
         files, _ = written_by(self._init_pid, self._mounts)
         # The kernel has ended what went above its limit: no look can see more than that.
         memory = self._limits.memory_bytes + 1 if cgroup.ran_out_of_memory() else cgroup.memory_bytes()
-        return Usage(cgroup.cpu_s(), memory, files)
+        locks = lock_bytes(self._init_pid, self._mounts)
+        return Usage(cgroup.cpu_s(), memory, files, countable=locks is not None)
 
     def count(self, within_s: float) -> None:
         """Count CPU time, or all use, from here on: before the program starts, while process 1 is alone.

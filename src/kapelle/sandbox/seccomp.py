@@ -94,6 +94,7 @@ _REFUSED_NEW: Mapping[str, int] = {
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438,
     "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443, "landlock_create_ruleset": 444,
     "landlock_add_rule": 445, "landlock_restrict_self": 446, "memfd_secret": 447, "cachestat": 451, "open_tree_attr": 467,
+    "file_getattr": 468, "file_setattr": 469,
 }
 """Calls since Linux 5.1 have one number on every architecture."""
 _BOUNDED: Mapping[str, tuple[int, int | None]] = {

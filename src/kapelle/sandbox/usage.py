@@ -12,6 +12,7 @@ import ctypes
 import functools
 import os
 import platform
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _LOCK_BYTES = 256
 """At least what the kernel keeps of a record lock, for which it has no limit."""
 _LOCKS_BYTES = 1 << 17
 """Of /proc/locks: some two thousand locks; a database has a few."""
+_LOCKED = re.compile(rb" ([0-9a-f]+:[0-9a-f]+:[0-9]+) ")
+"""In a line of /proc/locks, the device (hexadecimal) and the inode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ class Usage:
     memory_bytes: int
     files: int
     countable: bool = True
-    """False when something cannot be counted that no honest program has: more mappings or locks than are read, or what
-    may not be read."""
+    """False when there is what no honest program has: more mappings or locks than are read, a lock on a file of the host, or
+    what may not be read."""
 
 
 def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage:
@@ -49,7 +52,7 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
     A process that ends while it is read counts as nothing. Memory that several processes share is divided among them
     only when the plain sum is above the limit: that is slower to read.
     """
-    locked = _lock_bytes(init_pid)
+    locked = lock_bytes(init_pid, mounts)
     cpu_ticks, countable = 0, locked is not None
     held, shared, holders, descriptors = [], set[bytes](), list[list[Path]](), 0
     waiting = [init_pid]
@@ -220,15 +223,36 @@ def _all_of(file: Path, most: int) -> bytearray:
     return text
 
 
-def _lock_bytes(init_pid: int) -> int | None:
-    """Return what the kernel keeps of the run's record locks, None for more than are read."""
+def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
+    """Return what the kernel keeps of the run's record locks.
+
+    None for more than are read, and for one on a file that is not in the tmpfs `mounts` of the run: the host, or another
+    run, may wait for that.
+    """
     try:
         # As the run's own /proc shows it: locks of others are not in it.
-        return _all_of(Path(f"/proc/{init_pid}/root", "proc/locks"), _LOCKS_BYTES).count(b"\n") * _LOCK_BYTES
+        lines = _all_of(Path(f"/proc/{init_pid}/root", "proc/locks"), _LOCKS_BYTES).splitlines()
+        if not lines or _same_processes(init_pid):
+            return 0
+        own = {_device(f"/proc/{init_pid}/root{mount}") for mount in mounts}
     except OverflowError:
         return None
     except OSError:
         return 0
+    if any(place.rpartition(b":")[0] not in own for line in lines for place in _LOCKED.findall(line)):
+        return None
+    return len(lines) * _LOCK_BYTES
+
+
+def _same_processes(pid: int) -> bool:
+    """Return whether a process has this one's pid namespace, as in a sandbox that is refused for it."""
+    return Path(f"/proc/{pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
+
+
+def _device(path: str) -> bytes:
+    """Return the device of a file as /proc/locks writes it."""
+    device = os.stat(path).st_dev  # noqa: PTH116
+    return f"{os.major(device):02x}:{os.minor(device):02x}".encode()
 
 
 def _pipe_bytes(holders: list[list[Path]]) -> int:

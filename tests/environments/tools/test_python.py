@@ -10,6 +10,7 @@ from tests.sandbox.test_hostile import (  # noqa: F401 (`host` is a fixture)
     PROGRAMS,
     SAMPLE,
     Host,
+    assert_as_before,
     everything_of_this_process,
     host,
     survivors,
@@ -144,7 +145,7 @@ def test_a_hostile_program_is_contained_here_too(
     assert time.monotonic() - started < 20.0
     assert "ESCAPED" not in said
     assert survivors(marker) == []
-    assert everything_of_this_process() == before
+    assert_as_before(before)
 
 
 IDLE = """

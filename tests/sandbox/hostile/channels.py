@@ -1,4 +1,4 @@
-"""9 programs that leave messages in what the kernel keeps for all, or make it keep more than it has limits for."""
+"""11 programs that leave messages in what the kernel keeps for all, or make it keep more than it has limits for."""
 
 from __future__ import annotations
 
@@ -74,6 +74,24 @@ except OSError:
         ends("memory"),
         limits=replace(SMALL, wall_s=30.0, cpu_s=20.0),
     ),
+    "record locks on files of the host": Hostile(
+        """
+import fcntl
+for name in ("/usr/bin/env", sys.executable, "/dev/null"):
+    fcntl.lockf(os.open(name, os.O_RDONLY), fcntl.LOCK_SH)
+    time.sleep(1.0)
+    escaped("held up who wants to write", name)
+""",
+        ends("memory"),
+    ),
+    "triggers of the machine's pressure": Hostile(
+        """
+for name in ("cpu", "io", "memory"):
+    refused(os.open, f"/proc/pressure/{name}", os.O_RDWR | os.O_NONBLOCK)
+    refused(os.open, f"/proc/pressure/{name}", os.O_RDONLY)
+refused(os.mkdir, "/proc/pressure/folder")
+"""
+    ),
     "locks that outlive who took them": Hostile(
         """
 for flags in (0x400 | 17, 0x400 | 0x200 | 17, 0x400 | 0x100 | 17):
@@ -93,6 +111,8 @@ for name in (sys.executable, "/usr", "/dev/urandom", "/dev/null", "/box"):
                     0x5207, 0x5452, 0x5460, 0x541D, 0x5411, 0xC0189436, 0x40049409, 0x801C581F):
         if libc.ioctl(shared, request, ctypes.create_string_buffer(4096)) != -1 or ctypes.get_errno() != 25:
             escaped("asked", name, hex(request), ctypes.get_errno())
+    for number in (468, 469):
+        refused_call("file attributes", number, -100, name.encode(), ctypes.create_string_buffer(24), 24, 0)
 reader, writer = os.pipe()
 os.write(writer, b"abc")
 if fcntl.ioctl(reader, 0x541B, b"\\0" * 4) != b"\\3\\0\\0\\0" or os.isatty(0):

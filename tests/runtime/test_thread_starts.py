@@ -1,0 +1,76 @@
+"""A thread that finds no memory to begin with ends the command: without that, whoever started it waits for ever."""
+
+from __future__ import annotations
+
+import _thread
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from kapelle.runtime import thread_starts, watchdog
+
+_COMMAND = """
+import sys, threading
+from kapelle.cli.stopping import termination
+from kapelle.runtime import thread_starts, watchdog
+def without_memory():
+    raise MemoryError
+lost = threading.Thread(target=print)
+with termination():
+    {prepare}
+    lost._bootstrap = {begins}
+    lost.start()
+print("went on")
+"""
+
+
+def ended(prepare: str, begins: str) -> tuple[int, str, str]:
+    text = _COMMAND.format(prepare=prepare, begins=begins)
+    found = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+    )
+    return found.returncode, found.stdout, found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prepare", "begins"),
+    [
+        pytest.param("pass", "without_memory", id="it says so"),
+        # As where there is no memory to say so either.
+        pytest.param(
+            "thread_starts.PATIENCE_S = 0.5; watchdog.watched_thread()", "lambda: None", id="it says nothing"
+        ),
+    ],
+)
+def test_a_command_ends_when_a_thread_does_not_begin(prepare: str, begins: str) -> None:
+    code, said, reason = ended(prepare, begins)
+    assert (code, said) == (2, "")
+    assert reason.count("\n") == 1
+    assert "no memory left to start a thread" in reason
+    assert "--resume" in reason
+
+
+def test_threads_that_run_are_not_taken_for_lost() -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    starts = thread_starts.Starts()
+    assert not starts.lost(1e9)
+    assert not starts.lost(1e9)
+    stop.set()
+    thread.join()
+
+
+def test_a_watchdog_that_does_not_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_target: Callable[..., None], _arguments: tuple[object, ...]) -> None:
+        return None
+
+    monkeypatch.setattr(watchdog, "_watchdog", None)
+    monkeypatch.setattr(_thread, "start_new_thread", never)
+    monkeypatch.setattr(thread_starts, "PATIENCE_S", 0.01)
+    with pytest.raises(MemoryError):
+        watchdog._watch(watchdog.WatchedThread())
