@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.async_api import Page
@@ -13,6 +14,35 @@ from kapelle.services.binding import Binding
 from kapelle.services.http.server import HttpServer
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
+
+FAINT = """() => {
+  const pen = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  const parts = (color) => {
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = color;
+    pen.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = (top, ground) => [0, 1, 2].map((k) => top[k] * top[3] + ground[k] * (1 - top[3]));
+  const light = (color) => color.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+  const found = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const own = texts.currentNode.parentElement;
+    if (!texts.currentNode.textContent.trim() || own.closest(".away, option") || !own.checkVisibility()) continue;
+    const above = [];
+    for (let each = own; each; each = each.parentElement) above.unshift(each);
+    const ground = above.reduce((color, each) => over(parts(getComputedStyle(each).backgroundColor), color), [255, 255, 255]);
+    const style = getComputedStyle(own), ink = parts(own instanceof SVGElement ? style.fill : style.color);
+    ink[3] *= above.reduce((share, each) => share * Number(getComputedStyle(each).opacity), 1);
+    const [low, high] = [light(over(ink, ground)), light(ground)].sort((a, b) => a - b);
+    if ((high + 0.05) / (low + 0.05) < 4.5) found.push(`${own.className} ${texts.currentNode.textContent.trim().slice(0, 30)}`);
+  }
+  return found;
+}"""
+"""What WCAG AA calls too faint (1.4.3, for text of any size): each text's colour over all grounds under it, with their opacity."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -141,4 +171,47 @@ async def test_a_curve_moves_when_a_step_is_written(page: Page, tmp_path: Path) 
             "critic\n1",
         ]
         assert await page.locator("[data-figure=success]").inner_text() == "12.5 %"
+        await page.locator("figure[data-name=reward] .why").click()
+        await page.evaluate("scrollTo(0, 400)")
+        with (run / "evaluations.jsonl").open("a") as file:
+            file.write('{"step": 3, "success": 0.5, "interval": [0.4, 0.6]}\n')
+        await page.locator("[data-figure=measured] b", has_text="50.0 %").wait_for()
+        await page.locator("figure[data-name=success] li", has_text="unseen problems, 95 %0.5").wait_for()
+        with (run / "metrics.jsonl").open("a") as file:  # a name that is new: the page draws everything anew
+            file.write('{"step": 4, "success": 0.125, "novelty": 1.0}\n')
+        await page.locator("figure[data-name=novelty]").wait_for(state="attached")
+        assert await page.evaluate("scrollY") == 400, "a reader stays where she reads"
+        assert await page.locator("figure[data-name=reward] .note").is_visible(), (
+            "what was unfolded stays so"
+        )
         await page.goto("about:blank")
+
+
+async def test_a_list_that_is_drawn_anew_keeps_what_was_chosen(page: Page, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name, steps=2)
+    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
+        await page.goto(f"{server.url}/")
+        await page.locator("#runs input").first.check()
+        await page.locator("h1").click()
+        await page.keyboard.press("j")
+        await page.keyboard.press("j")
+        row = await page.locator("tr.at .name").inner_text()
+        with (tmp_path / "one" / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 3, "success": 0.125}\n')
+        await page.locator("#runs td", has_text="12.5 %").wait_for()
+        assert await page.locator("#runs input:checked").count() == 1
+        assert await page.locator("tr.at .name").inner_text() == row
+        assert await page.evaluate("document.activeElement.textContent") == row
+        await page.goto("about:blank")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_text_can_be_read_as_it_is_drawn(page: Page, theme: Literal["light", "dark"]) -> None:
+    await page.emulate_media(color_scheme=theme)
+    views = ["/", "/run/pair-0", "/run/pair-0/episodes", "/run/pair-0/episode/train/5/1?as=solver", "/run/pair-0/team", "/run/pair-0/settings",
+             "/run/pair-0/together?e=train.5.0&e=train.5.1", "/run/pair-0/league", "/compare?run=pair-0&run=pair-1"]  # fmt: skip
+    for view in views:
+        await page.goto(view)
+        faint = await page.evaluate(FAINT)
+        assert faint == [], view

@@ -3,12 +3,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.support.viewed_runs import write_run
 
+from kapelle.services.binding import Binding
+from kapelle.services.http.server import HttpServer
+from kapelle.viewer import curves, drawn_runs
+from kapelle.viewer.answering import dumped
 from kapelle.viewer.curves import Source, color, grouped, page, source_of
 from kapelle.viewer.library import Library
 from kapelle.viewer.presenting import alike, differing
+from kapelle.viewer.server import viewer
 
 
 def source(label: str, *values: float | None) -> Source:
@@ -28,6 +34,27 @@ def test_a_run_alone_is_no_group() -> None:
     (one,) = grouped([("all", source("a", 1.0))])
     assert one.label == "a"
     assert not one.low
+
+
+def test_long_runs_of_one_recipe_are_one_group_though_one_is_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "POINTS", 4)
+    lengths = {"a": (10, 0), "b": (7, 1), "c": (3, 2)}
+    for name, (steps, seed) in lengths.items():
+        write_run(tmp_path / name, steps=steps, seed=seed)
+    library = Library([tmp_path])
+    keys = "&".join(f"run={name}" for name in lengths)
+    with HttpServer(Binding(), viewer(library, Binding())) as site:
+        drawn = httpx.get(f"{site.url}/curves.json?{keys}&group=1").json()
+    (one,) = drawn["sources"]
+    panels = {panel["name"]: panel for section in drawn["sections"] for panel in section["panels"]}
+    (reward, *_) = panels["reward"]["series"]
+    assert one["axes"]["step"] == [3, 6, 8, 10], (
+        "three steps to a point; the last one of `b` is of step 7 alone"
+    )
+    # (k + 1) / 20 for k of a stretch: steps 1 to 3 are 0.1 in the mean, 4 to 6 0.25; 7 to 9 are 0.4, of which b has 0.35.
+    assert reward["y"] == pytest.approx([0.1, 0.25, 0.375, 0.5])
 
 
 def test_panels_are_families_with_a_curve_for_each_agent(tmp_path: Path) -> None:
@@ -59,3 +86,30 @@ def test_runs_that_differ_by_seed_alone_are_alike(tmp_path: Path) -> None:
         "seed": [0, 1, 0],
         "optimizer.lr": [0.001, 0.001, 0.1],
     }
+
+
+def test_an_answer_is_remembered_until_something_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def counted(value: object) -> str:
+        made.append(dumped(value))
+        return made[-1]
+
+    monkeypatch.setattr(drawn_runs, "dumped", counted)
+    run = write_run(tmp_path / "run", steps=2)
+    path = "/curves.json?run=run"
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as site,
+        httpx.Client(base_url=site.url) as web,
+    ):
+        assert web.get(path).text == web.get(path).text
+        assert len(made) == 1
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 3, "success": 0.5}\n')
+        assert web.get(path).json()["sources"][0]["rows"] == 3
+        with (run / "evaluations.jsonl").open("a") as file:
+            file.write('{"step": 3, "success": 0.25}\n')
+        assert web.get(path).json()["sources"][0]["evaluations"][-1]["success"] == 0.25
+        assert len(made) == 3

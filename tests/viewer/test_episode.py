@@ -34,6 +34,23 @@ def test_a_recorded_episode_is_read_as_it_was(tmp_path: Path) -> None:
     assert read_episode(run, "test", 2, 0) is None
 
 
+@pytest.mark.parametrize(
+    ("said", "heard", "read"),
+    [
+        ("12", "1/2 L1 X R12345", False),
+        ("12", "R12345, then 12", True),
+        ("12", "12", True),
+        ("7*8=56", "He wrote 7*8=56.", True),
+        ("7*8=56", "17*8=561", False),
+        ("好", "她说你好了", True),
+        ("(1)", "a(1)b", True),
+    ],
+)
+def test_a_part_of_a_longer_word_was_not_read(said: str, heard: str, read: bool) -> None:
+    turns = (turn("solver", 0, said), turn("critic", 1, "ok", heard=(Message("user", heard),)))
+    assert witnesses(viewed(Episode(Task("t", "q"), 0, AGENTS, turns)))[0] == (["critic"] if read else [])
+
+
 def test_payments_between_turns_count_in_the_return() -> None:
     played = Episode(
         Task("t", "q"), 0, AGENTS, (turn("solver", 0, "a", reward=0.5),), {"solver": 1.0, "critic": 0.0}

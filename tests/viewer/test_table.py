@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kapelle.viewer.table import metrics_of, thinned
+from kapelle.viewer.table import ends, means, metrics_of, stretches
 
 
 def write(run: Path, *rows: dict[str, Any]) -> None:
@@ -49,8 +49,14 @@ def test_a_row_without_a_step_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_long_curve_becomes_means_of_stretches() -> None:
-    assert thinned([1, 2, 3, 4], [1.0, 3.0, None, 8.0], 2) == ([2, 4], [2.0, 8.0])
-    assert thinned([1, 2], [None, 1.0], 5) == ([1, 2], [None, 1.0])
+    steps = [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert ends(steps, stretches(steps, 2)) == [2, 4, 5]
+    assert means([1.0, 3.0, 4.0, 8.0, 7.0], stretches(steps, 2)) == [2.0, 6.0, 7.0]
+    assert means([1.0, 3.0, None, 8.0, None], stretches(steps, 2)) == [2.0, 8.0, None]
+    assert means([None, 1.0], stretches([1, 2], 1)) == [None, 1.0]
+    assert stretches([3.0, 4.0, 5.0], 2) == [(0, 2), (2, 3)], (
+        "cut at the same steps as a run that begins at 1"
+    )
 
 
 def test_rows_of_other_names_and_values_between_alike_ones(tmp_path: Path) -> None:

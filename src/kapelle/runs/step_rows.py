@@ -12,9 +12,10 @@ A step that is there in both forms is read from its own file. Nothing is cached 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -40,17 +41,6 @@ class Stored:
     def size(self) -> int:
         """Bytes of its rows, not compressed; nothing is unpacked for it. OSError where the file is gone."""
         return sum(frame.unpacked for frame in self.frames) if self.frames else self.file.stat().st_size
-
-    @property
-    def stamp(self) -> tuple[int, int]:
-        """Two numbers that change with the rows, for caches; OSError where the file is gone."""
-        if self.frames:
-            mixed = 0
-            for frame in self.frames:
-                mixed = (mixed * 31 + frame.crc) % 2**61
-            return sum(frame.packed for frame in self.frames), mixed
-        about = self.file.stat()
-        return about.st_size, about.st_mtime_ns
 
 
 def plain_file(folder: Path, step: int) -> Path:
@@ -88,6 +78,26 @@ def stored_steps(folder: Path) -> dict[int, Stored]:
         found |= {step: Stored(step, path, frames) for step, frames in packed.steps.items()}
     found |= {step: Stored(step, path) for step, path in plain}
     return dict(sorted(found.items()))
+
+
+def stamps(folder: Path) -> dict[int, tuple[int, int]]:
+    """Return two numbers for every step that change with its rows, for caches: in one look at the folder, and in no order."""
+    found: dict[int, tuple[int, int]] = {}
+    plain: dict[int, tuple[int, int]] = {}
+    packed: list[tuple[int, str]] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = _NAME.fullmatch(entry.name)
+            if match and match[2]:
+                packed.append((int(match[1]), entry.name))
+            elif match:
+                with suppress(OSError):
+                    about = entry.stat()
+                    plain[int(match[1])] = about.st_size, about.st_mtime_ns
+    for _, name in sorted(packed):
+        with suppress(OSError):
+            found |= {step: _mixed(frames) for step, frames in known_scan(folder / name).steps.items()}
+    return found | plain
 
 
 def last_step(folder: Path) -> int:
@@ -153,6 +163,13 @@ def lines_of(stored: Stored, start: int = 0, stop: int | None = None) -> Iterato
                 low = max(0, start - frame.first)
                 high = None if stop is None else stop - frame.first
                 yield from unpack(stored.file, frame)[low:high]
+
+
+def _mixed(frames: tuple[Frame, ...]) -> tuple[int, int]:
+    mixed = 0
+    for frame in frames:
+        mixed = (mixed * 31 + frame.crc) % 2**61
+    return sum(frame.packed for frame in frames), mixed
 
 
 def _files(folder: Path, *, packed: bool) -> Iterator[tuple[int, Path]]:

@@ -12,7 +12,7 @@ from kapelle.metrics.definitions import describe
 from kapelle.metrics.timeline import ACTIVITIES
 from kapelle.viewer.library import Run
 from kapelle.viewer.lines import number
-from kapelle.viewer.table import AXES, thinned
+from kapelle.viewer.table import AXES, ends, means, stretches
 
 POINTS = 1000
 """Most points of one curve on a page."""
@@ -46,20 +46,40 @@ class Source:
     rows: int = 0
     """Steps read so far; more come as they are appended."""
     generation: int = 0
+    width: int = 1
+    """Steps that one point is the mean of."""
 
 
-def source_of(run: Run, label: str | None = None) -> Source:
-    """Return the curves of one run, thinned to what a page can show."""
+def source_of(run: Run, label: str | None = None, width: int | None = None) -> Source:
+    """Return the curves of one run, as means of stretches of so many steps: by default of as few as a page can show."""
     with run.lock:
         run.refresh()
         table = run.metrics
-        steps = table.axes["step"]
-        axes = {axis: thinned(places, steps, POINTS)[0] for axis, places in table.axes.items()}
-        columns = {name: thinned(steps, column, POINTS)[1] for name, column in table.columns.items()}
+        width = width or width_of(len(table))
+        made = run.edition, label, width
+        known = run.drawn.get(made)
+        if isinstance(known, Source):
+            return known
+        parts = stretches(table.axes["step"], width)
+        axes = {axis: ends(places, parts) for axis, places in table.axes.items()}
+        columns = {name: means(column, parts) for name, column in table.columns.items()}
         measured = [each for row in run.evaluations if (each := _evaluation(row, table.axes)) is not None]
-        return Source(
-            run.key, label or run.path.name, axes, columns, {}, {}, measured, len(table), table.generation
-        )
+        label = label or run.path.name
+        found = Source(run.key, label, axes, columns, {}, {}, measured, len(table), table.generation, width)
+        run.drawn = {made: found}
+        return found
+
+
+def rows_of(run: Run) -> int:
+    """Return how many steps a run has recorded."""
+    with run.lock:
+        run.refresh()
+        return len(run.metrics)
+
+
+def width_of(rows: int) -> int:
+    """Return how many steps one point of a curve stands for."""
+    return max(1, -(-rows // POINTS))
 
 
 SYSTEM = {
@@ -76,11 +96,11 @@ def system_page(run: Run, label: str) -> dict[str, Any]:
         run.system.refresh()
         made = []
         for table in (run.system, run.metrics):
-            steps = table.axes["step"]
-            axes = {axis: thinned(places, steps, POINTS)[0] for axis, places in table.axes.items()}
+            parts = stretches(table.axes["step"], width_of(len(table)))
+            axes = {axis: ends(places, parts) for axis, places in table.axes.items()}
             names = {name for own in SYSTEM.values() for name in own}
             columns = {
-                name: thinned(steps, [_scaled(name, value) for value in column], POINTS)[1]
+                name: means([_scaled(name, value) for value in column], parts)
                 for name, column in table.columns.items()
                 if _family(name) in names
             }
@@ -122,24 +142,26 @@ def grouped(sources: Sequence[tuple[str, Source]]) -> list[Source]:
 def _merged(name: str, members: Sequence[Source]) -> Source:
     if len(members) == 1:
         return members[0]
-    steps = sorted({step for each in members for step in each.axes["step"]})
-    places = [{step: k for k, step in enumerate(each.axes["step"])} for each in members]
+    # A stretch that a run has not finished belongs with the same stretch of the others.
+    cut = [[(step - 1) // members[0].width for step in each.axes["step"]] for each in members]
+    numbers = sorted({number for own in cut for number in own})
+    places = [{number: k for k, number in enumerate(own)} for own in cut]
 
-    def at(step: float, values: Iterable[Sequence[float | None]]) -> list[float]:
+    def at(number: float, values: Iterable[Sequence[float | None]]) -> list[float]:
         found = (
             column[k]
             for column, where in zip(values, places, strict=True)
-            if (k := where.get(step)) is not None
+            if (k := where.get(number)) is not None
         )
         return sorted(value for value in found if value is not None)
 
-    axes = {axis: [median(at(s, [each.axes[axis] for each in members])) for s in steps] for axis in AXES}
+    axes = {axis: [median(at(n, [each.axes[axis] for each in members])) for n in numbers] for axis in AXES}
     names = dict.fromkeys(column for each in members for column in each.columns)
     kept: dict[str, list[list[float]]] = {}
     for column in names:
         empty = [[None] * len(each.axes["step"]) for each in members]
         values = [each.columns.get(column, none) for each, none in zip(members, empty, strict=True)]
-        kept[column] = [at(step, values) for step in steps]
+        kept[column] = [at(number, values) for number in numbers]
     middle, low, high = (
         {column: [_quantile(values, share) for values in rows] for column, rows in kept.items()}
         for share in (0.5, 0.25, 0.75)

@@ -191,7 +191,25 @@ def sees(reader: Turn, said: Turn, earlier: Sequence[Turn]) -> bool:
         return False
     if said.agent == reader.agent:
         return True
-    return any(said.text.strip() in message["content"] for turn in earlier for message in turn.heard)
+    return any(
+        _stands_in(said.text.strip(), message["content"]) for turn in earlier for message in turn.heard
+    )
+
+
+def _stands_in(words: str, heard: str) -> bool:
+    """Return whether a text has these words, and not as a part of longer ones: `12` does not stand in `R12345`."""
+    at = heard.find(words)
+    while at >= 0:
+        end = at + len(words)
+        if not (_inside_a_word(heard[max(0, at - 1) : at + 1]) or _inside_a_word(heard[end - 1 : end + 1])):
+            return True
+        at = heard.find(words, end)
+    return False
+
+
+def _inside_a_word(two: str) -> bool:
+    """Return whether a word goes on from one character to the next; scripts without spaces between words have no such place."""
+    return len(two) == 2 and two.isascii() and two.isalnum()
 
 
 def witnesses(episode: Episode) -> dict[int, list[str]]:

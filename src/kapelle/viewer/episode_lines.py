@@ -27,12 +27,11 @@ _GROUP = re.compile(rb'\{"step":\d{1,12},"group":(\d{1,12}),')
 
 def stamps(run: Path) -> Mapping[Place, Stamp]:
     """Return the steps whose episodes are recorded."""
-    found: dict[Place, Stamp] = {}
-    for split in SPLITS:
-        for step, stored in stored_steps(run / "episodes" / split).items():
-            with suppress(OSError):
-                found[split, step] = stored.stamp
-    return found
+    return {
+        (split, step): stamp
+        for split in SPLITS
+        for step, stamp in step_rows.stamps(run / "episodes" / split).items()
+    }
 
 
 def changes(run: Path) -> object:

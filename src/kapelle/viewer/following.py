@@ -42,16 +42,17 @@ async def follow(library: Library, runs: Sequence[Run], query: Mapping[str, str]
     watched = list(runs) or library.runs()[:MOST_WATCHED]
     starts = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
     at: dict[str, tuple[int, int]] = {}
+    measured: dict[str, Mapping[str, Any] | None] = {}
     states: dict[str, tuple[str, str]] = {}
     for k, run in enumerate(watched):
         rows, generation = await asyncio.to_thread(_length, run)
         at[run.key] = (min(starts[k], rows) if k < len(starts) else rows, generation)
-        states[run.key] = _state(run)
+        states[run.key], measured[run.key] = _state(run), run.measured()
     quiet = 0.0
     yield b"retry: 1000\n\n"
     while True:
         for run in watched:
-            for event in await asyncio.to_thread(_news, run, at, states):
+            for event in await asyncio.to_thread(_news, run, at, states, measured):
                 quiet = 0.0
                 yield event
         await asyncio.sleep(PAUSE)
@@ -72,18 +73,29 @@ def _state(run: Run) -> tuple[str, str]:
     return str(status["state"]), str(status["phase"])
 
 
-def _news(run: Run, at: dict[str, tuple[int, int]], states: dict[str, tuple[str, str]]) -> list[bytes]:
+def _news(
+    run: Run,
+    at: dict[str, tuple[int, int]],
+    states: dict[str, tuple[str, str]],
+    measured: dict[str, Mapping[str, Any] | None],
+) -> list[bytes]:
     with run.lock:
         run.refresh()
         count, generation = len(run.metrics), run.metrics.generation
         start, known = at[run.key]
         rows: list[dict[str, Any]] = run.metrics.rows_from(start) if generation == known else []
+        newest = run.measured()
     events = []
     if generation != known:
         events.append(_event("anew", {"run": run.key}))
     elif rows:
         events.append(_event("rows", {"run": run.key, "rows": rows}))
     at[run.key] = (count, generation)
+    if newest is not measured[run.key] and newest is not None:
+        events.append(
+            _event("measured", {"run": run.key, "success": newest["success"], "step": newest["step"]})
+        )
+    measured[run.key] = newest
     state = _state(run)
     if state != states[run.key]:
         states[run.key] = state

@@ -12,7 +12,7 @@ from typing import Any
 from kapelle.errors import KapelleError, RunDirectoryError
 from kapelle.runs.reader import read_provenance, read_status, tag_hint
 from kapelle.runs.summary import find_runs, settings_of
-from kapelle.viewer.lines import Tail
+from kapelle.viewer.lines import Tail, number
 from kapelle.viewer.table import Table, metrics_of, system_of
 
 LOOK_AGAIN = 5.0
@@ -33,6 +33,10 @@ class Run:
     lock: threading.RLock = field(default_factory=threading.RLock)
     system: Table = field(init=False)
     """What the machine was doing."""
+    edition: int = 0
+    """Grows with whatever is read of its metrics and evaluations."""
+    drawn: Mapping[object, object] = field(default_factory=dict)
+    """What was last worked out of them, by what it was worked out of."""
     _evaluated: Tail = field(init=False)
     _settings: tuple[float, dict[str, Any]] = (0.0, {})
 
@@ -42,11 +46,20 @@ class Run:
 
     def refresh(self) -> None:
         """Read what was appended to the run's tables."""
+        before = len(self.metrics), self.metrics.generation
         self.metrics.refresh()
         rows, anew = self._evaluated.read()
         if anew:
             self.evaluations.clear()
         self.evaluations.extend(row for row in rows if isinstance(row.get("step"), int))
+        if rows or anew or before != (len(self.metrics), self.metrics.generation):
+            self.edition += 1
+
+    def measured(self) -> dict[str, Any] | None:
+        """Return the newest evaluation that has a success; None where there is none."""
+        return next(
+            (row for row in reversed(self.evaluations) if number(row.get("success")) is not None), None
+        )
 
     @property
     def damaged(self) -> int:

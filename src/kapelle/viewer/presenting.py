@@ -33,9 +33,7 @@ def listed(run: Run) -> dict[str, Any]:
     with run.lock:
         run.refresh()
         settings, status, last = run.settings(), run.status(), run.metrics.last()
-        measured = next(
-            (row for row in reversed(run.evaluations) if number(row.get("success")) is not None), None
-        )
+        measured = run.measured()
         curve = [value for value in _telling(run) if value is not None]
         steps = at(settings, "training", "steps")
         return {
@@ -116,8 +114,10 @@ def warnings(run: Run) -> list[str]:
             own = [
                 column
                 for key, column in run.metrics.columns.items()
-                if key == name or (name[-1] == "/" and key.startswith(name))
+                if (key == name or (name[-1] == "/" and key.startswith(name))) and any(column)
             ]
+            if not own:
+                continue
             bad = [step for k, step in enumerate(steps) if any((column[k] or 0) > 0 for column in own)]
             if bad:
                 lines.append(f"{len(bad)} of {len(steps)} {description}, the last at step {bad[-1]:.0f}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.resources import files
 
 from starlette.applications import Starlette
@@ -12,13 +12,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kapelle.services.binding import Binding
-from kapelle.viewer import about_runs, curves
-from kapelle.viewer.answering import chosen, html, labels, numbers, one, said
+from kapelle.viewer import about_runs
+from kapelle.viewer.answering import chosen, html, one, said
 from kapelle.viewer.browsing import Browsing
+from kapelle.viewer.drawn_runs import DrawnRuns
 from kapelle.viewer.following import MOST_FOLLOWERS, Followers, follow
 from kapelle.viewer.guarding import NEWS, Guard
-from kapelle.viewer.library import Library, Run
-from kapelle.viewer.presenting import agents_of, alike, compared, differing, listed, warnings
+from kapelle.viewer.library import Library
+from kapelle.viewer.presenting import compared, differing, listed, warnings
 from kapelle.viewer.traffic import Traffic
 
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
@@ -44,6 +45,7 @@ def routes(library: Library, traffic: Traffic) -> list[Route]:
 
         return Route(path, answer, methods=["GET"])
 
+    drawing = DrawnRuns(library)
     episodes, at = Browsing(library, traffic), "/run/{key}/episode/{split}/{step:int}/{line:int}"
     return [
         own("/", _runs),
@@ -59,7 +61,7 @@ def routes(library: Library, traffic: Traffic) -> list[Route]:
         Route("/run/{key}/league", episodes.league, methods=["GET"]),
         Route("/run/{key}/league.json", episodes.league_curves, methods=["GET"]),
         Route("/run/{key}/together", episodes.together, methods=["GET"]),
-        own("/curves.json", _curves),
+        Route("/curves.json", drawing.answer, methods=["GET"]),
         own(NEWS, _events),
         Route("/static/{name}", _static, methods=["GET"]),
     ]
@@ -86,29 +88,6 @@ def _compare(library: Library, request: Request) -> Response:
         runs=[listed(run) for run in runs],
         differences=differing(runs),
     )
-
-
-def _curves(library: Library, request: Request) -> Response:
-    runs = chosen(library, request)
-    names = labels(runs)
-    sources = [curves.source_of(run, name) for run, name in zip(runs, names, strict=True)]
-    if request.query_params.get("group") == "1":
-        groups = _group_names(runs)
-        sources = curves.grouped(list(zip(groups, sources, strict=True)))
-    agents = list(dict.fromkeys(agent for run in runs for agent in agents_of(run)))
-    return numbers(curves.page(sources, agents))
-
-
-def _group_names(runs: Sequence[Run]) -> list[str]:
-    """Return what each run's group is called; the first run's folder tells groups of one recipe and algorithm apart."""
-    kinds = [alike(run) for run in runs]
-    first = dict(reversed(list(zip(kinds, runs, strict=True))))
-    names = {kind: "{recipe}, {algorithm}".format(**listed(run)) for kind, run in first.items()}
-    shared = list(names.values())
-    return [
-        f"{names[kind]} ({first[kind].path.name})" if shared.count(names[kind]) > 1 else names[kind]
-        for kind in kinds
-    ]
 
 
 def _events(library: Library, request: Request) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
@@ -125,21 +125,31 @@ def _plain(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def thinned(
-    x: Sequence[float], y: Sequence[float | None], most: int
-) -> tuple[list[float], list[float | None]]:
-    """Return a curve with `most` points at most: the mean of each stretch, at the place of its last point."""
-    if len(x) <= most:
-        return list(x), list(y)
-    edges = [round(k * len(x) / most) for k in range(most + 1)]
-    places, means = [], []
-    for start, end in pairwise(edges):
-        means.append(mean(y[start:end]))
-        places.append(x[end - 1])
-    return places, means
+def stretches(steps: Sequence[float], width: int) -> list[tuple[int, int]]:
+    """Return the rows of each stretch of `width` steps, as first and past the last: those of step 1 to `width`, and so on.
+
+    So two runs are cut at the same steps, however long they are.
+    """
+    if width == 1:
+        return [(k, k + 1) for k in range(len(steps))]
+    numbers = [(step - 1) // width for step in steps]
+    edges = [k for k in range(1, len(steps)) if numbers[k] != numbers[k - 1]]
+    return list(pairwise([0, *edges, len(steps)])) if steps else []
 
 
-def mean(values: Iterable[float | None]) -> float | None:
+def ends(places: Sequence[float], parts: Sequence[tuple[int, int]]) -> list[float]:
+    """Return the place of each stretch: that of its last row."""
+    return [places[end - 1] for _, end in parts]
+
+
+def means(column: Sequence[float | None], parts: Sequence[tuple[int, int]]) -> list[float | None]:
+    """Return the mean of each stretch; None where nothing is."""
+    if len(parts) == len(column):
+        return list(column)
+    return [mean(column[start:end]) for start, end in parts]
+
+
+def mean(values: Sequence[float | None]) -> float | None:
     """Return the mean of what is there; None where nothing is."""
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None

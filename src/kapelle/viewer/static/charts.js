@@ -6,6 +6,8 @@
   const controls = document.getElementById("controls");
   const query = new URLSearchParams(location.search);
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [5, 2], [1, 2], [12, 4], [4, 1]];
+  // Distances of ticks over steps: there is no half of one.
+  const WHOLE = Array.from({ length: 12 }, (_, k) => [1, 2, 5].map((n) => n * 10 ** k)).flat();
   let page = null;
   let panels = [];
 
@@ -119,7 +121,7 @@
     return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
   };
   const axesOf = (x, colors, extra = {}) => [
-    { stroke: colors.quiet, grid: { show: false }, ticks: { stroke: colors.grid, size: 4, width: 1 }, font: "11px system-ui, sans-serif", values: ticks(x), space: 60, size: 26 },
+    { stroke: colors.quiet, grid: { show: false }, ticks: { stroke: colors.grid, size: 4, width: 1 }, font: "11px system-ui, sans-serif", values: ticks(x), space: 60, size: 26, ...(x === "step" ? { incrs: WHOLE } : {}) },
     { stroke: colors.quiet, grid: { stroke: colors.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (_, values) => values.map(short), size: (_, values) => Math.max(46, 14 + 6.5 * Math.max(0, ...(values || []).map((text) => text.length))), ...extra },
   ];
 
@@ -222,6 +224,8 @@
 
   const draw = () => {
     const colors = palette();
+    const told = new Set(panels.filter((each) => !each.figure.querySelector(".note").hidden).map((each) => each.panel.name));
+    place.style.minHeight = `${place.offsetHeight}px`; // or a page that is shorter for a moment scrolls up
     place.replaceChildren();
     panels.forEach((each) => each.chart.destroy());
     panels = [];
@@ -245,7 +249,9 @@
         });
       }
     }
+    for (const each of panels) if (told.has(each.panel.name)) each.figure.querySelector(".why")?.click();
     sift();
+    place.style.minHeight = "";
   };
 
   const sift = () => {
@@ -327,6 +333,16 @@
     news.addEventListener("error", () => { live.textContent = "not connected"; });
     news.addEventListener("rows", (event) => grouped ? fetched().then(remember) : append(JSON.parse(event.data)));
     news.addEventListener("anew", () => fetched().then(remember));
+    news.addEventListener("measured", (event) => {
+      const { success, step } = JSON.parse(event.data);
+      const figure = document.querySelector('[data-figure="measured"]');
+      if (figure) {
+        figure.hidden = false;
+        figure.querySelector("b").textContent = `${(100 * success).toFixed(1)} %`;
+        figure.querySelector("i").textContent = step;
+      }
+      fetched().then(remember);
+    });
     news.addEventListener("state", (event) => {
       const { run, state } = JSON.parse(event.data);
       for (const word of document.querySelectorAll("[data-state]")) if (word.dataset.state === run) {

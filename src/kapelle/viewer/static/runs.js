@@ -54,12 +54,22 @@
   let waiting = null;
   const again = async () => {
     waiting = null;
-    const page = new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html");
+    const answer = await fetch(location.href).catch(() => null);
+    if (!answer?.ok) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const fresh = page.querySelector("#runs tbody");
+    const named = (row) => row?.querySelector("input")?.value;
+    const at = named(body().querySelector(".at")), focus = document.activeElement;
+    const focused = body().contains(focus) ? [named(focus.closest("tr")), focus.tagName] : [];
     const chosen = new Set([...body().querySelectorAll("input:checked")].map((box) => box.value));
     fresh.querySelectorAll("input").forEach((box) => { box.checked = chosen.has(box.value); });
     body().replaceWith(fresh);
     arrange();
+    // The row that keys have come to, and what has the focus, are the same as before.
+    for (const row of body().rows) {
+      row.classList.toggle("at", at !== undefined && named(row) === at);
+      if (focused[0] !== undefined && named(row) === focused[0]) row.querySelector(focused[1])?.focus({ preventScroll: true });
+    }
   };
   const news = new EventSource("/events");
   for (const kind of ["rows", "state", "anew"]) news.addEventListener(kind, () => { waiting ??= setTimeout(again, 200); });
