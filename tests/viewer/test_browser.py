@@ -181,9 +181,7 @@ async def test_a_curve_moves_when_a_step_is_written(page: Page, tmp_path: Path) 
             file.write('{"step": 4, "success": 0.125, "novelty": 1.0}\n')
         await page.locator("figure[data-name=novelty]").wait_for(state="attached")
         assert await page.evaluate("scrollY") == 400, "a reader stays where she reads"
-        assert await page.locator("figure[data-name=reward] .note").is_visible(), (
-            "what was unfolded stays so"
-        )
+        assert await page.locator("figure[data-name=reward] .note").is_visible(), "what was unfolded stays so"
         await page.goto("about:blank")
 
 

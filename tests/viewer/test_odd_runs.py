@@ -14,6 +14,7 @@ import pytest
 from tests.support.episode_lines import lay_plain
 from tests.support.viewed_runs import write_run
 
+from kapelle.runs.packed_rows import scan
 from kapelle.services.binding import Binding
 from kapelle.services.http.server import HttpServer
 from kapelle.viewer import server
@@ -205,3 +206,36 @@ def test_pipes_and_devices_in_place_of_files_hold_no_page_up(tmp_path: Path, sit
     os.mkfifo(run / "episodes" / "train" / "00000004.jsonl.zst")
     for view in ("/", *(f"/run/run{each}" for each in VIEWS), "/run/run/episode/train/3/0"):
         assert site.web.get(view).status_code in (200, 404), view
+
+
+def test_what_cannot_be_shown_is_said(tmp_path: Path, site: Site) -> None:
+    for name in ("whole", "twice", "endless", "folder", "settings", "state", "packed"):
+        write_run(tmp_path / name, steps=3)
+    row = '{"step": 3, "success": 0.5}\n'
+    with (tmp_path / "twice" / "metrics.jsonl").open("a") as file:
+        file.write(row + row.replace("3", "2"))
+    with (tmp_path / "endless" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "success": NaN, "reward/solver": Infinity}\n')
+    (tmp_path / "folder" / "metrics.jsonl").unlink()
+    (tmp_path / "folder" / "metrics.jsonl").mkdir()
+    (tmp_path / "settings" / "config.yaml").write_bytes(b"\xff\x00{")
+    (tmp_path / "state" / "status.json").write_text("[1]")
+    (packed,) = (tmp_path / "packed" / "episodes" / "train").glob("*.zst")
+    content = bytearray(packed.read_bytes())
+    content[scan(packed).frames[1].start + 9] ^= 255  # in what says where rows are
+    packed.write_bytes(content)
+    said = {
+        "twice": "2 rows out of order or twice in metrics.jsonl",
+        "endless": "2 numbers in metrics.jsonl not finite",
+        "folder": "metrics.jsonl cannot be read",
+        "settings": "config.yaml cannot be read",
+        "state": "status.json",
+        "packed": f"1 file of episodes damaged; some episodes are missing here: train/{packed.name}",
+    }
+    assert "warnings" not in site.web.get("/run/whole").text
+    for name, words in said.items():
+        assert words in site.web.get(f"/run/{name}").text, name
+    assert f"missing here: train/{packed.name}" in site.web.get("/run/packed/episodes").text
+    assert "missing here" not in site.web.get("/run/whole/episodes").text
+    assert '<b data-figure="step">3</b>' in site.web.get("/run/state").text, "as its metrics have it"
+    assert "of 0 steps" not in site.web.get("/run/settings").text

@@ -143,6 +143,25 @@ def refuse_damage(folder: Path) -> None:
             raise DataError(f"{path} cannot be read: {fault}. Restore it from a copy.")
 
 
+def damaged(folder: Path) -> list[str]:
+    """Return the names of the compressed files of a folder that have lost rows to damage or cannot be read."""
+    try:
+        files = packed_files(folder)
+    except OSError:
+        return []
+    found = []
+    for path in files:
+        try:
+            fault = known_scan(path).fault
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            fault = str(error)
+        if fault is not None:
+            found.append(path.name)
+    return found
+
+
 def lines_of(stored: Stored, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
     """Yield the complete lines of a step from row `start` to before row `stop`, without their newlines.
 

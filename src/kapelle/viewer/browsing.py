@@ -14,6 +14,7 @@ from kapelle.runs.findings import read_exact
 from kapelle.viewer.answering import html, numbers, one
 from kapelle.viewer.drawing import COLUMNS, conversation, folded
 from kapelle.viewer.episode import Episode, read_episode, read_step
+from kapelle.viewer.episode_lines import damaged_files
 from kapelle.viewer.index import Index
 from kapelle.viewer.index_tables import COUNTED, SORTS, WINDOW, Tables, asked, elsewhere
 from kapelle.viewer.league import drawn, opposed, standing
@@ -82,6 +83,7 @@ class Browsing:
             count=count,
             more=count == COUNTED and not wanted.plain,
             done=done,
+            faults=damaged_files(run.path),
             window=WINDOW,
             before=urlencode({**kept, "page": at - 1}) if at > 1 else None,
             after=urlencode({**kept, "page": at + 1}) if len(rows) > ROWS else None,

@@ -34,6 +34,11 @@ def stamps(run: Path) -> Mapping[Place, Stamp]:
     }
 
 
+def damaged_files(run: Path) -> list[str]:
+    """Return the names of compressed files of episodes that have lost rows to damage."""
+    return [f"{split}/{name}" for split in SPLITS for name in step_rows.damaged(run / "episodes" / split)]
+
+
 def changes(run: Path) -> object:
     """Return what differs once steps have come or gone, without a look at each."""
     found: list[object] = []

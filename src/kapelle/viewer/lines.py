@@ -37,6 +37,16 @@ def number(value: object) -> float | None:
         return None
 
 
+def readable(file: Path) -> bool:
+    """Return whether this is a file that this user may read."""
+    try:
+        check_plain(file, file.stat().st_mode)
+        with file.open("rb"):
+            return True
+    except OSError:
+        return False
+
+
 @dataclass(slots=True)
 class Tail:
     """The complete lines of one file, read once each."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from kapelle.runs.findings import read_evaluated
 from kapelle.runs.summary import TROUBLES, flat
+from kapelle.viewer.episode_lines import damaged_files
 from kapelle.viewer.library import Run
-from kapelle.viewer.lines import number
+from kapelle.viewer.lines import number, readable
 
 
 def at(settings: Mapping[str, Any], *way: str) -> Any:
@@ -40,6 +41,7 @@ def listed(run: Run) -> dict[str, Any]:
             "key": run.key,
             "name": run.key.replace("~", "/"),
             **status,
+            "step": status["step"] if not status["wrong"] else int(run.metrics.axes["step"][-1]) if len(run.metrics) else 0,
             "recipe": str(at(settings, "name") or "?"),
             "algorithm": str(at(settings, "algorithm", "name") or "?"),
             "environment": str(at(settings, "environment", "name") or "?"),
@@ -121,9 +123,27 @@ def warnings(run: Run) -> list[str]:
             bad = [step for k, step in enumerate(steps) if any((column[k] or 0) > 0 for column in own)]
             if bad:
                 lines.append(f"{len(bad)} of {len(steps)} {description}, the last at step {bad[-1]:.0f}")
-        if run.damaged:
-            lines.append(f"{run.damaged} lines of its tables are damaged and were left out")
-    return lines
+        return [*lines, *_unreadable(run)]
+
+
+def _unreadable(run: Run) -> list[str]:
+    """Return what a run's files hold that no page shows, in words; the run is locked."""
+    wrong, table, faults = run.status()["wrong"], run.metrics, damaged_files(run.path)
+    gone = (run.path / "metrics.jsonl").is_symlink() or (run.path / "metrics.jsonl").exists()
+    lines = [
+        (wrong, wrong),
+        (not run.settings(), "config.yaml cannot be read: what this run was told to do is not known"),
+        (gone and not readable(run.path / "metrics.jsonl"), "metrics.jsonl cannot be read: no curve is drawn"),
+        (table.disordered, f"{_counted(table.disordered, 'row')} out of order or twice in metrics.jsonl; of several rows of a step the last one is drawn"),
+        (table.endless, f"{_counted(table.endless, 'number')} in metrics.jsonl not finite; curves have gaps there"),
+        (run.damaged, f"{_counted(run.damaged, 'line')} of its tables damaged and left out"),
+        (faults, f"{_counted(len(faults), 'file')} of episodes damaged; some episodes are missing here: {', '.join(faults[:3])}"),
+    ]  # fmt: skip
+    return [str(line) for holds, line in lines if holds]
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def settings_rows(run: Run) -> list[dict[str, Any]]:

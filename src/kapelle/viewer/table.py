@@ -30,6 +30,10 @@ class Table:
     generation: int = 0
     """Grows when rows were taken back: a run that was resumed or rolled back."""
 
+    disordered: int = 0
+    """Rows whose step is not after that of the row before."""
+    endless: int = 0
+    """Numbers that are not finite."""
     _names: tuple[str, ...] = ()
     """Names of the last row, where each has a column."""
     _filled: list[MutableSequence[float | None]] = field(default_factory=list)
@@ -45,6 +49,7 @@ class Table:
         if anew:
             self.columns.clear()
             self._names, self._tokens = (), []
+            self.disordered = self.endless = 0
             for axis in self.axes.values():
                 axis.clear()
             self.generation += 1
@@ -59,21 +64,27 @@ class Table:
         if tuple(row) == self._names:
             lacking = self._lacking
             for column, value in zip(self._filled, row.values(), strict=True):
-                column.append(value if type(value) is float and isfinite(value) else number(value))
+                column.append(value if type(value) is float and isfinite(value) else self._number(value))
         else:
             for name, value in _plain(row):
-                kept = number(value)
+                kept = self._number(value)
                 if name != "step" and kept is not None:
                     self.columns.setdefault(name, [None] * count).append(kept)
             lacking = [column for column in self.columns.values() if len(column) <= count]
             self._remember(row)
         for column in lacking:
             column.append(None)
+        self.disordered += bool(count) and step <= self.axes["step"][-1]
         self.axes["step"].append(step)
         tokens = sum(column[count] or 0.0 for column in self._tokens)
         for axis, more in (("time", _seconds(row)), ("tokens", tokens)):
             so_far = self.axes[axis][-1] if self.axes[axis] else 0.0
             self.axes[axis].append(so_far + more)
+
+    def _number(self, value: object) -> float | None:
+        found = number(value)
+        self.endless += found is None and isinstance(value, float)
+        return found
 
     def _remember(self, row: Mapping[str, Any]) -> None:
         """Keep which columns a row fills: the next rows mostly have the same names."""
