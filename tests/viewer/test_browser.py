@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -173,10 +174,14 @@ async def test_a_curve_moves_when_a_step_is_written(page: Page, tmp_path: Path) 
         assert await page.locator("[data-figure=success]").inner_text() == "12.5 %"
         await page.locator("figure[data-name=reward] .why").click()
         await page.evaluate("scrollTo(0, 400)")
+        await page.evaluate(
+            "getSelection().selectAllChildren(document.querySelector('figure[data-name=reward] h3'))"
+        )
         with (run / "evaluations.jsonl").open("a") as file:
             file.write('{"step": 3, "success": 0.5, "interval": [0.4, 0.6]}\n')
         await page.locator("[data-figure=measured] b", has_text="50.0 %").wait_for()
         await page.locator("figure[data-name=success] li", has_text="unseen problems, 95 %0.5").wait_for()
+        assert await page.evaluate("getSelection().toString()") == "reward", "what is selected stays so"
         with (run / "metrics.jsonl").open("a") as file:  # a name that is new: the page draws everything anew
             file.write('{"step": 4, "success": 0.125, "novelty": 1.0}\n')
         await page.locator("figure[data-name=novelty]").wait_for(state="attached")
@@ -201,6 +206,10 @@ async def test_a_list_that_is_drawn_anew_keeps_what_was_chosen(page: Page, tmp_p
         assert await page.locator("#runs input:checked").count() == 1
         assert await page.locator("tr.at .name").inner_text() == row
         assert await page.evaluate("document.activeElement.textContent") == row
+        write_run(tmp_path / "three", steps=1)
+        await page.locator("#runs .name", has_text="three").wait_for()
+        shutil.rmtree(tmp_path / "two")
+        await page.locator("#runs .name", has_text="two").wait_for(state="detached")
         await page.goto("about:blank")
 
 

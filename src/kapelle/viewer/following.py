@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kapelle.viewer.answering import dumped
@@ -39,22 +40,28 @@ async def follow(library: Library, runs: Sequence[Run], query: Mapping[str, str]
 
     `from` in the query is how many rows the page has of each run, joined by commas; rows after them are sent first.
     """
-    watched = list(runs) or library.runs()[:MOST_WATCHED]
     starts = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
-    at: dict[str, tuple[int, int]] = {}
-    measured: dict[str, Mapping[str, Any] | None] = {}
-    states: dict[str, tuple[str, str]] = {}
+    watched = list(runs) or library.runs()[:MOST_WATCHED]
+    known = {}
     for k, run in enumerate(watched):
-        rows, generation = await asyncio.to_thread(_length, run)
-        at[run.key] = (min(starts[k], rows) if k < len(starts) else rows, generation)
-        states[run.key], measured[run.key] = _state(run), run.measured()
+        known[run.key] = await asyncio.to_thread(_known, run)
+        known[run.key].rows = min([known[run.key].rows, *starts[k : k + 1]])
     quiet = 0.0
     yield b"retry: 1000\n\n"
     while True:
+        events = []
+        if not runs:  # those that came, and those that are gone
+            watched = (await asyncio.to_thread(library.runs))[:MOST_WATCHED]
+            keys = {run.key for run in watched}
+            events += [_event("anew", {"run": key}) for key in sorted(keys ^ known.keys())]
+            known = {key: each for key, each in known.items() if key in keys}
         for run in watched:
-            for event in await asyncio.to_thread(_news, run, at, states, measured):
-                quiet = 0.0
-                yield event
+            if run.key not in known:
+                known[run.key] = await asyncio.to_thread(_known, run)
+            events += await asyncio.to_thread(_news, run, known[run.key])
+        for event in events:
+            quiet = 0.0
+            yield event
         await asyncio.sleep(PAUSE)
         quiet += PAUSE
         if quiet >= BREATH:
@@ -62,10 +69,21 @@ async def follow(library: Library, runs: Sequence[Run], query: Mapping[str, str]
             yield b": still here\n\n"
 
 
-def _length(run: Run) -> tuple[int, int]:
+@dataclass(slots=True)
+class Known:
+    """What a page has been told of a run."""
+
+    rows: int
+    generation: int
+    measured: Mapping[str, Any] | None
+    """Its newest evaluation."""
+    state: tuple[str, str]
+
+
+def _known(run: Run) -> Known:
     with run.lock:
         run.refresh()
-        return len(run.metrics), run.metrics.generation
+        return Known(len(run.metrics), run.metrics.generation, run.measured(), _state(run))
 
 
 def _state(run: Run) -> tuple[str, str]:
@@ -73,33 +91,27 @@ def _state(run: Run) -> tuple[str, str]:
     return str(status["state"]), str(status["phase"])
 
 
-def _news(
-    run: Run,
-    at: dict[str, tuple[int, int]],
-    states: dict[str, tuple[str, str]],
-    measured: dict[str, Mapping[str, Any] | None],
-) -> list[bytes]:
+def _news(run: Run, known: Known) -> list[bytes]:
+    """Return what is new of a run, and note that it has been told."""
     with run.lock:
-        run.refresh()
-        count, generation = len(run.metrics), run.metrics.generation
-        start, known = at[run.key]
-        rows: list[dict[str, Any]] = run.metrics.rows_from(start) if generation == known else []
-        newest = run.measured()
+        now = _known(run)
+        rows = run.metrics.rows_from(known.rows) if now.generation == known.generation else []
     events = []
-    if generation != known:
+    if now.generation != known.generation:
         events.append(_event("anew", {"run": run.key}))
     elif rows:
         events.append(_event("rows", {"run": run.key, "rows": rows}))
-    at[run.key] = (count, generation)
-    if newest is not measured[run.key] and newest is not None:
-        events.append(
-            _event("measured", {"run": run.key, "success": newest["success"], "step": newest["step"]})
-        )
-    measured[run.key] = newest
-    state = _state(run)
-    if state != states[run.key]:
-        states[run.key] = state
-        events.append(_event("state", {"run": run.key, "state": state[0], "phase": state[1]}))
+    if now.measured is not known.measured and now.measured is not None:
+        measured = {name: now.measured[name] for name in ("success", "step")}
+        events.append(_event("measured", {"run": run.key, **measured}))
+    if now.state != known.state:
+        events.append(_event("state", {"run": run.key, "state": now.state[0], "phase": now.state[1]}))
+    known.rows, known.generation, known.measured, known.state = (
+        now.rows,
+        now.generation,
+        now.measured,
+        now.state,
+    )
     return events
 
 

@@ -224,20 +224,31 @@
 
   const draw = () => {
     const colors = palette();
+    const shape = JSON.stringify([page.sections.map((s) => [s.title, s.panels.map((p) => p.name)]), page.times.map((t) => t.bands.length)]);
+    if (shape === place.dataset.shape) { // the same figures: what is selected or unfolded in them stays
+      panels = panels.map((each) => {
+        each.chart.destroy();
+        const [section, k] = each.from;
+        const made = section < 0 ? timeDrawn(page.times[k], page.sources[k], each.figure, colors) : drawn(page.sections[section].panels[k], each.figure, colors);
+        return { ...each, ...made };
+      });
+      return sift();
+    }
+    place.dataset.shape = shape;
     const told = new Set(panels.filter((each) => !each.figure.querySelector(".note").hidden).map((each) => each.panel.name));
     place.style.minHeight = `${place.offsetHeight}px`; // or a page that is shorter for a moment scrolls up
     place.replaceChildren();
     panels.forEach((each) => each.chart.destroy());
     panels = [];
     if (!page.sections.length) place.append(make("p", "quiet", "No step is recorded yet. Curves appear with the first one."));
-    for (const section of page.sections) {
+    for (const [at, section] of page.sections.entries()) {
       const grid = make("div", "panels");
       const heading = make("h2", "", section.title);
       place.append(heading, grid);
-      for (const panel of section.panels) {
+      for (const [k, panel] of section.panels.entries()) {
         const figure = figureOf(panel);
         grid.append(figure);
-        panels.push({ ...drawn(panel, figure, colors), heading, grid });
+        panels.push({ ...drawn(panel, figure, colors), heading, grid, from: [at, k] });
       }
       if (section.title === "Pace") {
         page.times.forEach((times, k) => {
@@ -245,7 +256,7 @@
           const title = page.sources.length > 1 ? `where a step's time goes · ${page.sources[k].label}` : "where a step's time goes";
           const figure = figureOf({ name: "time", title, unit: "seconds, stacked", meaning: "Every moment of a step counts once; the parts sum to the whole.", warning: "" });
           grid.append(figure);
-          panels.push({ ...timeDrawn(times, page.sources[k], figure, colors), heading, grid });
+          panels.push({ ...timeDrawn(times, page.sources[k], figure, colors), heading, grid, from: [-1, k] });
         });
       }
     }
