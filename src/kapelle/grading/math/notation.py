@@ -76,7 +76,7 @@ _WHOLES: dict[str, Callable[[re.Match[str]], str]] = {
     ),
     # "March", Option E
     r"(?:\\text\{\s*)?[\"`']{1,2}([A-Za-z][A-Za-z ]{1,40})[\"']{1,2}\s*\}?": lambda found: found[1],
-    r"(?:\\(?:text|textbf)\{\s*)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+\(?([A-Z])\)?\s*\}?": lambda found: (
+    r"(?:\\(?:text|textbf)\{\s*)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?:\s*:\s*|\s+)\(?([A-Z])\)?\s*\}?": lambda found: (
         found[1]
     ),
     r"\\mathbf\s?\{?R\}?|\\mathbb R": lambda _: r"\mathbb{R}",

@@ -16,7 +16,7 @@ _LHS = re.compile(
     r"|\\(?:overline|vec|hat|bar|tilde|mathbf|boldsymbol|overrightarrow|widehat|mathcal)\{[A-Za-z]{1,2}\}"
     r"|\\(?:text|mathrm)\{[A-Za-z][A-Za-z ]{1,39}\}|(?:\\mathbb\{[A-Z]\}|E)\s*(?:\([A-Z]\)|\[[A-Z]\])|f\^\{-1\}|f(?=\(f\()"
     r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\[a-z]+|[A-Z]|\\angle\s*[A-Z]{1,3})|\\(?:gcd|lcm|max|min|det)\([^()=]{1,20}\)"
-    r"|[A-Z]{2}|[A-Za-z]|\\[A-Za-z]+)"
+    r"|[A-Z]{2}|[A-Za-z]|\\(?!pi(?![A-Za-z]))[A-Za-z]+)"
     r"((?:_(?:\{[A-Za-z0-9,]+\}|[A-Za-z0-9]+|\{\\triangle\s*[A-Z]{3}\}))?)(?:\([A-Za-z](?:,\s*[A-Za-z])*\)|(\(-?[0-9]{1,6}(?:,\s*-?[0-9]{1,6})*\)|\(f\(-?[0-9]{1,6}\)\)))?"
     r"\s*(?::?=|\\in(?![A-Za-z])|\\approx(?![A-Za-z]))(?!=)\s*"
 )
