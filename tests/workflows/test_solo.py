@@ -38,3 +38,8 @@ def test_what_cannot_be_played_is_refused() -> None:
 
 def test_it_is_found_by_name() -> None:
     assert workflow_class("solo") is Solo
+
+
+def test_the_turns_of_an_episode_are_known_before_it() -> None:
+    assert Solo().most_turns(["a", "b"]) == {"a": 1, "b": 0}
+    assert Solo(agent="b").most_turns(["a", "b"]) == {"a": 0, "b": 1}

@@ -25,6 +25,7 @@ from kapelle.setup.prompts import check_prompts
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_run
 from kapelle.team import Team
+from kapelle.workflow import CountsTurns
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
@@ -95,6 +96,8 @@ def prepare(
             "gets to `optimizer.lr`.",
         )
     report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
+    for agent in _silent(config, team):
+        report(DOUBT, f"Agent '{agent}' learns, but takes no turn in the workflow `{config.workflow.name}`.")
     if passed is not None:
         report("data", _data(config))
         if isinstance(config.environment, Doubting):
@@ -115,6 +118,14 @@ def prepare(
         for address in check_endpoints(team, config.environment):
             report("endpoint", f"{address} answers")
     return Prepared(config, given, algorithm, team, models)
+
+
+def _silent(config: RunConfig, team: Team) -> list[str]:
+    """Return the agents that are trained and that the workflow never lets speak, where it knows."""
+    if not isinstance(config.workflow, CountsTurns):
+        return []
+    turns = config.workflow.most_turns(team.names)
+    return [name for name in team.names if team.policy(name).trained and not turns[name]]
 
 
 def connect(settings: object) -> None:

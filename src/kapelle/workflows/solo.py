@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kapelle.environment import Environment
@@ -27,6 +27,10 @@ class Solo(Settings):
         need_known("workflow.agent", "agent", self.agent, names)
         speaker = next(agent for agent in agents if agent.name == (self.agent or names[0]))
         check_template(speaker, ["question"], "the workflow `solo`")
+
+    def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return one turn for the agent that answers, and none for the others."""
+        return {name: int(name == (self.agent or names[0])) for name in names}
 
     async def run(self, scene: Scene) -> None:
         """Play one episode."""
