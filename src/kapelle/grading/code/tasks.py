@@ -14,6 +14,7 @@ from typing import Any
 
 from kapelle.errors import DataError
 from kapelle.grading.code.grade import ProgramTests
+from kapelle.grading.code.trees import tree_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,9 @@ def humaneval_task(row: Mapping[str, Any]) -> CodeTask:
 
 def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names that a solution defines at its top and that programs use."""
-    body = ast.parse(solution).body
+    body = tree_of(solution).body
     defined = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    nodes = [node for program in programs for node in ast.walk(ast.parse(program))]
+    nodes = [node for program in programs for node in ast.walk(tree_of(program))]
     return tuple(sorted(defined & {node.id for node in nodes if isinstance(node, ast.Name)}))
 
 
