@@ -93,7 +93,7 @@ async def test_what_does_not_pass_is_ungraded_in_the_end(pauses: list[float]) ->
         ((401, {"error": {"message": "The token is wrong."}}), "HTTP 401: The token is wrong."),
         ((400, b"\xff"), "HTTP 400"),
         ((413, [1]), "HTTP 413"),
-        ((200, b"no json"), "another form"),
+        ((200, b"no json"), "no JSON instead of an answer"),
         ((200, []), "another form"),
         ((200, {"results": []}), "another form"),
         ((200, {"results": [{}, {}]}), "another form"),

@@ -31,11 +31,11 @@ def busy(after: str | None = None, status: int = 429) -> httpx.Response:
 
 
 def good() -> httpx.Response:
-    return httpx.Response(200, content=b"yes")
+    return httpx.Response(200, content=b'"yes"')
 
 
 async def test_pauses_double_and_differ(pauses: list[float]) -> None:
-    assert await asked(*[busy(status=s) for s in (429, 500, 502, 503, 504)], good()) == b"yes"
+    assert await asked(*[busy(status=s) for s in (429, 500, 502, 503, 504)], good()) == b'"yes"'
     assert len(pauses) == 5
     assert all(0.125 * 2**k <= pause <= 0.25 * 2**k for k, pause in enumerate(pauses))
     assert len({pause / 2**k for k, pause in enumerate(pauses)}) == 5
@@ -45,14 +45,14 @@ async def test_pauses_double_and_differ(pauses: list[float]) -> None:
 async def test_the_server_says_how_long(spelling: str, pauses: list[float]) -> None:
     if spelling == "date":
         spelling = format_datetime(datetime.now(UTC) + timedelta(seconds=7), usegmt=True)
-    assert await asked(busy(spelling), good()) == b"yes"
+    assert await asked(busy(spelling), good()) == b'"yes"'
     assert 5 < pauses[0] < 7.5
 
 
 @pytest.mark.parametrize("odd", ["-3", "soon", "", "1e9", "Wed, 99 Foo 2026", "٣"])
 async def test_what_is_no_time_counts_as_none(odd: str, pauses: list[float]) -> None:
     response = httpx.Response(429, headers=[(b"retry-after", odd.encode())])
-    assert await asked(response, good()) == b"yes"
+    assert await asked(response, good()) == b'"yes"'
     assert pauses[0] < 4
 
 
@@ -181,11 +181,11 @@ async def test_all_attempts_carry_one_key_and_two_requests_two(pauses: list[floa
 
     def answer(request: httpx.Request) -> httpx.Response:
         keys.append(request.headers.get("idempotency-key"))
-        return httpx.Response(503 if len(keys) in (1, 2) else 200, content=b"ok")
+        return httpx.Response(503 if len(keys) in (1, 2) else 200, content=b'"ok"')
 
     transport = httpx.MockTransport(answer)
     for _ in range(2):
-        assert await post_again("http://x/y", {}, HEADERS, 60.0, 5, transport) == b"ok"
+        assert await post_again("http://x/y", {}, HEADERS, 60.0, 5, transport) == b'"ok"'
     assert keys[0]
     assert keys[0] == keys[1] == keys[2] != keys[3]
     assert len(pauses) == 2

@@ -48,7 +48,7 @@ async def post_again(
     retries: int,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> bytes:
-    """Post JSON and return the body of an answer with status 200; Unanswered with the last reason where none came.
+    """Post JSON and return the body of an answer with status 200, which is JSON without an error; Unanswered with the last reason where none came.
 
     All attempts carry one `Idempotency-Key`. `seconds` bounds one attempt, `retries` how many may follow the first one, and `MOST_WAITING` the pauses between them.
     """
@@ -94,14 +94,36 @@ async def _attempt(
         raise Unanswered(str(error), passing=False) from None
     except httpx.HTTPError as error:
         raise Unanswered(f"{type(error).__name__}: {error}", passing=True) from None
+    key = headers.get("Authorization", "").removeprefix("Bearer ")
     if answer.status != 200:
-        raise _refusal(answer, headers.get("Authorization", "").removeprefix("Bearer "))
+        raise _refusal(answer, key)
+    _check_said(answer.body, key)
     return answer.body
+
+
+def _check_said(body: bytes, key: str) -> None:
+    """Refuse what comes with status 200 and is no answer: an error, a proxy's page, the beginning of one."""
+    try:
+        said = json.loads(body)
+    except ValueError:
+        begins = body.lstrip()[:1]
+        what = {b"<": "a web page", b"{": "the beginning of one", b"": "nothing"}.get(begins)
+        raise Unanswered(
+            f"HTTP 200, and {what or 'no JSON'} instead of an answer", passing=what is not None
+        ) from None
+    except RecursionError:
+        return  # whoever wants to read it says so
+    error = said.get("error") if isinstance(said, dict) else None
+    if error:
+        status = error.get("code") if isinstance(error, dict) else None
+        reason = f"HTTP 200 with an error inside{said_in(body, key)}"
+        raise Unanswered(reason, passing=isinstance(status, int) and status in PASSING)
 
 
 def _refusal(answer: Answer, key: str) -> Unanswered:
     waits = "" if answer.wait is None else f", to be asked again in {answer.wait:,.0f} s"
-    reason = f"HTTP {answer.status}{waits}{said_in(answer.body, key)}"
+    moved = f", which sends on to {answer.location}" if answer.location and 300 <= answer.status < 400 else ""
+    reason = f"HTTP {answer.status}{moved}{waits}{said_in(answer.body, key)}"
     return Unanswered(reason, passing=answer.status in PASSING, wait=answer.wait)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import re
 import ssl
 import uuid
 import weakref
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kapelle.errors import EpisodeError
 from kapelle.runtime.awake import awake_timeout
+from kapelle.runtime.characters import cleaned
 from kapelle.runtime.deadlines import stand_in_line
 from kapelle.runtime.descriptors import room_for
 from kapelle.types import Json
@@ -34,6 +36,8 @@ MAX_CONNECTIONS = 256
 which counts towards no time limit."""
 
 KEY = "Idempotency-Key"
+_PRIVATE = re.compile(r"(?<=//)[^/@]*@|[?#].*", re.DOTALL)
+"""In an address: a name with its password, and what may be a signature."""
 _READING = frozenset({"GET", "HEAD"})
 KEPT_S = 2.0
 """Seconds for which an idle connection is kept for another request; servers close theirs after five or more."""
@@ -46,6 +50,8 @@ class Answer(NamedTuple):
     body: bytes
     wait: float | None = None
     """Seconds after which it wants to be asked again (`Retry-After`)."""
+    location: str = ""
+    """Where else it sends whoever asks, at most 200 characters; nobody goes there."""
 
 
 async def post(
@@ -167,7 +173,13 @@ def _client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncCli
 async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> Answer:
     answer = await client.send(request, stream=True)
     try:
-        return Answer(answer.status_code, await _body(answer), _wait(answer.headers.get("retry-after", "")))
+        where = _PRIVATE.sub("", answer.headers.get("location", "")[:2000])
+        return Answer(
+            answer.status_code,
+            await _body(answer),
+            _wait(answer.headers.get("retry-after", "")),
+            cleaned(where[:200]),
+        )
     finally:
         await answer.aclose()
 

@@ -96,10 +96,15 @@ class TestAnswer:
     async def test_an_empty_answer_is_one(self) -> None:
         assert (await engine(lambda _: reply(None)).generate(ASKED)).text == ""
 
+    @pytest.mark.parametrize("why", ["content_filter", "error"])
+    async def test_a_text_that_was_withheld_is_nobodys_answer(self, why: str) -> None:
+        choice = {"message": {"content": None}, "finish_reason": why}
+        with pytest.raises(EpisodeError, match=f"gave no text, but `finish_reason: {why}`"):
+            await engine(lambda _: httpx.Response(200, json={"choices": [choice]})).generate(ASKED)
+
     @pytest.mark.parametrize(
         "answer",
         [
-            httpx.Response(200, text="<html>"),
             httpx.Response(200, json=[]),
             httpx.Response(200, json={"choices": []}),
             httpx.Response(200, json={"choices": [{"message": "hm"}]}),

@@ -101,14 +101,22 @@ class EndpointEngine:
         """Do nothing: the engine holds nothing between requests."""
 
 
+_WITHHELD = ("content_filter", "error")
+"""Reasons for which a text was not written; an empty one then is nobody's answer."""
+
+
 def _completion(answer: bytes, endpoint: Endpoint) -> Completion:
     try:
         choice = json.loads(answer)["choices"][0]
         text = whole(choice["message"]["content"] or "")
         ids = tuple(text.encode())
-        cut = choice.get("finish_reason") == "length"
+        ended = choice.get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise EpisodeError(
             f"{endpoint.url} answered in another form than OpenAI's chat completions."
         ) from None
-    return Completion(ids, (0.0,) * len(ids), "length" if cut else "stop", text, 0, endpoint.model)
+    if not text and ended in _WITHHELD:
+        raise EpisodeError(f"{endpoint.url} gave no text, but `finish_reason: {ended}`.")
+    return Completion(
+        ids, (0.0,) * len(ids), "length" if ended == "length" else "stop", text, 0, endpoint.model
+    )
