@@ -26,10 +26,11 @@ from kapelle.services.policy.agents import Agents, Done, News, Prompt
 from kapelle.services.policy.chat_form import ChatRequest
 from kapelle.services.policy.chats import Chat, prompted
 from kapelle.services.policy.conversation import read_message
+from kapelle.services.policy.repeats import Repeats
 from kapelle.services.policy.rewards import Reward, read_reward
 from kapelle.services.policy.sessions import Place, Session, Sessions, record
 from kapelle.services.policy.teams import Played, Spoken
-from kapelle.types import Episode, Message, Task, Turn
+from kapelle.types import Episode, Json, Message, Task, Turn
 
 TASK = "x-kapelle-task"
 """Header that names the task at which a program works: episodes of one task are one group."""
@@ -50,6 +51,7 @@ class Recorder:
     def __init__(self, taker: Taker, agents: Agents) -> None:
         """Hand sessions of these agents to a taker when they are rewarded."""
         self.sessions = Sessions()
+        self._repeats = Repeats()
         self._taker = taker
         self._agents = agents
 
@@ -92,6 +94,8 @@ class Recorder:
             raise Refusal(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
         reward = read_reward(call.body, self._agents.play.team.names)
+        if self.sessions.known(name) is None and (known := self._repeats.reward(name, call.body)) is not None:
+            return Answer(dict(known))
         session = self.sessions.get(name)
         if not session.turns:
             raise Refusal(409, "No agent has said anything in this session.", None, "session_empty")
@@ -101,17 +105,22 @@ class Recorder:
         except BaseException:
             self.sessions.open_again(ended)  # its caller may try once more
             raise
-        return Answer({"session": name, "turns": len(session.turns), **dict(session.counts), **told})
+        said: dict[str, Json] = {"session": name, "turns": len(session.turns), **dict(session.counts), **told}
+        self._repeats.rewarded(name, call.body, said)
+        return Answer(said)
 
     async def answers(
         self, chat: Chat, messages: Sequence[Message], call: Call, ticket: Ticket
     ) -> tuple[Chat, AsyncIterator[News | Done]]:
         """Return a chat with its prompt and session, and its answers, each recorded before its caller has it."""
+        again = self._repeats.answer(call, chat.agent, self.sessions.known(call.session))
+        if again is not None:
+            return again[0], _told(again[1])
         place = await self._place(chat, call)
         self._takes_part(place.session, call, ticket, chat.request.n)
         chat = replace(chat, session=place.session.name)
         chat = await self._prompted(chat, messages, place)
-        return chat, self._kept(chat, place, self._answered(chat, place))
+        return chat, self._kept(chat, place, self._answered(chat, place), call)
 
     def team_answers(
         self, request: ChatRequest, call: Call, ticket: Ticket, answers: AsyncIterator[Spoken | Played]
@@ -167,12 +176,16 @@ class Recorder:
         return self._agents.answers(chat.prompt, listening=chat.request.stream)
 
     async def _kept(
-        self, chat: Chat, place: Place, answers: AsyncIterator[News | Done]
+        self, chat: Chat, place: Place, answers: AsyncIterator[News | Done], call: Call
     ) -> AsyncIterator[News | Done]:
+        done: list[Done] = []
         async with aclosing(answers) as told:  # type: ignore[type-var]
             async for each in told:
                 if isinstance(each, Done):
                     self._keep(chat.prompt, place, each)
+                    done.append(each)
+                    if len(done) == chat.request.n:
+                        self._repeats.answered(call, chat, place.session, done)
                 yield each
 
     def _keep(self, prompt: Prompt, place: Place, done: Done) -> None:
@@ -193,6 +206,11 @@ class Recorder:
             trained=policy.trained,
         )
         self.sessions.keep(place, turn)
+
+
+async def _told(answers: Sequence[Done]) -> AsyncIterator[News | Done]:
+    for each in answers:
+        yield each
 
 
 class EpisodeFile:

@@ -89,6 +89,10 @@ class Sessions:
             raise Refusal(404, "There is no such session under way.", None, "session_not_found")
         return self._open[name]
 
+    def known(self, name: str | None) -> Session | None:
+        """Return the session of that name, where it is under way."""
+        return None if name is None else self._open.get(name)
+
     def begin(self, name: str | None = None) -> Session:
         """Return a new session, or the one of that name; Refusal (429) where there is no room."""
         if name is not None and name in self._open:

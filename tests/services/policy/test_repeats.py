@@ -1,0 +1,72 @@
+"""A call that is sent again because its answer was lost is answered once more, and is one turn of its episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import NotFoundError, OpenAI
+from tests.services.policy.test_recording import episode, reward
+from tests.support.breaking import breaking
+
+from kapelle.services.policy.serving import PolicyServer
+
+QUESTION: list[Any] = [{"role": "user", "content": "2+2?"}]
+
+
+def ask(client: OpenAI, session: str, **more: Any) -> Any:
+    return client.chat.completions.create(
+        model="duo/first",
+        messages=QUESTION,
+        max_tokens=8,
+        extra_headers={"x-kapelle-session": session, **more.pop("headers", {})},
+        **more,
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_answer_that_was_lost_is_given_again(server: PolicyServer, recorded: Path, n: int) -> None:
+    session = f"lost-{n}"
+    with (
+        breaking(server.url.rpartition("/")[2], "before its answer", b"chat.completion") as relay,
+        OpenAI(base_url=f"http://{relay.address}/v1", api_key="none", max_retries=4, timeout=60.0) as client,
+    ):
+        said = ask(client, session, n=n)
+        assert relay.broken.is_set()
+        told = reward(client, session, reward=1.0)
+    assert "restarts" not in told
+    turns = episode(recorded, told).turns
+    assert [turn.text for turn in turns] == [choice.message.content for choice in said.choices]
+    assert len(turns) == n
+
+
+def test_a_stream_that_was_lost_is_told_again(client: OpenAI, recorded: Path) -> None:
+    again = {"x-stainless-retry-count": "1"}
+    first = "".join(
+        c.choices[0].delta.content or "" for c in ask(client, "streamed", stream=True) if c.choices
+    )
+    more = ask(client, "streamed", stream=True, headers=again)
+    assert "".join(c.choices[0].delta.content or "" for c in more if c.choices) == first
+    [turn] = episode(recorded, reward(client, "streamed", reward=1.0)).turns
+    assert turn.text == first
+
+
+def test_what_is_asked_anew_is_answered_anew(client: OpenAI, recorded: Path) -> None:
+    """The same words without a retry, another question as a retry, and a retry in another session."""
+    ask(client, "anew", headers={"idempotency-key": "a"})
+    ask(client, "anew")
+    ask(client, "anew", headers={"idempotency-key": "b"})
+    ask(client, "anew", seed=4, headers={"x-stainless-retry-count": "1"})
+    ask(client, "another", headers={"x-stainless-retry-count": "1"})
+    assert len(episode(recorded, reward(client, "anew", reward=1.0)).turns) == 4
+    ask(client, "anew", headers={"x-stainless-retry-count": "1"})
+    assert len(episode(recorded, reward(client, "anew", reward=1.0)).turns) == 1, "a new session of that name"
+
+
+def test_a_reward_that_is_posted_again_is_one_episode(client: OpenAI) -> None:
+    ask(client, "paid")
+    first = reward(client, "paid", reward=0.25)
+    assert reward(client, "paid", reward=0.25) == first
+    with pytest.raises(NotFoundError):
+        reward(client, "paid", reward=0.5)
