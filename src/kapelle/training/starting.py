@@ -75,11 +75,7 @@ def load_pieces(
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
     if not rollout_engine:
         check_endpoints(team, config.environment)
-    held: dict[str, LanguageModel] = {}
-    bases = first_then_others(ranks, "warm-up", lambda: warmed_bases(config, team, warmup, say, held))
-    for note in origin_notes(path for base, path in bases.items() if path != team.bases[base]):
-        say("cache", note)
-    warmed = prepared.on_bases(bases, held)
+    warmed = _warmed(prepared, warmup, say, ranks)
     say("loading", ", ".join(dict.fromkeys(team.bases.values())))
     models = warmed.load()
     hashes = {base: hash_of_base(model) for base, model in models.items()}
@@ -122,6 +118,18 @@ def load_pieces(
         loop.publish()
         closing = failing.pop_all()
     return Pieces(team, models, hashes, engine, play, acting, loop, closing)
+
+
+def _warmed(
+    prepared: Prepared, warmup: ReportStep, say: Callable[[str, str], None], ranks: Ranks
+) -> Prepared:
+    """Return what is prepared, on warmed-up bases where the recipe asks for them."""
+    config, team = prepared.config, prepared.team
+    held: dict[str, LanguageModel] = {}
+    bases = first_then_others(ranks, "warm-up", lambda: warmed_bases(config, team, warmup, say, held))
+    for note in origin_notes(path for base, path in bases.items() if path != team.bases[base]):
+        say("cache", note)
+    return prepared.on_bases(bases, held)
 
 
 def _load_saved(

@@ -31,7 +31,7 @@ def _origin_note(folder: str) -> str | None:
     """Return what is different here from where a warmed-up model was made; None for nothing, or where it is not recorded."""
     try:
         made = json.loads((Path(folder) / FILE).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(made, Mapping):
         return None
