@@ -46,6 +46,32 @@ def test_what_only_the_library_knows(
 
 
 @pytest.mark.parametrize(
+    ("exact", "decimal", "score"),
+    [
+        (r"\sqrt{17}", "4.123105625617661", 1.0),
+        (r"x = -\sqrt{17}", "-4.123105625617661", 1.0),
+        (r"3\pi", "9.424777960769380", 1.0),
+        (r"\frac{\sqrt{17}}{3}", "1.3743685418726", 1.0),
+        (r"\frac{\sqrt{17}}{3}", "1.3743685418725", 1.0),  # cut
+        (r"\frac{\sqrt{17}}{3}", "1.3743685418727", 0.0),
+        (r"\frac{\sqrt{17}}{3}", "1.374368541872", 0.0),  # 13 digits
+        (r"\frac{\sqrt{17}}{5000}", "0.000824621125123", 0.0),  # 12 digits, without the zeros before them
+        ("2/3", "0.66666666666667", 0.0),
+        (r"\sqrt{17}", "4.123105625617662", 0.0),
+        (r"\sqrt{17}", "-4.123105625617661", 0.0),
+        (r"y = \sqrt{17}", "x = 4.123105625617661", 0.0),
+        (r"x - x + \sqrt{17}", "4.123105625617661", 0.0),
+        ("2", "1.999999999999999", 0.0),
+    ],
+)
+def test_what_a_computer_prints_of_an_irrational_number_is_that_number(
+    exact: str, decimal: str, score: float, no_pool: KillableProcesses
+) -> None:
+    for one, other in ((exact, decimal), (decimal, exact)):
+        assert grade_math(rf"\boxed{{{one}}}", other, ["only_box"], no_pool).score == score
+
+
+@pytest.mark.parametrize(
     ("gold", "answer", "status"),
     [
         ("5", "5", "graded"),

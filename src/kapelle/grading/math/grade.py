@@ -14,12 +14,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kapelle.grading.math.algebra import TooLarge
+from kapelle.grading.math.algebra import Quotient, TooLarge
 from kapelle.grading.math.answers import read_answer
 from kapelle.grading.math.expression import GREEK, Nothing, Refused, Unfamiliar
 from kapelle.grading.math.numeric import parse_number, same_figure, same_value
 from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS, without_name
-from kapelle.grading.math.relations import has_relation
+from kapelle.grading.math.relations import has_relation, shortens
 from kapelle.grading.math.sameness import Percent, same_answer
 from kapelle.grading.math.text import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.values import Answer
@@ -177,7 +177,11 @@ def _no_gold(answer: str, gold: str, problem: str) -> Grade:
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
         return True
-    if _is_comma_for_point(answer, gold) or _is_comma_for_point(gold, answer):
+    if any(
+        same(left, right)
+        for same in (_is_comma_for_point, _is_float_of)
+        for left, right in ((answer, gold), (gold, answer))
+    ):
         return True
     unknowns = {found[1].replace(" ", "") for found in map(_OF.match, map(tidy, (answer, gold))) if found}
     if len(unknowns) > 1:
@@ -219,6 +223,33 @@ def _is_comma_for_point(comma: str, point: str) -> bool:
         return False
     thousands = len(one[3]) % 3 == 0 and one[1].lstrip("+-") != "0"
     return (one[1], one[3]) == (other[1], other[3]) and not thousands
+
+
+FLOAT_DIGITS = 14
+"""Digits from the first that is not 0 with which a decimal number is taken for what a computer prints of an irrational one."""
+_FLOAT = re.compile(r"[-+]?([0-9]{0,20}\.[0-9]{1,40})")
+
+
+def _is_float_of(text: str, other: str) -> bool:
+    r"""Return whether a text is the floating-point number of an irrational one: 4.123105625617661 of `\sqrt{17}`.
+
+    Every digit has to be right: fewer of them are a rounded number, which is another one. A fraction has digits of its own,
+    or is written as one: 0.3333333333333333 is not 1/3.
+    """
+    (name, written), (other_name, exact) = without_name(tidy(text)), without_name(tidy(other))
+    found = _FLOAT.fullmatch(written)
+    if found is None or _FLOAT.fullmatch(exact) or (name and other_name and name != other_name):
+        return False
+    if len(found[1].replace(".", "").lstrip("0")) < FLOAT_DIGITS:
+        return False
+    try:
+        read = _known(exact)
+    except Refused:
+        return False
+    if read is None or read.unit or not read.letters <= {"\\pi"}:
+        return False
+    value = read.value
+    return isinstance(value, Quotient) and value.rational is None and shortens(written, value)
 
 
 def _same_by_reading(answer: str, gold: str, percent: Percent) -> bool | None:
