@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,15 @@ def test_turns_of_one_moment_are_printed_one_after_another(capsys: pytest.Captur
     assert capsys.readouterr().out == "a: 12\\x1b\nb: xy\na: 3\n"
 
 
+@pytest.fixture
+def _obeyed() -> Iterator[None]:
+    """Have Ctrl-C obeyed, as a command has it, where the shell that started the tests has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_obeyed")
 def test_ctrl_c_breaks_an_answer_off_and_not_the_chat(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT)
 
