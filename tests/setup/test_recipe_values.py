@@ -15,7 +15,11 @@ import pytest
 import yaml
 from tests.cli.conftest import call
 
+from kapelle.models.language_model import load_language_model
+from kapelle.models.weights import save_adapter
+from kapelle.settings.schema import ModelConfig
 from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
+from kapelle.team import Lora
 
 STEPS = [
     {"question": f"Twice {n}?", "answer": f"It is {n}*2=<<{n}*2={2 * n}>>{2 * n}.\n#### {2 * n}"}
@@ -47,8 +51,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small data of every form that recipes and their comments name."""
+def files(tmp_path_factory: pytest.TempPathFactory, pretrained: str) -> Path:
+    """Small data of every form that recipes and their comments name, and a verifier."""
     folder = tmp_path_factory.mktemp("data")
     for name, rows in (("gsm8k", STEPS), ("pairs", PAIRS), ("talks", TALKS), ("played", PLAYED)):
         write(folder / name / "train.jsonl", rows[:4])
@@ -56,10 +60,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "nli.jsonl", CLAIMS)
     write(folder / "open.jsonl", OPEN)
     write(folder / "graded.jsonl", GRADED)
-    lora = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
-    (folder / "verifier").mkdir()
-    (folder / "verifier" / "adapter_config.json").write_text(json.dumps(lora))
+    save_verifier(folder / "verifier", pretrained)
     return folder
+
+
+def save_verifier(folder: Path, base: str) -> None:
+    """Write what a dry run reads of a verifier: an adapter, and how well it judges."""
+    model = load_language_model(ModelConfig(path=base))
+    lora = Lora(rank=8, alpha=16.0, targets=("q_proj",))
+    model.bank.add("verifier", lora, 0)
+    save_adapter(folder, model.bank.parameters("verifier"), lora, base)
+    judged = {"answers": 100, "questions": 50, "right": 0.5, "both": 50, "auc": 0.9, "auc_within": 0.9}
+    held_out = {**judged, "interval_within": [0.8, 1.0]}
+    (folder / "verifier.json").write_text(json.dumps({"held_out": held_out}))
 
 
 def kind_of(name: str, *settings: str, real: bool) -> str:
