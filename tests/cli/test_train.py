@@ -61,6 +61,11 @@ def test_validate_says_what_training_would_do_other_than_asked(kapelle: Kapelle)
     assert len(doubts) == 3, "two agents' lengths and the rate"
     assert "A longer answer is cut off there. An episode fails whose next prompt" in "".join(doubts)
     assert "rises for 60 steps (`optimizer.warmup_steps`), and training takes 60" in "".join(doubts)
+    for name, meant in (("sucess", "success"), ("rewrd/actor", "reward/actor")):
+        best = kapelle("validate", "demo", f"checkpoint.best={name}").out
+        assert f"called '{name}' (`checkpoint.best`). Did you mean '{meant}'?\n" in best
+    for name in ("success", "return/actor", "custom/mine", "info/carry"):
+        assert "\n-   " not in kapelle("validate", "demo", f"checkpoint.best={name}").out
     alone = kapelle("validate", "demo", "workflow.name=solo").out
     assert "-   Agent 'actor' learns, but takes no turn in the workflow `solo`.\n" in alone
     assert not [line for line in kapelle("validate", "demo").out.splitlines() if line.startswith("-   ")]

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from statistics import fmean
 from typing import Any
 
@@ -205,6 +206,14 @@ def describe(name: str) -> Metric | None:
         if re.fullmatch(pattern, name):
             return metric
     return None
+
+
+def misspelt(name: str) -> str:
+    """Return ` Did you mean 'success'?` for a name that begins like none listed here and nearly like one; else nothing."""
+    kind, _, rest = name.partition("/")
+    kinds = {metric.pattern.partition("/")[0] for metric in (*METRICS, *STEP_METRICS)}
+    near = [] if kind in kinds else get_close_matches(kind, kinds, n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}{'/' if rest else ''}{rest}'?" if near else ""
 
 
 def own_returns(episode: Episode) -> Mapping[str, float]:

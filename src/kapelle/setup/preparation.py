@@ -7,7 +7,7 @@ engine = build_engine(config, models, prepared.team)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
 from kapelle.environment import Connecting, Doubting, Skipping
+from kapelle.metrics.definitions import misspelt
 from kapelle.models.fitting import check_files
 from kapelle.models.outline import Outline, check_adapters
 from kapelle.models.outline_reading import outlines
@@ -88,13 +89,8 @@ def prepare(
     report("team", f"{', '.join(team.names)}; {', '.join(team.trained) or 'nothing'} trains")
     check_run(config, algorithm, team, given, training, elsewhere)
     report("algorithm", f"{algorithm.name} can train this team")
-    rising, steps = config.optimizer.warmup_steps, config.training.steps
-    if training and rising >= steps > 0:
-        report(
-            DOUBT,
-            f"The learning rate rises for {rising} steps (`optimizer.warmup_steps`), and training takes {steps}: it never "
-            "gets to `optimizer.lr`.",
-        )
+    for doubt in _doubts(config) if training else ():
+        report(DOUBT, doubt)
     report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
     for agent in _silent(config, team):
         report(DOUBT, f"Agent '{agent}' learns, but takes no turn in the workflow `{config.workflow.name}`.")
@@ -118,6 +114,19 @@ def prepare(
         for address in check_endpoints(team, config.environment):
             report("endpoint", f"{address} answers")
     return Prepared(config, given, algorithm, team, models)
+
+
+def _doubts(config: RunConfig) -> Iterator[str]:
+    """Yield what training would do other than its settings seem to ask for."""
+    rising, steps = config.optimizer.warmup_steps, config.training.steps
+    if rising >= steps > 0:
+        yield (
+            f"The learning rate rises for {rising} steps (`optimizer.warmup_steps`), and training takes {steps}: it never "
+            "gets to `optimizer.lr`."
+        )
+    best = config.checkpoint.best
+    if best is not None and (meant := misspelt(best)):
+        yield f"No metric of kapelle's is called '{best}' (`checkpoint.best`).{meant}"
 
 
 def _silent(config: RunConfig, team: Team) -> list[str]:
