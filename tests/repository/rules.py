@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
-LONGEST_FILE = 400
-LONGEST_FUNCTION = 60
 NAMELESS = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
 FORBIDDEN_MODULES = {
     *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"),
@@ -75,18 +73,6 @@ UNFINISHED = ("TO" + "DO", "FIX" + "ME", "X" * 3)  # written apart so that this 
 def generated(path: PurePath) -> bool:
     """Return whether a file is made by `tools/generate_wire.py`; what it makes is nobody's style."""
     return path.parent.name == "wire" and "_pb2" in path.stem
-
-
-def too_long(text: str) -> Iterator[str]:
-    """Yield what is longer than a reader should have to hold: a file, a function."""
-    lines = len(text.splitlines())
-    if lines > LONGEST_FILE:
-        yield f"{lines} lines, at most {LONGEST_FILE}: which two ideas share this file?"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length > LONGEST_FUNCTION:
-                yield f"line {node.lineno}: {node.name} has {length} lines, at most {LONGEST_FUNCTION}"
 
 
 def nameless(path: PurePath) -> Iterator[str]:

@@ -15,7 +15,7 @@ DIGITS = 4300
 """Most digits of a whole number; Python reads no more."""
 
 
-def to_value(value: object, place: str, depth: int = 0) -> pb.Value:  # noqa: PLR0911 - one for each kind
+def to_value(value: object, place: str, depth: int = 0) -> pb.Value:
     """Return a value as a message; TypeError for one that has no form, naming its place."""
     if depth > DEEPEST:
         raise TypeError(f"{place[:200]} lies more than {DEEPEST} levels deep")

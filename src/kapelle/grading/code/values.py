@@ -113,7 +113,7 @@ def said_by(error: BaseException) -> str:
     return (only if type(only) is str else f"{error}")[:500]
 
 
-def _pack(value: Plain, refer: Callable[[Any], int] | None, depth: int) -> Any:  # noqa: C901, PLR0911 (a case each)
+def _pack(value: Plain, refer: Callable[[Any], int] | None, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise ValueFault("a value nested too deeply")
     if value is None or isinstance(value, bool):
@@ -143,7 +143,7 @@ def _pack(value: Plain, refer: Callable[[Any], int] | None, depth: int) -> Any: 
     return {"coroutine" if type(value) is _COROUTINE else "object": str(refer(value))}
 
 
-def _unpack(tree: Any, depth: int) -> Plain:  # noqa: C901, PLR0911 (a case each)
+def _unpack(tree: Any, depth: int) -> Plain:
     if depth > MAX_DEPTH:
         raise ValueFault("a message nested too deeply")
     if tree is None or isinstance(tree, (bool, str)):
