@@ -8,6 +8,7 @@ back once; the coder then goes on with its own conversation, token for token.
 """
 
 import sys
+import time
 from typing import Any
 
 try:
@@ -38,15 +39,23 @@ def play(client: OpenAI, index: int) -> dict[str, float]:
     return {"planner": earned, "coder": earned, "critic": earned if len(verdict) < 20 else 0.0}
 
 
-def main(url: str = "http://127.0.0.1:8000/v1", key: str = "none") -> int:
-    """Play until training is over, and return how many episodes that were."""
-    played = 0
+def main(url: str = "http://127.0.0.1:8000/v1", key: str = "none", patience: str = "60") -> int:
+    """Play until training is over, and return how many episodes that were; training has `patience` seconds to begin."""
+    played, begun = 0, time.monotonic()
     client = OpenAI(base_url=url, api_key=key, max_retries=0)
     while True:
         try:
             episode = client.post("/task", body={}, cast_to=dict[str, Any])
-        except (APIConnectionError, APIStatusError):  # training is over
-            return played
+        except (APIConnectionError, APIStatusError) as error:
+            if played:  # training is over
+                return played
+            if isinstance(error, APIConnectionError) and time.monotonic() - begun < float(patience):
+                time.sleep(1)
+                continue
+            sys.exit(
+                f"No training gives out episodes at {url} ({error}). Start it first, in another terminal: "
+                "kapelle train examples/outside_team.yaml"
+            )
         session = client.with_options(default_headers={"x-kapelle-session": episode["session"]})
         rewards = play(session, episode["task"]["index"])
         session.post("/reward", body={"rewards": rewards}, cast_to=object)

@@ -93,7 +93,10 @@ NEAREST = 3
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the closest known word, else the known words: all where they are few, else the nearest."""
+    """Return ` Did you mean 'x'?` for the closest known word, else the known words: all where they are few, else those like it.
+
+    Empty where there are many and none is like it.
+    """
     names = sorted(set(known))
     if not names:
         return ""
@@ -104,5 +107,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     listed = ", ".join(names)
     if len(listed) <= LONGEST_LIST:
         return f" Known: {listed}."
-    nearest = difflib.get_close_matches(word.lower(), folded, n=NEAREST, cutoff=0.0)
-    return f" The nearest of {len(names)} known: {', '.join(folded[name] for name in nearest)}."
+    alike = difflib.get_close_matches(word.lower(), folded, n=NEAREST, cutoff=0.5)
+    return (
+        f" The nearest of {len(names)} known: {', '.join(folded[name] for name in alike)}." if alike else ""
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -59,3 +60,11 @@ def test_three_agents_named_by_their_models() -> None:
             assert again.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
         assert set(episode.rewards) == {"planner", "coder", "critic"}
     assert {turn.policy for episode in episodes for turn in episode.turns} == set(trainer.team.trained)
+
+
+def test_a_program_without_a_training_says_so_and_fails() -> None:
+    main: Any = runpy.run_path(str(EXAMPLES / "outside_team.py"))["main"]
+    with socket.socket() as held:  # bound, and nobody listens
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(SystemExit, match="Start it first, in another terminal: kapelle train"):
+            main(f"http://127.0.0.1:{held.getsockname()[1]}/v1", "none", "0")

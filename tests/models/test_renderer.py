@@ -43,6 +43,14 @@ DEFAULTS = (
 """A template that opens every conversation with words of its own."""
 
 
+def test_a_folder_without_a_tokeniser_is_told_so(tmp_path: Path) -> None:
+    # transformers makes a tokeniser of one special token for it.
+    tiny_model().model.save_pretrained(tmp_path)
+    for load in (light_renderer, load_renderer):
+        with pytest.raises(ModelError, match=f"The folder '{tmp_path}' has no tokeniser: tokenizer.json, or"):
+            load(str(tmp_path), ModelConfig())
+
+
 def tokenizer(template: str, end: str, *special: str) -> PreTrainedTokenizerFast:
     """Bytes as tokens, with a template and special tokens as some family of models has them."""
     made = build_tokenizer(512)

@@ -11,6 +11,7 @@ from kapelle.cli.run_arguments import EVERYONE, start_words
 from kapelle.errors import CheckpointError, ConfigError, ModelError
 from kapelle.settings import keeping
 from kapelle.settings.keeping import by_agent
+from kapelle.settings.schema import PastAdapter
 from kapelle.training.trainer import Trainer
 
 
@@ -46,6 +47,34 @@ def test_what_is_named_is_found(trained: Path, tmp_path: Path) -> None:
     alone = begun({name: str(folder / name)}, tmp_path / "alone")
     assert same_bits(alone[name], first[name])
     assert all(same_bits(alone[other], fresh[other]) for other in first if other != name)
+
+
+def test_past_selves_and_teachers_are_named_by_their_run_as_well(trained: Path, tmp_path: Path) -> None:
+    first, second = sorted(
+        path.name for path in (trained / "checkpoints" / "00000001" / "policies").iterdir()
+    )
+    folder = trained / "checkpoints" / "00000001" / "policies" / first
+    newest = trained / "checkpoints" / "00000002" / "policies"
+    agents = [{"name": first, "weights": {"past": f"{trained}@1"}}, {"name": second}]
+    with Trainer(**{**settings(), "team": {**settings()["team"], "agents": agents}}) as trainer:
+        saved = trainer.config.team.agents
+        assert isinstance(saved, tuple)
+        assert saved[0].weights == PastAdapter(past=str(folder)), "the folder, whatever the run saves later"
+        assert trainer.team.policies[first].past == str(folder)
+    for named in (str(trained), {first: str(trained), second: str(trained)}):
+        with Trainer(**{**settings(), "algorithm": {"name": "distill", "teacher": named}}) as trainer:
+            assert trainer.config.model_dump()["algorithm"]["teacher"] == {
+                first: str(newest / first),
+                second: str(newest / second),
+            }
+    with pytest.raises(CheckpointError, match="no whole checkpoint of step 9"):
+        Trainer(**{**settings(), "algorithm": {"name": "distill", "teacher": f"{trained}@9"}})
+    strangers = [{"name": "ada", "weights": {"past": str(trained)}}, {"name": second}]
+    with pytest.raises(
+        ConfigError, match=f"`weights.past`: .* no weights of 'ada'; it has those of: {first}, {second}"
+    ):
+        Trainer(**{**settings(), "team": {**settings()["team"], "agents": strangers}})
+    assert not tmp_path.joinpath("new").exists()
 
 
 def test_what_cannot_be_is_refused_by_name(trained: Path, tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ class Distill(Settings):
 
     name: Literal["distill"] = "distill"
     teacher: str | dict[str, str]
-    """Path of the model that teaches, or the PEFT folder of an adapter that an earlier run saved; one for all policies,
-    or one for each, by policy."""
+    """Path of the model that teaches; an earlier run, of which each policy is taught by its own (`RUN`, `RUN@best`, `RUN@STEP`);
+    or the PEFT folder of an adapter. One for all policies, or one for each, by policy. Resolved settings hold the folders."""
     discount: float = Field(default=1.0, ge=0.0, le=1.0)
     """γ: 1 lowers the divergence of whole completions, 0 that of each token alone."""
     group_size: int = Field(default=4, ge=1)

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,23 @@ class Connection:
         # What this process can import its actors can.
         os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=_store_size(),
-            _temp_dir=str(folder),
-            _system_config={"gcs_rpc_server_reconnect_timeout_s": RECONNECTING},
-            **QUIET,
-        )
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=_store_size(),
+                _temp_dir=str(folder),
+                _system_config={"gcs_rpc_server_reconnect_timeout_s": RECONNECTING},
+                **QUIET,
+            )
+        except Exception as error:  # Ray raises no narrower one for a node that starts too slowly
+            with suppress(Exception):  # what has started of it
+                ray.shutdown()
+            raise EngineError(
+                f"Ray did not start on this machine: {_line(error)}. On a busy machine its services may take longer than Ray "
+                "waits for them: try again when it has less to do, or start one beforehand (`ray start --head`) and name it by "
+                "`ray.address`."
+            ) from error
         return cls()
 
     @classmethod
@@ -117,6 +127,10 @@ class Connection:
             raise ConfigError(
                 f"The Ray at `ray.address: {address}` cannot be joined: {_line(error)}. Use the same versions of Ray and "
                 "Python on all machines."
+            ) from error
+        except Exception as error:  # as in `start`
+            raise EngineError(
+                f"The Ray at `ray.address: {address}` did not answer in time: {_line(error)}. Is its machine busy? Try again."
             ) from error
 
     @classmethod

@@ -72,21 +72,24 @@ def local_only(path: str) -> bool:
         return True
     raise ModelError(
         f"Model '{path}' is no folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "
-        f"elsewhere (`hf download {path} --local-dir FOLDER`), copy the folder and set `model.path: FOLDER`."
+        f"elsewhere (`hf download {path} --local-dir FOLDER`), copy the folder here and name it in place of '{path}'."
     )
 
 
 def check_model_path(path: str) -> None:
-    """Raise ModelError, without loading any weights, if a local folder cannot be a model or its settings changed."""
+    """Raise ModelError, without loading any weights, if a path can be no model: neither a sound folder nor a name of the hub."""
     folder = Path(path)
-    if path == "embedded" or not (folder.exists() or path.startswith((".", "/", "~"))):
+    if path == "embedded":
         return
-    if folder.exists() and not folder.is_dir():
+    if not folder.exists():
+        _check_hub_name(path)
+        return
+    if not folder.is_dir():
         raise ModelError(
             f"'{path}' is a file. A model is a folder: name the one that `save_pretrained` wrote."
         )
-    if not folder.is_dir():
-        raise ModelError(f"Model folder '{path}' does not exist. Name a folder, a hub model or `embedded`.")
+    if (folder / "config.yaml").is_file() and (folder / "lock").is_file():
+        raise ModelError(_a_run(path))
     if (folder / "adapter_config.json").is_file():  # transformers would silently load its base and apply it
         raise ModelError(
             f"'{path}' is a PEFT adapter and no model. Name its base as the model, and the adapter as an agent's "
@@ -100,3 +103,41 @@ def check_model_path(path: str) -> None:
             "a pickle checkpoint to safetensors first: kapelle loads nothing else."
         )
     verify_folder(folder, settings_only=True)
+
+
+def _check_hub_name(path: str) -> None:
+    """Raise ModelError for a path without a folder that the hub could not know either, whether it answers or not."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    scheme, colon, rest = path.partition("://")
+    if colon:
+        on_the_hub = rest.removeprefix("huggingface.co/") if scheme in {"http", "https"} else rest
+        if scheme == "hf" or on_the_hub != rest:
+            owner_and_name = "/".join(on_the_hub.split("/")[:2])
+            raise ModelError(f"'{path}' is an address. Name the model alone: `{owner_and_name}`.")
+        raise ModelError(
+            f"'{path}' cannot be fetched: models come from folders and from the Hugging Face hub. Fetch it with a client of "
+            f"{scheme}:// and name the folder."
+        )
+    run, at, _ = path.rpartition("@")
+    if at and Path(run).is_dir():
+        raise ModelError(_a_run(path))
+    if path.startswith("~") and Path(path).expanduser().exists():
+        raise ModelError(f"'{path}' was not expanded by the shell. Write {Path(path).expanduser()}.")
+    if path.startswith((".", "/", "~")):
+        raise ModelError(f"Model folder '{path}' does not exist. Name a folder, a hub model or `embedded`.")
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        raise ModelError(
+            f"Model folder '{path}' does not exist, and the hub has no names like it. Name a folder, a model of the hub as "
+            "OWNER/NAME, or `embedded`."
+        ) from None
+
+
+def _a_run(path: str) -> str:
+    return (
+        f"'{path}' is a run of kapelle and no model. Train on from its weights with `start_from: {path}`; or write each policy "
+        f"as a plain model (`kapelle export {path} --merge --format hf`) and name that folder."
+    )

@@ -66,6 +66,7 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: ChatTokenizer, context: int, embeddings: int | None = None) -> None:
         """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit."""
+        _check_words(tokenizer)
         check_template(tokenizer)
         self._embeddings = sys.maxsize if embeddings is None else embeddings
         _check_vocabulary(tokenizer, self._embeddings)
@@ -167,6 +168,16 @@ class ChatRenderer:
     def _longest(self) -> int:
         """Most characters of one token."""
         return max(map(len, self._tokenizer.get_vocab()), default=1)
+
+
+def _check_words(tokenizer: ChatTokenizer) -> None:
+    """Raise ModelError for a tokeniser of special tokens alone, which transformers makes for a folder without one."""
+    if not tokenizer.get_vocab().keys() - {str(token) for token in tokenizer.added_tokens_decoder.values()}:
+        raise ModelError(
+            f"The folder '{tokenizer.name_or_path}' has no tokeniser: tokenizer.json, or the files that its family uses instead, "
+            "is missing. Save that of the model it was made from beside the weights: "
+            "`AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)`."
+        )
 
 
 def _check_vocabulary(tokenizer: ChatTokenizer, embeddings: int) -> None:

@@ -22,8 +22,8 @@ def read_lora(folder: Path) -> Lora:
         raise
     except OSError as error:
         raise ModelError(
-            f"'{folder}' is no PEFT adapter folder: adapter_config.json cannot be read ({error.strerror}). Name a folder "
-            "that a run has saved, such as RUN/checkpoints/STEP/policies/NAME."
+            f"'{folder}' is no PEFT adapter folder: adapter_config.json cannot be read ({error.strerror}). Name a "
+            "run (RUN, RUN@best, RUN@STEP), or a folder that one has saved, such as RUN/checkpoints/STEP/policies/NAME."
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error

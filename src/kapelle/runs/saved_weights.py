@@ -6,14 +6,66 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import CheckpointError, ConfigError, did_you_mean
 from kapelle.models.outline import Outline, check_saved
+from kapelle.runs.best import named_checkpoint, split_run
+from kapelle.runs.reader import is_run, read_latest
 from kapelle.team import VERIFIER, Team
+
+_POLICIES = "policies"
 
 
 def policy_folder(checkpoint: Path, policy: str) -> Path:
     """Return where a checkpoint keeps a trained policy in the form that other programs load."""
-    return checkpoint / "policies" / policy.replace(":", "_").replace("/", "_")
+    return checkpoint / _POLICIES / policy.replace(":", "_").replace("/", "_")
+
+
+def names_a_run(source: str) -> bool:
+    """Return whether weights are named by a run: `RUN`, `RUN@best`, `RUN@STEP`."""
+    return is_run(split_run(source)[0])
+
+
+def weights_of(policy: str, source: str, setting: str) -> Path:
+    """Return the folder of a policy's weights that `source` names: a run or one of its checkpoints, an adapter, a model.
+
+    A checkpoint gives the policy's own weights, or those of its only policy. Raises ConfigError and CheckpointError, which
+    name the `setting`, for a source without any.
+    """
+    place, which = split_run(source)
+    if is_run(place):
+        checkpoint = named_checkpoint(place, which) or read_latest(place)
+        if checkpoint is None:
+            raise CheckpointError(
+                f"`{setting}` names {place}, which has no whole checkpoint. Train it first."
+            )
+        return _kept(policy, checkpoint, place, setting)
+    if (place / _POLICIES).is_dir():
+        return _kept(policy, place, place, setting)
+    if (place / "adapter_config.json").is_file() or (place / "config.json").is_file():
+        return place
+    if not place.exists():
+        raise ConfigError(
+            f"`{setting}` names '{source}', but there is no {place.absolute()}. Name a run (RUN, RUN@best, RUN@STEP), a PEFT "
+            "folder or a model's."
+        )
+    raise ConfigError(
+        f"`{setting}` names '{source}', which is no run, checkpoint, PEFT adapter or model: it has no config.yaml, "
+        f"{_POLICIES}/, adapter_config.json or config.json."
+    )
+
+
+def _kept(policy: str, checkpoint: Path, named: Path, setting: str) -> Path:
+    own = policy_folder(checkpoint, policy)
+    if own.is_dir():
+        return own
+    others = sorted(path for path in (checkpoint / _POLICIES).glob("*") if path.is_dir())
+    if len(others) == 1:
+        return others[0]
+    names = ", ".join(path.name for path in others) or "none"
+    raise ConfigError(
+        f"`{setting}`: {named} has no weights of '{policy}'; it has those of: {names}. Name the folder of one: "
+        f"{checkpoint / _POLICIES}/NAME."
+    )
 
 
 def check_start(

@@ -35,6 +35,57 @@ _NAMES = ("name", "path")
 """Keys that a section is known by, of which people write the value in place of the section."""
 
 
+_PROCESSES = (
+    "`--launch torchrun --processes N` starts several processes; `train_engine.name` is `ddp` or `fsdp`"
+)
+_ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            *(
+                "accelerator",
+                "ddp",
+                "deepspeed",
+                "distributed",
+                "fsdp",
+                "gpus",
+                "launch",
+                "launcher",
+                "n_gpus",
+                "nnodes",
+            ),
+            *("nproc_per_node", "num_gpus", "num_processes", "processes", "ranks", "strategy", "world_size"),
+        ),
+        _PROCESSES,
+    ),
+    **dict.fromkeys(("model_name", "model_name_or_path", "base_model"), "write `model.path=…`"),
+    **dict.fromkeys(
+        ("out", "out_dir", "output", "output_dir", "run_dir", "save_dir", "logdir"),
+        "`--run-dir DIR` says where",
+    ),
+    **dict.fromkeys(
+        ("resume", "resume_from", "resume_from_checkpoint"), "`kapelle train --resume RUN` goes on with a run"
+    ),
+    **dict.fromkeys(("learning_rate", "actor_lr"), "write `optimizer.lr=…`"),
+    **dict.fromkeys(
+        ("max_steps", "num_steps", "total_steps", "epochs", "num_train_epochs"), "write `training.steps=…`"
+    ),
+    **dict.fromkeys(("num_generations", "rollout_n", "n_samples"), "write `algorithm.group_size=…`"),
+    **dict.fromkeys(("max_new_tokens", "max_completion_length"), "write `team.sampling.max_tokens=…`"),
+    **dict.fromkeys(("use_lora", "peft", "lora"), "write `team.sharing=lora`; `team.lora` has its rank"),
+    **dict.fromkeys(
+        ("wandb", "tensorboard", "mlflow", "report_to", "wandb_project"), "write `trackers=[{name: …}]`"
+    ),
+    **dict.fromkeys(
+        ("device", "dtype", "bf16", "fp16"), "`model.device` and `model.dtype` say where and as what"
+    ),
+    **dict.fromkeys(("dataset", "data", "dataset_name", "train_file"), "write `environment.path=…`"),
+    **dict.fromkeys(("n_agents", "num_agents", "agents"), "write `team.agents=…`"),
+    **dict.fromkeys(("save_steps", "save_every", "save_freq"), "write `checkpoint.every=…`"),
+    **dict.fromkeys(("eval_steps", "eval_every", "test_freq"), "write `evaluation.every=…`"),
+}
+"""Keys of other systems, and of the command line's own options → what says the same here."""
+
+
 def explain(
     model: type[Settings],
     values: Mapping[str, Any],
@@ -73,7 +124,13 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
     if elsewhere and not hint.startswith(" Did you mean"):
         named = " or ".join(f"'{name}'" for name in elsewhere)
         hint = f" Did you mean {named}?"
-    return f"Unknown key '{path}'{where}.{hint}"
+    # Among sections closeness of letters says less than what the word means elsewhere: `ranks` is no `trackers`.
+    section, inside, _ = path.partition(".")
+    guessed = inside and (section in PLUGGED or hint.startswith(" Did you mean"))
+    meant = "" if elsewhere or guessed else _ELSEWHERE.get(key, "")
+    if meant:
+        hint = f" {meant[0].upper()}{meant[1:]}."
+    return f"Unknown key '{path}'{where}.{hint or ' `kapelle train RECIPE --dry-run` prints all settings.'}"
 
 
 def settings_named(key: str, most: int = 2) -> list[str]:

@@ -120,7 +120,8 @@ class PastAdapter(Settings):
     """An adapter saved by a run, which is not trained any more: a past self to play against."""
 
     past: str
-    """Its PEFT folder, for example `runs/mine/checkpoints/00000010/policies/first`."""
+    """The run that saved it: `runs/mine`, `runs/mine@best` or `runs/mine@10` is the agent's own there. Or a PEFT folder, such as
+    `runs/mine/checkpoints/00000010/policies/first`. Resolved settings hold the folder."""
 
 
 class EndpointConfig(Settings):

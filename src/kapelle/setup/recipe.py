@@ -19,16 +19,19 @@ import pydantic
 import yaml
 
 from kapelle.algorithm import algorithm_class
+from kapelle.algorithms.distill import Distill
 from kapelle.engines.rollout.protocol import engine_class
 from kapelle.engines.train.protocol import train_engine_class
 from kapelle.environment import environment_class
 from kapelle.errors import ConfigError
+from kapelle.runs.saved_weights import names_a_run, weights_of
 from kapelle.settings.base import Settings
 from kapelle.settings.messages import check_sections, explain, models_in
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml
-from kapelle.settings.schema import NAME, RunConfig, timed
+from kapelle.settings.schema import NAME, PastAdapter, RunConfig, timed
 from kapelle.setup.base_model import REAL, no_real_values, own_warmup_left_out
 from kapelle.setup.recipe_faults import check_class, no_recipe
+from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.workflow import workflow_class
 from kapelle.workflows.dag_file import is_workflow_file, read_workflow
 from kapelle.workflows.dag_paths import fitted
@@ -225,7 +228,8 @@ def _resolved(
     for key in _taken_back(RunConfig, merged):
         origin.pop(key, None)
     for key in leaves(config.model_dump(mode="json")):
-        origin.setdefault(key, "default")
+        # A teacher that is named once for all policies is resolved to the folder of each.
+        origin.setdefault(key, origin.get(key.rpartition(".")[0], "default"))
     return Recipe(config, origin, notes)
 
 
@@ -241,7 +245,42 @@ def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) 
         if isinstance(given, Mapping):
             values = {**values, section: {"name": name, **given}}
     built = {section: _section(section, values, origin or {}) for section in SECTIONS}
-    return _validated(RunConfig, {**values, **built}, origin or {})
+    return _with_folders(_validated(RunConfig, {**values, **built}, origin or {}))
+
+
+def _with_folders(config: RunConfig) -> RunConfig:
+    """Return the settings with the folders of past selves and teachers that are named by a run, whose newest checkpoint may change."""
+    team, algorithm = config.team, config.algorithm
+    agents = team.agents if isinstance(team.agents, tuple) else ()
+    if any(isinstance(agent.weights, PastAdapter) and names_a_run(agent.weights.past) for agent in agents):
+        found = tuple(
+            agent.model_copy(
+                update={
+                    "weights": PastAdapter(
+                        past=str(weights_of(agent.name, agent.weights.past, "weights.past"))
+                    )
+                }
+            )
+            if isinstance(agent.weights, PastAdapter) and names_a_run(agent.weights.past)
+            else agent
+            for agent in agents
+        )
+        config = config.model_copy(update={"team": team.model_copy(update={"agents": found})})
+    if isinstance(algorithm, Distill):
+        named = algorithm.teacher
+        if isinstance(named, str) and names_a_run(named):
+            named = dict.fromkeys(build_team(config, build_algorithm(config)).trained, named)
+        if isinstance(named, dict):
+            folders = {
+                policy: str(weights_of(policy, source, "algorithm.teacher"))
+                if names_a_run(source)
+                else source
+                for policy, source in named.items()
+            }
+            config = config.model_copy(
+                update={"algorithm": algorithm.model_copy(update={"teacher": folders})}
+            )
+    return config
 
 
 def _taken_back(model: type[Settings], values: Mapping[str, Any], at: str = "") -> list[str]:

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kapelle.errors import CheckpointError, ConfigError, did_you_mean
-from kapelle.runs.best import named_checkpoint, split_run
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runs.checkpoint_folder import list_checkpoints
-from kapelle.runs.reader import is_run, read_latest
-from kapelle.runs.saved_weights import check_start, check_verifier, policy_folder
+from kapelle.runs.saved_weights import check_start, check_verifier, weights_of
 from kapelle.settings.keeping import EVERYONE
 from kapelle.setup.preparation import Prepared
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team
-
-_POLICIES = "policies"
 
 
 def check_weights(
@@ -61,7 +57,7 @@ def start_folders(
     for agent, source in named.items():
         if agent != EVERYONE:
             wanted |= dict.fromkeys(_policies_of(agent, team), source)
-    return {policy: _folder(policy, source) for policy, source in wanted.items()} | folders
+    return {policy: weights_of(policy, source, "start_from") for policy, source in wanted.items()} | folders
 
 
 def _policies_of(name: str, team: Team) -> list[str]:
@@ -76,42 +72,3 @@ def _policies_of(name: str, team: Team) -> list[str]:
             f"`start_from` names '{name}', which is no agent that this team trains.{did_you_mean(name, known)}"
         )
     return found
-
-
-def _folder(policy: str, source: str) -> Path:
-    place, which = split_run(source)
-    if is_run(place):
-        checkpoint = named_checkpoint(place, which) or read_latest(place)
-        if checkpoint is None:
-            raise CheckpointError(
-                f"`start_from` names {place}, which has no whole checkpoint. Train it first."
-            )
-        return _kept(policy, checkpoint, place)
-    if (place / _POLICIES).is_dir():
-        return _kept(policy, place, place)
-    if (place / "adapter_config.json").is_file() or (place / "config.json").is_file():
-        return place
-    if not place.exists():
-        raise ConfigError(
-            f"`start_from` names '{source}', but there is no {place.absolute()}. Name a run (RUN, RUN@best, RUN@STEP), a PEFT "
-            "folder or a model's."
-        )
-    raise ConfigError(
-        f"`start_from` names '{source}', which is no run, checkpoint, PEFT adapter or model: it has no config.yaml, "
-        f"{_POLICIES}/, adapter_config.json or config.json."
-    )
-
-
-def _kept(policy: str, checkpoint: Path, named: Path) -> Path:
-    """Return a checkpoint's folder of a policy, or its only one."""
-    own = policy_folder(checkpoint, policy)
-    if own.is_dir():
-        return own
-    others = sorted(path for path in (checkpoint / _POLICIES).glob("*") if path.is_dir())
-    if len(others) == 1:
-        return others[0]
-    names = ", ".join(path.name for path in others) or "none"
-    raise ConfigError(
-        f"`start_from`: {named} has no weights of '{policy}'; it has those of: {names}. Name the folder of one for the agent: "
-        f"`start_from: {{{policy}: {checkpoint / _POLICIES}/NAME}}`."
-    )
