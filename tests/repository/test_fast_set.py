@@ -169,6 +169,7 @@ REACHED = {
     "kapelle.sandbox.watching": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
     "kapelle.sandbox.usage": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
     "kapelle.services.grpc.installed": "tests/services/grpc/test_server.py::test_answers",
+    "kapelle.services.log": "tests/services/grpc/test_server.py::test_a_failure_is_logged_by_its_type_and_place_without_its_words",
     "kapelle.services.http.application": "tests/services/policy/test_safety.py::test_every_route_is_behind_the_same_check",
     "kapelle.engines.rollout.local.alternatives": "tests/services/policy/test_service.py::test_the_likeliest_tokens_stand_beside_the_sampled_one",
     "kapelle.models.reward_model": "tests/services/reward/test_classifier.py::test_what_is_no_reward_model_is_refused",

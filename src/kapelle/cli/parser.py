@@ -337,7 +337,7 @@ COMMANDS: Mapping[str, Command] = {
         declare_chat,
     ),
     "serve": Command(
-        "((policy | reward) RUN [--record FOLDER] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
+        "((policy | reward) RUN [--record FOLDER] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
         "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--idle S] [--drain S] | environments --replace NAMES --at HOST:PORT "
         "[--certificate FILE]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
         "offer a run's team to programs, as a server of OpenAI's chat completions, its verifier, as a server of scores, or "

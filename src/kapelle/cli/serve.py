@@ -17,6 +17,7 @@ from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Watch
 from kapelle.cli.quiet import hush
+from kapelle.cli.serve_arguments import SESSION_IDLE
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runs.best import split_run
 from kapelle.runs.reader import read_config
@@ -82,7 +83,7 @@ def _policy(folder: Path, which: str | None, binding: Binding, arguments: argpar
         EpisodeFile(record, ()).close()  # raises where it cannot be written, before anything is loaded
     served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
     name = _name(arguments.name or served.config.name)
-    limits = Limits(arguments.calls, arguments.timeout)
+    limits = Limits(arguments.calls, arguments.timeout, arguments.idle or SESSION_IDLE)
     return until_stopped(
         serve_policy(served.play, name, binding, limits, record),
         lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",

@@ -11,6 +11,9 @@ Number = TypeVar("Number", int, float)
 CALLS, SECONDS, BATCH = 1024, 600.0, 64
 """Answers under way at once, the seconds that one may take, and the answers scored together, unless set otherwise."""
 
+WORLD_IDLE, SESSION_IDLE = 600.0, 3600.0
+"""Seconds without a call after which a world, or a session without a reward, may be closed, unless set otherwise."""
+
 
 def declare_serve(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -83,9 +86,9 @@ def _declare_environments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--idle",
         type=_positive(float),
-        default=600.0,
         metavar="S",
-        help="environments: seconds after which a world that nobody asks about is closed (600)",
+        help="seconds after which what nobody calls any more may be closed: worlds of environments "
+        f"({WORLD_IDLE:g}), sessions that are recorded ({SESSION_IDLE:g})",
     )
     parser.add_argument(
         "--drain",

@@ -10,6 +10,7 @@ from pathlib import Path
 from kapelle.cli.environments import environment_named
 from kapelle.cli.listening import binding_of
 from kapelle.cli.output import say
+from kapelle.cli.serve_arguments import WORLD_IDLE
 from kapelle.environment import Environment, pays_episodes
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.settings.base import Settings
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
     from kapelle.cli.serve import until_stopped
     from kapelle.services.environments.serving import SessionLimits, serve_environments
 
-    limits = SessionLimits(arguments.sessions, arguments.idle, arguments.timeout)
+    limits = SessionLimits(arguments.sessions, arguments.idle or WORLD_IDLE, arguments.timeout)
     return until_stopped(
         serve_environments(environments, binding, limits, processes=arguments.workers),
         lambda server: f"{', '.join(environments)} served at {server.address}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
@@ -103,7 +104,17 @@ def explain(
     ranked = [
         (_keys(p["loc"], values, missing=p["type"] == "missing"), -beside[p["loc"][:-1]], p) for p in found
     ]
-    keys, _, problem = max(ranked, key=lambda one: (len(one[0]), one[1], one[2]["type"] == "extra_forbidden"))
+    # A key that one kind does not know and another does, with a wrong value, is wrong by its value.
+    known = {tuple(reached) for reached, _, p in ranked if p["type"] != "extra_forbidden"}
+    keys, _, problem = max(
+        ranked,
+        key=lambda one: (
+            len(one[0]),
+            one[1],
+            one[2]["type"] == "extra_forbidden" and tuple(one[0]) not in known,
+            one[2]["type"] != "extra_forbidden",
+        ),
+    )
     path = ".".join([at, *keys] if at else keys)
     source = next((name for key, name in origin.items() if key == path or key.startswith(f"{path}.")), "")
     where = f" (set in {source})" if source else ""
@@ -113,6 +124,12 @@ def explain(
         return f"'{path}' is missing. Add it to the recipe."
     value = without_secrets(repr(problem["input"]))
     kinds = {str(p["type"]) for reached, _, p in ranked if reached == keys}
+    words = [
+        p["ctx"]["expected"] for reached, _, p in ranked if reached == keys and p["type"] == "literal_error"
+    ]
+    if words and isinstance(problem["input"], str):
+        close = did_you_mean(problem["input"], re.findall(r"'([^']*)'", words[0]))
+        return f"'{path}' cannot be {value}{where}: it must be {words[0]}.{close if 'mean' in close else ''}"
     advice = _advice(path, problem["input"], _fields(model, keys), kinds) or _said(problem)
     return f"'{path}' cannot be {value}{where}: {advice}."
 

@@ -133,6 +133,25 @@ def test_what_goes_wrong_is_a_status_without_a_traceback(channel: grpc.Channel, 
     assert ask(channel, method) == b"hello"
 
 
+def test_a_failure_is_logged_by_its_type_and_place_without_its_words(
+    channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal(channel, "One", b"fail")
+    assert "A call of /test.Echo/One failed." in caplog.text
+    assert "builtins.RuntimeError" in caplog.text
+    assert "in one" in caplog.text, "the place"
+    assert "\nRuntimeError: a secret" not in caplog.text
+
+
+def test_the_health_of_all_services_is_listed(channel: grpc.Channel) -> None:
+    listed = health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=60)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    assert {name: each.status for name, each in listed.statuses.items()} == {
+        "": serving,
+        "test.Echo": serving,
+    }
+
+
 def test_messages_have_a_largest_size_also_unpacked(server: GrpcServer, channel: grpc.Channel) -> None:
     assert refusal(channel, "One", b"x" * (SMALL + 1))[0] == "RESOURCE_EXHAUSTED"
     bomb = b"\0" * (SMALL * 100)

@@ -104,6 +104,20 @@ def test_also_one_after_a_good_call_and_one_that_trickles(server: HttpServer) ->
         drops.join()
 
 
+def test_a_call_with_two_lengths_is_refused_and_its_connection_closed(server: HttpServer) -> None:
+    """What follows may be the rest of its body or a call of its own, as a proxy before the service has read it."""
+    for method in (b"GET", b"POST"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
+            head = b" /good HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            lengths = b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"
+            smuggled = b"GET /good HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            peer.sendall(method + head + lengths + b"0\r\n\r\n" + smuggled)
+            answer = said(peer)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"two_lengths" in answer
+        assert answer.count(b"HTTP/1.1") == 1
+
+
 def test_who_stops_reading_is_given_up_and_its_stream_ends(server: HttpServer, torrent: Torrent) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")

@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import APIStatusError, NotFoundError, OpenAI
 
-from kapelle.errors import DataError
+from kapelle.errors import DataError, OutputError
 from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.http.refusals import Refusal
 from kapelle.services.policy.recording import FILE, EpisodeFile, read_recorded
+from kapelle.services.policy.serving import Limits, serve_policy
+from kapelle.services.policy.sessions import Sessions
 from kapelle.types import Episode
 
 Messages = list[Any]
@@ -222,3 +227,109 @@ def test_a_reward_that_a_full_disk_refuses_can_be_posted_again(
     assert refused.value.status_code == 507
     assert read_recorded(recorded) == before, "nothing is left of it"
     assert episode(recorded, reward(client, name, reward=1.0)).rewards == {"first": 1.0}
+
+
+class TestLifetimes:
+    """Sessions that get no reward make room for others, in the order of their last calls."""
+
+    @staticmethod
+    def crowd(most: int, lifetime: float = 60.0) -> tuple[Sessions, list[float]]:
+        now = [0.0]
+        return Sessions(most, lifetime, clock=lambda: now[0]), now
+
+    def test_named_ones_leave_when_nobody_has_called_them_for_a_lifetime(self) -> None:
+        sessions, now = self.crowd(3)
+        for name in "abc":
+            sessions.begin(name)
+        now[0] = 30.0
+        sessions.begin("b")
+        with pytest.raises(Refusal, match=r"3 sessions are under way.*DELETE.*dropped after 60 s"):
+            sessions.begin("d")
+        now[0] = 61.0
+        sessions.begin("d")
+        assert sorted(each.name for each in sessions) == ["b", "d"]
+        assert sessions.dropped == 2
+
+    def test_one_that_found_itself_leaves_before_a_named_one_and_none_while_it_speaks(self) -> None:
+        sessions, now = self.crowd(3)
+        first, second = sessions.begin(), sessions.begin()
+        sessions.begin("named")
+        now[0] = 1.0
+        first.under_way = 1
+        sessions.begin("new")
+        assert {each.name for each in sessions} == {first.name, "named", "new"}
+        assert second.name not in {each.name for each in sessions}
+        now[0] = 1000.0
+        sessions.begin("newer")
+        assert {each.name for each in sessions} == {first.name, "newer"}, (
+            "an answer is under way in the first"
+        )
+
+    def test_a_crowd_without_rewards_blocks_nobody(self, play: Play, tmp_path: Path) -> None:
+        limits = Limits(idle=0.001)
+        with serve_policy(play, "duo", Binding(), limits, tmp_path) as server:
+            url = f"{server.url}/v1"
+            with httpx.Client() as web, OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                for k in range(1024):
+                    opened = web.post(f"{url}/sessions", json={}, headers={"x-kapelle-session": f"idle-{k}"})
+                    assert opened.status_code == 200
+                assert say(client, [{"role": "user", "content": "hello"}]).choices
+                assert web.get(f"{url}/sessions/idle-0").status_code == 404
+
+
+def test_a_session_is_deleted_without_a_trace(client: OpenAI, recorded: Path) -> None:
+    header = {"x-kapelle-session": "unwanted"}
+    say(client, [{"role": "user", "content": "hello"}], extra_headers=header)
+    before = len(read_recorded(recorded)) if (recorded / FILE).exists() else 0
+    told = client.delete("/sessions/unwanted", cast_to=dict[str, Any])
+    assert told == {"session": "unwanted", "turns": 1, "deleted": True}
+    for again in (
+        lambda: client.delete("/sessions/unwanted", cast_to=object),
+        lambda: reward(client, "unwanted", reward=1.0),
+    ):
+        with pytest.raises(NotFoundError):
+            again()
+    assert len(read_recorded(recorded)) == before
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        b'{"id": 1}\n{"id": 2}\n',
+        b"question,answer\n1,2\n3",
+        b'{"mine": 1}',
+        b'{"step":0}\n',
+        b"\x00\x01",
+        b'{"step"x',
+    ],
+)
+def test_somebody_elses_file_is_left_as_it_is(foreign: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(foreign)
+    with pytest.raises((DataError, OutputError), match=r"[Nn]ame another folder"):
+        EpisodeFile(tmp_path, ["first"])
+    assert (tmp_path / FILE).read_bytes() == foreign
+
+
+def test_a_name_is_read_before_the_words(client: OpenAI, recorded: Path, play: Play) -> None:
+    """Of several speakers of one role an agent knows who said what; its own name changes nothing of its own words."""
+    messages: Messages = [
+        {"role": "user", "name": "planner", "content": "Sort it."},
+        {"role": "user", "name": "critic", "content": "Faster."},
+    ]
+    say(client, messages)
+    messages[-1]["name"] = "first"  # as group chats keep them
+    messages.append({"role": "user", "content": "Well?"})
+    name = session_of(say(client, messages))
+    turns = episode(recorded, reward(client, name, reward=0.0)).turns
+    assert [message.content for message in turns[0].heard][-2:] == ["planner: Sort it.", "critic: Faster."]
+    assert [message.content for message in turns[1].heard] == ["Well?"]
+    read = turns[0].prompt_ids + turns[0].completion_ids
+    assert turns[1].prompt_ids[: len(read)] == read
+
+
+def test_other_names_are_another_conversation(client: OpenAI) -> None:
+    messages: Messages = [{"role": "user", "name": "ada", "content": "hello"}]
+    first = session_of(say(client, messages))
+    messages[0]["name"] = "bob"
+    messages.append({"role": "user", "content": "go on"})
+    assert session_of(say(client, messages)) != first

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
 from kapelle.services.policy.serving import Limits, PolicyServer, serve_policy
+from kapelle.workflow import Scene
 
 TOKEN = "the-right-token-0123456789"  # noqa: S105
 
@@ -125,3 +128,55 @@ def test_tls_files_that_are_none_are_refused_before_anything_is_served(play: Pla
         serve_policy(play, "duo", Binding(**files), Limits()),
     ):
         pytest.fail("it serves")
+
+
+QUESTION = "my password is swordfish"
+
+
+class Quoting:
+    """A workflow that fails in the words that it was asked, after an agent has spoken or before."""
+
+    name = "quoting"
+
+    def __init__(self, *, first: bool) -> None:
+        self.first = first
+
+    def check(self, agents: object, environment: object) -> None:
+        """Any will do."""
+
+    async def run(self, scene: Scene) -> None:
+        if not self.first:
+            await scene[scene.names[0]].say(scene.observe(scene.names[0]))
+        raise ValueError(f"cannot play {scene.observe(scene.names[0])!r}")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_nothing_of_a_question_is_logged_when_a_workflow_fails(
+    play: Play, web: httpx.Client, caplog: pytest.LogCaptureFixture, *, first: bool
+) -> None:
+    failing = replace(play, workflow=Quoting(first=first))
+    body = {"model": "duo", "messages": [{"role": "user", "content": QUESTION}]}
+    with serve_policy(failing, "duo", Binding(), Limits()) as server:
+        for more in ({}, {"stream": True}):
+            told = web.post(f"{server.url}/v1/chat/completions", json={**body, **more})
+            assert "the service's log says why" in told.text
+            assert "swordfish" not in told.text
+    assert "its workflow failed with ValueError" in caplog.text
+    assert "swordfish" not in caplog.text
+
+
+def test_nothing_of_a_question_is_logged_when_the_engine_fails(
+    play: Play, web: httpx.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(request: Request) -> Completion:
+        renderer: Any = play.engine.renderer(request.policy)
+        raise ValueError(f"cannot sample after {renderer.spoken(request.prompt_ids)}")
+
+    monkeypatch.setattr(play.engine, "generate", broken)
+    body = {"model": "duo/first", "messages": [{"role": "user", "content": QUESTION}]}
+    with serve_policy(play, "duo", Binding(), Limits()) as server:
+        told = web.post(f"{server.url}/v1/chat/completions", json=body)
+        assert told.status_code == 500
+        assert "swordfish" not in told.text
+    assert "builtins.ValueError" in caplog.text
+    assert "swordfish" not in caplog.text

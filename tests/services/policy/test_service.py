@@ -121,9 +121,47 @@ def test_the_likeliest_tokens_stand_beside_the_sampled_one(
     assert found >= 4
 
 
+def test_parameters_and_fields_that_change_nothing_are_taken(client: OpenAI) -> None:
+    """As clients and frameworks send them with every call, and keep them of answers: the same tokens come."""
+
+    def asked(messages: list[Any], **extra: Any) -> str:
+        said = client.chat.completions.create(
+            model="duo/first", messages=messages, max_tokens=8, seed=1, **extra
+        )
+        return str(said.choices[0].message.content)
+
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    plain: list[Any] = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "I add.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    ]
+    kept: list[Any] = [
+        plain[0],
+        {**plain[1], "refusal": "", "annotations": [], "tool_calls": [{**call, "index": 0}]},
+        plain[2],
+    ]
+    expected = asked(plain)
+    assert asked(kept) == expected
+    for extra in (
+        {"store": True},
+        {"store": False},
+        {"service_tier": "auto"},
+        {"service_tier": "default"},
+        {"prompt_cache_key": "mine"},
+        {"modalities": ["text"]},
+        {"extra_body": {"repetition_penalty": 1.0, "min_p": 0.0}},
+        {"presence_penalty": 0.0, "frequency_penalty": 0.0},
+    ):
+        assert asked(plain, **extra) == expected
+
+
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
         ({"logit_bias": {"5": 1.0}}, "logit_bias"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),

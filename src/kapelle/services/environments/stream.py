@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from kapelle.services.grpc.refusals import Refused, busy, leaving
+from kapelle.services.log import log_failure
 from kapelle.wire import LARGEST
 from kapelle.wire import environment_v1_pb2 as pb
 
-LOG = logging.getLogger("kapelle.services")
 UNDER_WAY = 4096
 """Questions of one stream that are not answered yet."""
 Answered = tuple[str, Any]
@@ -78,8 +77,8 @@ class OneStream:
                 raise Refused("ABORTED", f"EpisodeError: The answer has more than {LARGEST:,} bytes.")  # noqa: TRY301
         except Refused as refused:
             answer = _refusal(question.number, refused)
-        except Exception:
-            LOG.exception("A question of a stream failed.")
+        except Exception as error:
+            log_failure("A question of a stream failed.", error)
             answer = _refusal(question.number, Refused("INTERNAL", "The service failed; its log says why."))
         self._done.put_nowait(answer)
 

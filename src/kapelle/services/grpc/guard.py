@@ -6,7 +6,6 @@ Whatever a caller sends, it gets a status code and a sentence at worst; tracebac
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ import grpc
 
 from kapelle.services.binding import Binding
 from kapelle.services.grpc.refusals import Refused, busy, leaving, wrong
+from kapelle.services.log import log_failure
 from kapelle.wire import LARGEST
 
-LOG = logging.getLogger("kapelle.services")
 HEALTH = "/grpc.health.v1.Health/"
 """Begins the methods that are answered also when there is no room for others."""
 
@@ -74,7 +73,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no t
         def read(body: bytes) -> Any:
             try:
                 return handler.request_deserializer(body)
-            except Exception:  # noqa: BLE001 - protobuf's own, of several classes
+            except Exception:
                 raise wrong("The body is no message of this method's type.") from None
 
         async def one(body: bytes, context: grpc.aio.ServicerContext) -> Any:
@@ -119,8 +118,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no t
             await context.abort(grpc.StatusCode[refused.code], refused.message)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
-        except Exception:
-            LOG.exception("A call of %s failed.", method)
+        except Exception as error:
+            log_failure(f"A call of {method} failed.", error)
             await context.abort(grpc.StatusCode.INTERNAL, "The service failed; its log says why.")
 
     def _check_room(self, kind: str) -> None:

@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import OVERALL_HEALTH
 from grpc_health.v1.health import aio as health
-from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2 import HealthCheckResponse, HealthListRequest, HealthListResponse
 
 from kapelle.errors import ConfigError
 from kapelle.services.binding import Binding
@@ -117,7 +117,7 @@ class GrpcServer:
     async def _serve(self) -> None:
         self._guard = Guard(self._binding, self._caps)
         server = grpc.aio.server(interceptors=[self._guard], options=_options(self._caps))
-        self._health = health.HealthServicer()
+        self._health = _Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for service in self._services:
             service.register(server)
@@ -143,6 +143,16 @@ class GrpcServer:
                 self._drained = True
         await asyncio.sleep(LAST_SECONDS)
         return self._drained
+
+
+class _Health(health.HealthServicer):  # type: ignore[misc] # grpc ships no types
+    """grpcio's health service, with the method `List`, which its asyncio form lacks."""
+
+    async def List(self, request: HealthListRequest, context: Any) -> HealthListResponse:
+        """Return the status of every service."""
+        return HealthListResponse(
+            statuses={name: HealthCheckResponse(status=now) for name, now in self._server_status.items()}
+        )
 
 
 def _options(caps: Caps) -> list[tuple[str, Any]]:

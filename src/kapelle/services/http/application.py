@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from kapelle.services.binding import Binding
 from kapelle.services.http.guard import check_body, check_call, too_long
 from kapelle.services.http.refusals import Refusal, wrong
+from kapelle.services.log import log_failure
 from kapelle.types import Json
 
 T = TypeVar("T")
@@ -26,7 +26,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 """What a server can serve."""
 
-LOG = logging.getLogger("kapelle.services")
 MOST_BYTES = 4 << 20
 """Of one body."""
 BODY_SECONDS = 60.0
@@ -109,8 +108,8 @@ class Application:
             return
         except Refusal as refusal:
             answer = Answer(refusal.row(), refusal.status, refusal.headers)
-        except Exception:
-            LOG.exception("A call of %s failed.", scope["method"])
+        except Exception as error:
+            log_failure(f"A call of {scope['method']} failed.", error)
             failed = Refusal(500, "The service failed; its log says why.", None, "internal_error")
             answer = Answer(failed.row(), failed.status)
         if isinstance(answer, Stream):
@@ -262,8 +261,8 @@ async def _told(events: AsyncIterator[Json | str]) -> AsyncIterator[Json | str]:
             yield event
     except Refusal as refusal:
         yield refusal.row()
-    except Exception:
-        LOG.exception("A stream failed.")
+    except Exception as error:
+        log_failure("A stream failed.", error)
         yield Refusal(500, "The service failed; its log says why.", None, "internal_error").row()
 
 

@@ -19,6 +19,15 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
 
     `headers` are by name in lower case; one that was sent twice is joined by a comma and so never matches.
     """
+    if "content-length" in headers and "transfer-encoding" in headers:
+        # Two lengths of one body: a proxy before this service may have taken the other one (RFC 9112, 6.3).
+        raise Refusal(
+            400,
+            "A call has `Content-Length` or `Transfer-Encoding`, not both.",
+            None,
+            "two_lengths",
+            {"connection": "close"},
+        )
     named = headers.get("host", "")
     if _without_port(named) not in binding.hosts:
         raise Refusal(

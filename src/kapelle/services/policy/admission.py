@@ -21,6 +21,8 @@ class Limits:
     """Answers under way at once, each of `n` choices counted; further calls are told to come again (429)."""
     seconds: float = 600.0
     """For which one call may take, its time in the queue included."""
+    idle: float = 3600.0
+    """Seconds after its last call in which a recorded session keeps its place, where others ask for one."""
 
 
 class Admission:

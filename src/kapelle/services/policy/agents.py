@@ -14,8 +14,8 @@ from kapelle.engines.rollout.protocol import Completion, KnowsAlternatives, Like
 from kapelle.errors import ContextError, EngineError
 from kapelle.rollout.play import Play
 from kapelle.runtime.seeds import derive_seed
-from kapelle.services.http.application import LOG
 from kapelle.services.http.refusals import Refusal, wrong
+from kapelle.services.log import LOG
 from kapelle.services.policy.chat_form import ChatRequest
 from kapelle.services.policy.engine_thread import EngineThread
 from kapelle.types import Message, Sampling, Task

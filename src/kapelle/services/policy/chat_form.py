@@ -41,6 +41,8 @@ class ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: Function
+    index: int | None = None
+    """Its place, which clients keep that put streamed answers together; the order of the list says as much."""
 
 
 class ChatMessage(Body):
@@ -48,9 +50,13 @@ class ChatMessage(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
-    name: str | None = None
+    name: str | None = Field(default=None, min_length=1, max_length=64)
+    """Who speaks, among several of one role."""
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    # What answers have beside their words, sent back by clients that keep whole messages.
+    refusal: Literal[""] | None = None
+    annotations: list[Any] = Field(default=[], max_length=0)
 
     @property
     def text(self) -> str:
@@ -113,8 +119,13 @@ class ChatRequest(Body):
     presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
     frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
     logit_bias: dict[str, float] = Field(default={}, max_length=0)
-    store: Literal[False] = False
-    # Labels for the provider's own records, which change nothing.
+    repetition_penalty: float = Field(default=1.0, ge=1.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, le=0.0)
+    modalities: list[Literal["text"]] = Field(default=["text"], max_length=1)
+    service_tier: Literal["auto", "default"] = "auto"
+    # What a provider does for its own records, and labels for them, which change nothing.
+    store: bool = False
+    prompt_cache_key: str | None = None
     user: str | None = None
     metadata: dict[str, str] = Field(default={})
     safety_identifier: str | None = None

@@ -20,6 +20,11 @@ class Said(NamedTuple):
     calls: tuple[Call, ...]
 
 
+NAMED = ("system", "user")
+"""Roles in which several may speak: an agent reads `NAME: ` before their words. An assistant's name is its own, and a
+tool's answer belongs to its call."""
+
+
 def read_messages(
     messages: Sequence[ChatMessage], tools: Sequence[Tool], system: str | None
 ) -> list[Message]:
@@ -46,9 +51,10 @@ def read_message(message: ChatMessage) -> Message:
     role = "system" if message.role == "developer" else message.role
     if role != "assistant" and message.tool_calls:
         raise wrong("Only messages of the role `assistant` call tools.", "messages")
-    return Message(
-        role, "\n".join([*([message.text] if message.text else []), *map(_written, message.tool_calls or [])])
-    )
+    words = message.text
+    if message.name is not None and role in NAMED and words:
+        words = f"{message.name}: {words}"  # chat templates know no names
+    return Message(role, "\n".join([*([words] if words else []), *map(_written, message.tool_calls or [])]))
 
 
 def _written(call: ToolCall) -> str:

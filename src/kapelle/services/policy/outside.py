@@ -140,6 +140,9 @@ class _Seats:
             raise _over() from None
         return {}
 
+    def drop(self, session: Session) -> None:
+        raise Refusal(409, "An episode of a run ends with its reward. Post one.", None, "session_of_a_run")
+
 
 def _over() -> Refusal:
     return Refusal(

@@ -9,6 +9,7 @@ log-probs, agents, versions and hashes of the weights. Nothing is written of a s
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -35,6 +36,8 @@ from kapelle.types import Episode, Json, Message, Task, Turn
 TASK = "x-kapelle-task"
 """Header that names the task at which a program works: episodes of one task are one group."""
 FILE = "episodes.jsonl"
+_BEGINS = b'{"step":'
+"""What every line of it begins with."""
 
 
 class Taker(Protocol):
@@ -44,13 +47,17 @@ class Taker(Protocol):
         """Take a session with its reward; return what its caller is told."""
         ...
 
+    def drop(self, session: Session) -> None:
+        """Learn of a session that ended without a reward."""
+        ...
+
 
 class Recorder:
     """Sessions under way, and what becomes of them."""
 
-    def __init__(self, taker: Taker, agents: Agents) -> None:
-        """Hand sessions of these agents to a taker when they are rewarded."""
-        self.sessions = Sessions()
+    def __init__(self, taker: Taker, agents: Agents, lifetime: float = math.inf) -> None:
+        """Hand sessions of these agents to a taker when they are rewarded; `lifetime` is in seconds after the last call."""
+        self.sessions = Sessions(lifetime=lifetime)
         self._repeats = Repeats()
         self._taker = taker
         self._agents = agents
@@ -61,6 +68,7 @@ class Recorder:
             Route("POST", "/v1/sessions", self.open),
             Route("GET", "/v1/sessions/", self.show),
             Route("POST", "/v1/sessions/", self.reward),
+            Route("DELETE", "/v1/sessions/", self.drop),
             Route("POST", "/v1/reward", self.reward),
         )
 
@@ -86,6 +94,16 @@ class Recorder:
             for turn in session.turns
         ]
         return Answer({"session": session.name, "task": session.task, "turns": turns, **dict(session.counts)})
+
+    async def drop(self, call: Call) -> Answer:
+        """End a session without a reward: nothing is kept of it."""
+        ended = self.sessions.end(call.path)
+        try:
+            self._taker.drop(ended)
+        except BaseException:
+            self.sessions.open_again(ended)
+            raise
+        return Answer({"session": ended.name, "turns": len(ended.turns), "deleted": True})
 
     async def reward(self, call: Call) -> Answer:
         """End a session with a reward."""
@@ -225,9 +243,17 @@ class EpisodeFile:
             self.path = folder / FILE
             self._written = 0
             if self.path.exists():
-                whole = _whole(self.path)
+                whole, rest = _whole(self.path)
+                try:
+                    recorded = _episodes(whole)
+                except DataError as error:
+                    raise DataError(f"{error} Or name another folder than {folder}.") from None
+                if not rest.startswith(_BEGINS[: len(rest)]):
+                    raise OutputError(
+                        f"{self.path} ends with something else than an episode. Name another folder, or end its last line."
+                    )
                 os.truncate(self.path, len(whole))  # of a process that was killed while it wrote
-                for episode in _episodes(whole):
+                for episode in recorded:
                     self._groups.setdefault(episode.task.id, len(self._groups))
                     self._written += 1
             self._file = self.path.open("ab", buffering=0)
@@ -254,6 +280,9 @@ class EpisodeFile:
         self._written += 1
         return {"episode": self._written - 1}
 
+    def drop(self, session: Session) -> None:
+        """Write nothing of it."""
+
     def close(self) -> None:
         """Write no more."""
         self._file.close()
@@ -272,13 +301,14 @@ def read_recorded(folder: Path) -> list[Episode]:
 
     DataError for a file that holds something else.
     """
-    return _episodes(_whole(folder / FILE))
+    return _episodes(_whole(folder / FILE)[0])
 
 
-def _whole(path: Path) -> bytes:
-    """Return a file's complete lines."""
+def _whole(path: Path) -> tuple[bytes, bytes]:
+    """Return a file's complete lines, and what follows the last of them."""
     content = path.read_bytes()
-    return content[: content.rfind(b"\n") + 1]
+    end = content.rfind(b"\n") + 1
+    return content[:end], content[end:]
 
 
 def _episodes(lines: bytes) -> list[Episode]:

@@ -57,7 +57,7 @@ def serve_policy(
         if record is not None:
             file = EpisodeFile(record, play.team.names)
             closing.callback(file.close)
-            recorder = Recorder(file, agents)
+            recorder = Recorder(file, agents, limits.idle)
         service = PolicyService(name, agents, limits, int(time.time()), recorder)
         with HttpServer(binding, Application(binding, service.routes())) as http:
             yield PolicyServer(http.url, service.names, service, http)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kapelle.services.http.refusals import Refusal, busy
 from kapelle.services.policy.chat_form import ChatMessage, ChatRequest
-from kapelle.services.policy.conversation import parse_answer
+from kapelle.services.policy.conversation import NAMED, parse_answer
 from kapelle.types import Json, Turn
 
 MOST_TURNS = 4096
@@ -50,6 +52,8 @@ class Session:
     spoken before."""
     under_way: int = 0
     """Answers that are being sampled."""
+    called: float = 0.0
+    """When it was last called, by the clock of `Sessions`, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,19 @@ class Place:
 class Sessions:
     """All sessions under way; used by one thread."""
 
-    def __init__(self, most: int = 1024) -> None:
-        """Keep at most `most` sessions; the oldest that found itself (was not named) makes room for a new one."""
+    def __init__(
+        self, most: int = 1024, lifetime: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Keep at most `most` sessions, each for `lifetime` seconds after its last call.
+
+        Where there are more, the one that was called longest ago and was not named makes room for a new one.
+        """
         self._most = most
+        self._lifetime = lifetime
+        self._clock = clock
         self._open: dict[str, Session] = {}
+        self.dropped = 0
+        """How many ended without a reward because nobody called them, or to make room."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -96,17 +109,31 @@ class Sessions:
     def begin(self, name: str | None = None) -> Session:
         """Return a new session, or the one of that name; Refusal (429) where there is no room."""
         if name is not None and name in self._open:
-            return self._open[name]
+            return self._called(self._open[name])
         if len(self._open) >= self._most:
-            oldest = next(
-                (each for each in self._open.values() if not each.named and not each.under_way), None
-            )
-            if oldest is None:
-                raise busy(f"{self._most} sessions are under way. Post their rewards, or try again later.")
-            del self._open[oldest.name]
+            self._make_room()
         session = Session(name or f"s-{secrets.token_hex(8)}", name is not None)
         self._open[session.name] = session
+        return self._called(session)
+
+    def _called(self, session: Session) -> Session:
+        session.called = self._clock()
         return session
+
+    def _make_room(self) -> None:
+        now = self._clock()
+        idle = [each for each in self._open.values() if not each.under_way]
+        leaving = [each for each in idle if now - each.called > self._lifetime]
+        if not leaving:
+            leaving = sorted((each for each in idle if not each.named), key=lambda each: each.called)[:1]
+        if not leaving:
+            raise busy(
+                f"{self._most} sessions are under way. Post their rewards, end those that will get none (DELETE "
+                f"/v1/sessions/NAME), or try again later: {_lasting(self._lifetime)}."
+            )
+        for each in leaving:
+            del self._open[each.name]
+        self.dropped += len(leaving)
 
     def end(self, name: str) -> Session:
         """Return a session that is over."""
@@ -143,7 +170,7 @@ class Sessions:
     def place(self, agent: str, request: ChatRequest, name: str | None) -> Place:
         """Return where a call continues; it may begin a session."""
         found = self.find(agent, request, name)
-        session = self.begin(name) if found is None else found[0].session
+        session = self.begin(name) if found is None else self._called(found[0].session)
         if len(session.turns) + session.under_way + request.n > MOST_TURNS:
             raise busy(f"The session has {MOST_TURNS} turns, and takes no more.")
         after, count = found or (None, 0)
@@ -167,6 +194,14 @@ class Sessions:
         return kept
 
 
+def _lasting(lifetime: float) -> str:
+    return (
+        "a session lasts until its reward"
+        if math.isinf(lifetime)
+        else f"one that nobody calls is dropped after {lifetime:g} s"
+    )
+
+
 def record(session: Session, turn: Turn, seen: int) -> Turn:
     """Append a turn to a session and return it with its number."""
     kept = replace(turn, index=len(session.turns) if turn.index < 0 else turn.index, seen=seen)
@@ -181,7 +216,8 @@ def _digests(agent: str, request: ChatRequest) -> list[bytes]:
     for message in request.messages:
         calls = [[call.function.name, _read(call.function.arguments)] for call in message.tool_calls or ()]
         role = "system" if message.role == "developer" else message.role
-        digests.append(_extended(digests[-1], [role, message.text, calls]))
+        who = [message.name] if message.name is not None and role in NAMED else []
+        digests.append(_extended(digests[-1], [role, message.text, calls, *who]))
     return digests
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request, RolloutEngine, heard
 from kapelle.rollout.play import play_episode
 from kapelle.runtime.seeds import derive_seed
-from kapelle.services.http.application import LOG
 from kapelle.services.http.refusals import Refusal, wrong
+from kapelle.services.log import LOG
 from kapelle.services.policy.agents import Agents, Decodes, Tell, told, too_long
 from kapelle.services.policy.asked import Asked
 from kapelle.services.policy.chat_form import ChatRequest
@@ -89,7 +89,10 @@ class Teams:
         if episode.error is not None:
             if episode.error.startswith("ContextError"):
                 raise too_long(episode.error.partition(": ")[2])
-            LOG.error("The team could not answer: %s", episode.error)
+            # Its message may quote the question.
+            LOG.error(
+                "The team could not answer: its workflow failed with %s.", episode.error.partition(":")[0]
+            )
             raise Refusal(500, "The team's workflow failed; the service's log says why.", None, "workflow")
         last = episode.turns[-1].text if episode.turns else ""
         return Played(choice, asked.finals[-1] if asked.finals else last, episode)
@@ -102,7 +105,7 @@ def question_of(request: ChatRequest) -> str:
         raise wrong("A team answers a message of the role `user`, which must be the last one.", "messages")
     if len(said) == 1:
         return said[0].text
-    return "\n\n".join(f"{message.role}: {message.text}" for message in said)
+    return "\n\n".join(f"{message.name or message.role}: {message.text}" for message in said)
 
 
 def turn_rows(episode: Episode) -> list[Json]:

@@ -6,7 +6,6 @@ Nobody waits for a batch to fill: while one is scored others arrive, and whoever
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
+from kapelle.services.log import log_failure
 from kapelle.services.reward.scores import Answered, Score, ungraded
 
-LOG = logging.getLogger("kapelle.services")
 FAILED = "The model failed on this answer; the service's log says why."
 
 
@@ -108,8 +107,8 @@ class Batches:
         """Return a score for each; where a batch fails each is tried alone, so that it spoils no other."""
         try:
             return self._score(answers)
-        except Exception:
-            LOG.exception("A batch of %s answers could not be scored.", len(answers))
+        except Exception as error:
+            log_failure(f"A batch of {len(answers)} answers could not be scored.", error)
         if len(answers) == 1:
             return [ungraded(FAILED)]
         return [score for answer in answers for score in self._scored([answer])]
