@@ -311,7 +311,7 @@ class Algorithm:
     name: str
     policy_loss: PolicyLoss
     credit: CreditFunction | None = None
-    """None for algorithms that learn from demonstrations, and for those with a `memory`."""
+    """None for algorithms that learn from demonstrations. Beside a `memory` it is the credit of a first step."""
     data: Data = Data()
     needs: tuple[Signal, ...] = ()
     """What credit and losses need to know about the sampled turns (`kapelle.signals`)."""

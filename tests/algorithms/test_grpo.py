@@ -85,9 +85,9 @@ class TestGroups:
         for reward in (0.0, 1.0, 0.1, 1 / 3):
             assert advantages(algorithm, [group(*[solo(reward)] * 5)]) == [0.0] * 5
 
-    def test_what_failures_left_alone_keeps_its_raw_reward(self) -> None:
+    def test_what_failures_left_alone_has_nothing_to_be_compared_with_at_first(self) -> None:
         failed = Episode(group(solo(1.0)).task, 0, ("a",), error="EpisodeError: gone")
-        assert advantages(GRPO(), [group(solo(0.75), failed)]) == [0.75]
+        assert advantages(GRPO(), [group(solo(0.75), failed)]) == [0.0]
 
     def test_a_group_of_one_is_refused_in_the_settings(self) -> None:
         with pytest.raises(ValidationError, match="group_size"):
@@ -131,7 +131,8 @@ class TestTeams:
         groups = [group(self.pair(1.0, 1.0), self.pair(0.0, 0.0), alone)]
         credit = credit_of(GRPO(scale="none"), groups)
         means = {"a": 5 / 3, "b": 0.5}
-        assert float(credit[TurnKey(0, 0, 1)].advantage_T[0]) == pytest.approx(1.0 - means["b"])
+        # b's set holds two of three attempts: it weighs like a's by 2/1 · 2/3.
+        assert float(credit[TurnKey(0, 0, 1)].advantage_T[0]) == pytest.approx((1.0 - means["b"]) * 4 / 3)
         assert float(credit[TurnKey(0, 2, 0)].advantage_T[0]) == pytest.approx(4.0 - means["a"])
 
     def test_frozen_agents_get_no_credit_but_earn_for_the_team(self) -> None:

@@ -68,13 +68,13 @@ S2 = 1 / math.sqrt(2)
             (((SHORT, LONG), 6.0), ((SHORT,), 0.0)),
             [2 / math.sqrt(12), 2 / math.sqrt(12), -4 / math.sqrt(12)],
         ),
-        # By turn number: first turns 6 and 0, the second one alone keeps its raw 6.
+        # By turn number: first turns 6 and 0; the second one is alone, and nothing is known of such turns yet.
         (
             "at_grpo",
             {"group_size": 2},
             "aa|a",
             (((SHORT, LONG), 6.0), ((SHORT,), 0.0)),
-            [S2, 6.0, -S2],
+            [S2, 0.0, -S2],
         ),
     ],
 )

@@ -26,10 +26,9 @@ from __future__ import annotations
 from typing import Literal
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.shared.groups import by_agent_turn
-from kapelle.algorithms.shared.monte_carlo import SetCredit
+from kapelle.algorithms.shared.groups import BY_SCALE, by_agent_turn
+from kapelle.algorithms.shared.monte_carlo import over_sets
 from kapelle.algorithms.shared.tree import TreeSampling, alone, best
-from kapelle.functional.advantages import group_centred, group_scaled
 
 
 class ATGRPO(TreeSampling):
@@ -41,7 +40,7 @@ class ATGRPO(TreeSampling):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        estimate = {"std": group_scaled, "none": group_centred}[self.scale]
+        how = BY_SCALE[self.scale]
         if self.tree:
-            return self.tree_row(self.name, estimate, alone, best)
-        return self.row(self.name, SetCredit(self, by_agent_turn, estimate))
+            return self.tree_row(self.name, how, alone, best)
+        return self.row(self.name, judge=over_sets(self, by_agent_turn, how))

@@ -8,7 +8,8 @@ advantage of a token is
     R_t = Σ_{s≥t} γ^{s−t} · (log T(y_s) − log π(y_s)),    A_t = R_t − mean of R_t in the task's other episodes
 
 with γ = `discount` = 1. The mean is over the same turn of the same agent at the same position t: it does not depend on
-the judged sample, and subtracts what all attempts have in common, which is most of R_t while the two are far apart. `discount: 0` keeps each token's own term: the sum of per-token KLs at the positions that the policy
+the judged sample, and subtracts what all attempts have in common, which is most of R_t while the two are far apart. Where
+no other episode has such a token it is a running mean over earlier steps, kept in the checkpoint. `discount: 0` keeps each token's own term: the sum of per-token KLs at the positions that the policy
 reaches, as if its tokens had no effect on later positions. Rewards are not read, and no critic or group is needed.
 
 Deviations from the papers: the sampled form of the divergence, not the sum over the vocabulary (no logits of the teacher
@@ -21,11 +22,12 @@ With `training.max_staleness` log π is that of the weights that sampled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit, Data, Update
+from kapelle.algorithms.shared.groups import Comparison, Earlier, Member, compared_values, place_of
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.functional.advantages import leave_one_out
 from kapelle.functional.returns import return_to_go
@@ -47,7 +49,7 @@ class Distill(Settings):
     discount: float = Field(default=1.0, ge=0.0, le=1.0)
     """γ: 1 lowers the divergence of whole completions, 0 that of each token alone."""
     group_size: int = Field(default=4, ge=1)
-    """Episodes per task; one alone has no baseline."""
+    """Episodes per task; one alone is compared with a running mean of earlier steps."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the samples of a step."""
     minibatches: int = Field(default=1, ge=1)
@@ -65,12 +67,20 @@ class Distill(Settings):
         )
 
 
+AT_ITS_PLACE = Comparison(leave_one_out, start=0.0)
+"""Before there are earlier returns a token is compared with 0, which is what a policy earns that is its teacher."""
+
+
 class TaughtCredit:
-    """Advantages by a teacher's log-probs; a `CreditMemory` that shows how far each policy is from its teacher."""
+    """Advantages by a teacher's log-probs; a `CreditMemory` of earlier divergences, at each position.
+
+    It also shows how far each policy is from its teacher.
+    """
 
     def __init__(self, discount: float) -> None:
         """Take γ."""
         self._discount = discount
+        self._earlier = Earlier()
         self._row: dict[str, float] = {}
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
@@ -79,16 +89,17 @@ class TaughtCredit:
         if not turns:
             return {}
         reward: list[Tensor] = []
-        returns: list[Tensor] = []
-        places: list[int] = []
-        numbers: dict[tuple[int, str, int, int], int] = {}
+        members: list[Member] = []
         for key, turn, k in turns:
             reward_T = kl_in_reward(torch.tensor(turn.logprobs), signals[TEACHER][key], beta=1.0)
             reward.append(reward_T)
-            returns.append(return_to_go(reward_T[None], torch.ones_like(reward_T)[None], self._discount)[0])
-            at = [(key.group, turn.agent, k, t) for t in range(len(reward_T))]
-            places.extend(numbers.setdefault(place, len(numbers)) for place in at)
-        advantage_K = leave_one_out(torch.cat(returns), torch.tensor(places), len(numbers))
+            return_T = return_to_go(reward_T[None], torch.ones_like(reward_T)[None], self._discount)[0]
+            place = place_of(groups[key.group].episodes[key.episode], turn.agent)
+            members += [
+                Member((key.group, turn.agent, k, t), value, 1, (key,), (*place, k, t))
+                for t, value in enumerate(return_T.tolist())
+            ]
+        advantage_K = torch.tensor(compared_values(members, AT_ITS_PLACE, self._earlier))
         pieces = advantage_K.split([len(reward_T) for reward_T in reward])
         self._row = _distance([turn.policy for _, turn, _ in turns], reward)
         return {key: Credit(piece_T) for (key, _, _), piece_T in zip(turns, pieces, strict=True)}
@@ -98,11 +109,12 @@ class TaughtCredit:
         return self._row
 
     def state(self) -> dict[str, object]:
-        """Return nothing: there is no memory."""
-        return {}
+        """Return the earlier returns' means and variances."""
+        return {"earlier": self._earlier.state()}
 
-    def load_state(self, state: Mapping[str, object]) -> None:
-        """Do nothing: there is no memory."""
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; a checkpoint from before there were any starts anew."""
+        self._earlier.load_state(state.get("earlier", []))
 
 
 def _distance(policies: Sequence[str], reward: Sequence[Tensor]) -> dict[str, float]:

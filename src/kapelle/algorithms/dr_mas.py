@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Literal
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.shared.groups import by_turns_of_agent
-from kapelle.algorithms.shared.monte_carlo import MonteCarlo, SetCredit
-from kapelle.functional.advantages import group_scaled
+from kapelle.algorithms.shared.groups import SCALED, by_turns_of_agent
+from kapelle.algorithms.shared.monte_carlo import MonteCarlo, over_sets
 
 
 class DrMAS(MonteCarlo):
@@ -22,4 +21,4 @@ class DrMAS(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.row(self.name, SetCredit(self, by_turns_of_agent, group_scaled))
+        return self.row(self.name, judge=over_sets(self, by_turns_of_agent, SCALED))

@@ -22,9 +22,8 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.shared.groups import by_agent, by_episode, compare
+from kapelle.algorithms.shared.groups import BY_SCALE, Earlier, by_agent, by_episode, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
-from kapelle.functional.advantages import group_centred, group_scaled
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Group
 
@@ -42,12 +41,13 @@ class GRPO(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.row(self.name, self.credit, redraw=self.redraw)
+        return self.row(self.name, judge=self.credit, redraw=self.redraw)
 
-    def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
         """Return A = (R − mean_g) / (std_g + ε) for every token of each turn; without `scale` A = R − mean_g."""
         sets = {"agent": by_agent, "episode": by_episode}[self.compare]
         paying = {"agent": self.paying, "episode": self.paid_once}[self.compare]
-        estimate = {"std": group_scaled, "none": group_centred}[self.scale]
         attempts = sets(groups, paying(signals))
-        return spread(self, groups, compare(attempts, estimate))
+        return spread(self, groups, compare(attempts, BY_SCALE[self.scale], earlier))

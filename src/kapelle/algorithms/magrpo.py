@@ -25,12 +25,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.shared.groups import by_round
-from kapelle.algorithms.shared.monte_carlo import SetCredit
+from kapelle.algorithms.shared.groups import BY_SCALE, by_round
+from kapelle.algorithms.shared.monte_carlo import over_sets
 from kapelle.algorithms.shared.rewards import chain_rewards
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.algorithms.shared.tree import TreeSampling, aligned, cross, first
-from kapelle.functional.advantages import group_centred, group_scaled
 from kapelle.types import Episode
 
 
@@ -67,11 +66,11 @@ class MAGRPO(TreeSampling):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        estimate = {"std": group_scaled, "none": group_centred}[self.scale]
+        how = BY_SCALE[self.scale]
         if self.tree:
             judged_by = {"aligned": aligned, "cross": cross}[self.joint]
-            return self.tree_row(self.name, estimate, judged_by, first, self.earned_together)
-        return self.row(self.name, SetCredit(self, by_round, estimate, self.paid_once))
+            return self.tree_row(self.name, how, judged_by, first, self.earned_together)
+        return self.row(self.name, judge=over_sets(self, by_round, how, self.paid_once))
 
     def earned_together(self, episode: Episode) -> Mapping[str, float]:
         """Return what the team earned, once, as every agent's return."""

@@ -18,10 +18,11 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.shared.groups import Place, place_of
+from kapelle.algorithms.shared.groups import Comparison, Earlier, Member, compare, place_of
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import TeamReward
 from kapelle.functional.advantages import normalise_then_sum, sum_then_normalise
+from kapelle.functional.returns import turn_return_to_go
 from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.runtime.on_demand import torch
 from kapelle.types import Group
@@ -39,9 +40,11 @@ class MARS(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.row(self.name, self.credit)
+        return self.row(self.name, judge=self.credit)
 
-    def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
         """Return each turn's normalised return-to-go."""
         turns = turns_of(groups)
         if not turns:
@@ -53,10 +56,8 @@ class MARS(MonteCarlo):
             for e, episode in enumerate(group.episodes)
             if episode.error is None
         }
-        players: dict[Place, int] = {}
         paths: dict[tuple[int, int, str], int] = {}
         places = [place_of(groups[key.group].episodes[key.episode], turn.agent) for key, turn in turns]
-        player_B = torch.tensor([players.setdefault(place, len(players)) for place in places])
         path_B = torch.tensor(
             [paths.setdefault((key.group, key.episode, turn.agent), len(paths)) for key, turn in turns]
         )
@@ -64,5 +65,12 @@ class MARS(MonteCarlo):
             [paid[key.group, key.episode][turn.index] for key, turn in turns], dtype=torch.float64
         )
         order = {"sum_then_normalise": sum_then_normalise, "normalise_then_sum": normalise_then_sum}
-        advantage_B = order[self.normalise](reward_B, path_B, player_B, len(players))
-        return spread(self, groups, dict(zip((key for key, _ in turns), advantage_B.tolist(), strict=True)))
+        normalise = order[self.normalise]
+        how = Comparison(lambda _, player_B, n: normalise(reward_B, path_B, player_B, n), scaled=True)
+        members = [
+            Member(place, to_go, len(turn.completion_ids), (key,), place)
+            for (key, turn), place, to_go in zip(
+                turns, places, turn_return_to_go(reward_B, path_B, 1.0).tolist(), strict=True
+            )
+        ]
+        return spread(self, groups, compare(members, how, earlier))

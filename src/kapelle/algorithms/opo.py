@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.shared.groups import by_agent, compare
+from kapelle.algorithms.shared.groups import Comparison, Earlier, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.functional.advantages import length_weighted_baseline
 from kapelle.rows import Signals, TurnKey
@@ -24,11 +24,13 @@ class OPO(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.row(self.name, self.credit)
+        return self.row(self.name, judge=self.credit)
 
-    def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage within its agent's attempts at the task."""
         members = by_agent(groups, self.paying(signals))
         length_B = torch.tensor([member.tokens for member in members])
-        advantage = compare(members, lambda r_B, g_B, n: length_weighted_baseline(r_B, length_B, g_B, n))
-        return spread(self, groups, advantage)
+        how = Comparison(lambda r_B, g_B, n: length_weighted_baseline(r_B, length_B, g_B, n), resized=True)
+        return spread(self, groups, compare(members, how, earlier))

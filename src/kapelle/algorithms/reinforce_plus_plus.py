@@ -17,9 +17,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.shared.groups import Member, by_agent, compare
+from kapelle.algorithms.shared.groups import CENTRED, Earlier, Member, by_agent, compared_values
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
-from kapelle.functional.advantages import group_centred, whitened_group_centred, whitened_return_to_go
+from kapelle.functional.advantages import whitened_return_to_go
 from kapelle.functional.masking import masked_whiten
 from kapelle.functional.shaping import kl_in_reward
 from kapelle.rows import Signals, TurnKey, turns_of
@@ -64,20 +64,21 @@ class ReinforcePlusPlus(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        credit = self.group_credit if self.baseline == "group" else self.token_credit
-        return self.row(self.name, credit, reference=self.kl_in_reward > 0)
+        if self.baseline == "group":
+            return self.row(self.name, judge=self.group_credit)
+        return self.row(self.name, self.token_credit, reference=self.kl_in_reward > 0)
 
-    def group_credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+    def group_credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
         """Return R − mean_g, whitened over each policy's attempts."""
         policy = {key: turn.policy for key, turn in turns_of(groups)}
         advantage: dict[TurnKey, float] = {}
         members = by_agent(groups, self.paying(signals))
         for name in dict.fromkeys(policy.values()):
             own = [member for member in members if policy[member.keys[0]] == name]
-            if self.whiten == "tokens":
-                advantage |= _whitened_over_tokens(own)
-            else:
-                advantage |= compare(own, whitened_group_centred)
+            counts = [member.tokens if self.whiten == "tokens" else 1 for member in own]
+            advantage |= _whitened(own, compared_values(own, CENTRED, earlier), counts)
         return spread(self, groups, advantage)
 
     def token_credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
@@ -125,12 +126,12 @@ class ReinforcePlusPlus(MonteCarlo):
         return reward_T
 
 
-def _whitened_over_tokens(members: Sequence[Member]) -> dict[TurnKey, float]:
-    """Return R − mean_g, whitened over attempts that count once for each of their tokens."""
-    centred = compare(members, group_centred)
-    value_B = torch.tensor([centred[member.keys[0]] for member in members], dtype=torch.float64)
-    tokens_B = torch.tensor([member.tokens for member in members])
-    value_K = value_B.repeat_interleave(tokens_B)
+def _whitened(
+    members: Sequence[Member], centred: Sequence[float], counts: Sequence[int]
+) -> dict[TurnKey, float]:
+    """Return the members' values, whitened over all of them, each as often as its count."""
+    count_B = torch.tensor(counts)
+    value_K = torch.tensor(centred, dtype=torch.float64).repeat_interleave(count_B)
     whitened_K = masked_whiten(value_K, torch.ones_like(value_K)).tolist()
-    first = (tokens_B.cumsum(0) - tokens_B).tolist()
+    first = (count_B.cumsum(0) - count_B).tolist()
     return {key: whitened_K[k] for member, k in zip(members, first, strict=True) for key in member.keys}

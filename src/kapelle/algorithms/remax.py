@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.shared.groups import by_agent, compare
+from kapelle.algorithms.shared.groups import Earlier, against_earlier, by_agent
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import agent_returns
 from kapelle.functional.advantages import greedy_baseline
@@ -31,19 +31,28 @@ class ReMax(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        return self.row(self.name, self.credit, needs=(GreedyBaseline(),))
+        return self.row(self.name, judge=self.credit, needs=(GreedyBaseline(),))
 
-    def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage over its agent's greedy return; an agent without a turn there earned 0."""
+    def credit(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return each turn's advantage over its agent's greedy return.
+
+        An agent that had no turn in the greedy episode is compared with its earlier returns.
+        """
         greedy = {
             g: agent_returns(episode, self.team_reward, self.forms) for g, episode in signals.greedy.items()
         }
         members = [member for member in by_agent(groups, self.paying(signals)) if member.place[0] in greedy]
-        baseline_B = torch.tensor(
-            [greedy[int(g)].get(str(agent), 0.0) for g, agent in (member.place for member in members)],
-            dtype=torch.float64,
-        )
-        own_B = torch.arange(len(members))
-        return spread(
-            self, groups, compare(members, lambda r_B, _, __: greedy_baseline(r_B, baseline_B, own_B))
-        )
+        baseline = [greedy[int(g)].get(str(agent)) for g, agent in (member.place for member in members)]
+        without = [member for member, known in zip(members, baseline, strict=True) if known is None]
+        earlier = earlier or Earlier()
+        found = iter(against_earlier(without, members, earlier))
+        value_B = torch.tensor([member.value for member in members], dtype=torch.float64)
+        baseline_B = torch.tensor([known or 0.0 for known in baseline], dtype=torch.float64)
+        better_B = greedy_baseline(value_B, baseline_B, torch.arange(len(members)))
+        advantage: dict[TurnKey, float] = {}
+        for member, known, better in zip(members, baseline, better_B.tolist(), strict=True):
+            advantage |= dict.fromkeys(member.keys, next(found) if known is None else better)
+        earlier.take_in(members)
+        return spread(self, groups, advantage)

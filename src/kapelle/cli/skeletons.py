@@ -169,9 +169,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kapelle import Algorithm, Credit, Group
-from kapelle.algorithms.shared.groups import by_agent, compare
+from kapelle.algorithms.shared.groups import CENTRED, Earlier, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
-from kapelle.functional.advantages import group_centred
 from kapelle.rows import Signals, TurnKey
 
 
@@ -181,13 +180,13 @@ class CLASS_(MonteCarlo):
     name: Literal["NAME_"] = "NAME_"
 
     def build(self) -> Algorithm:
-        return self.row(self.name, self.credit)
+        return self.row(self.name, judge=self.credit)
 
     def credit(
-        self, groups: Sequence[Group], signals: Signals
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
         attempts = by_agent(groups, self.paying(signals))
-        return spread(self, groups, compare(attempts, group_centred))
+        return spread(self, groups, compare(attempts, CENTRED, earlier))
 '''
 
 ALGORITHM_TEST = '''"""Numbers by hand, and a step of training."""

@@ -41,35 +41,33 @@ class BaselineAdvantage(NamedTuple):
 def group_scaled(reward_B: Tensor, group_B: Tensor, groups: int, *, eps: float = 1e-6) -> Tensor:
     """GRPO: (R − mean_g)/(std_g + eps), std with ddof 1 → [B] (arXiv 2402.03300, §4.1.2).
 
-    A set without variance gives exactly 0; a set of one keeps its raw reward.
+    A set without variance gives exactly 0, and so does a set of one: it has nothing to be compared with.
     """
     shifted_B, ones_B = _shift_to_least(reward_B, group_B, groups)
     mean_G = segment_mean(shifted_B, ones_B, group_B, groups)
     std_G = segment_var(shifted_B, ones_B, group_B, groups).sqrt()
-    scaled_B = (shifted_B - mean_G[group_B]) / (std_G[group_B] + eps)
-    return _alone_keeps_raw(scaled_B, reward_B, group_B, groups)
+    return (shifted_B - mean_G[group_B]) / (std_G[group_B] + eps)
 
 
 def group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     """Dr.GRPO: R − mean_g, not divided by the set's std → [B] (arXiv 2503.20783, §3.2).
 
-    A set without variance gives exactly 0; a set of one keeps its raw reward.
+    A set without variance gives exactly 0, and so does a set of one: it has nothing to be compared with.
     """
     shifted_B, ones_B = _shift_to_least(reward_B, group_B, groups)
     mean_G = segment_mean(shifted_B, ones_B, group_B, groups)
-    return _alone_keeps_raw(shifted_B - mean_G[group_B], reward_B, group_B, groups)
+    return shifted_B - mean_G[group_B]
 
 
 def leave_one_out(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     """RLOO: R_j − mean of the set's other members → [B] (arXiv 2402.14740, §3.3).
 
-    A set without variance gives exactly 0; a set of one keeps its raw reward.
+    A set without variance gives exactly 0, and so does a set of one: it has nothing to be compared with.
     """
     shifted_B, ones_B = _shift_to_least(reward_B, group_B, groups)
     total_G = segment_sum(shifted_B, ones_B, group_B, groups)
     others_G = (segment_sum(ones_B, ones_B, group_B, groups) - 1).clamp(min=1)
-    advantage_B = shifted_B - (total_G[group_B] - shifted_B) / others_G[group_B]
-    return _alone_keeps_raw(advantage_B, reward_B, group_B, groups)
+    return shifted_B - (total_G[group_B] - shifted_B) / others_G[group_B]
 
 
 def greedy_baseline(reward_B: Tensor, greedy_reward_G: Tensor, group_B: Tensor) -> Tensor:
@@ -80,14 +78,13 @@ def greedy_baseline(reward_B: Tensor, greedy_reward_G: Tensor, group_B: Tensor) 
 def length_weighted_baseline(reward_B: Tensor, length_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     """OPO: R − Σ len·R / Σ len over the set, lengths in tokens → [B] (arXiv 2505.23585).
 
-    A set without variance gives exactly 0; a set of one, or without tokens, keeps its raw reward.
+    A set without variance gives exactly 0, and so does a set of one.
     """
     shifted_B, ones_B = _shift_to_least(reward_B, group_B, groups)
     length_B = length_B.to(shifted_B.dtype)
     weighted_G = segment_sum(length_B * shifted_B, ones_B, group_B, groups)
     length_G = segment_sum(length_B, ones_B, group_B, groups)
-    advantage_B = shifted_B - (weighted_G / length_G.clamp(min=1))[group_B]
-    return _alone_keeps_raw(advantage_B, reward_B, group_B, groups)
+    return shifted_B - (weighted_G / length_G.clamp(min=1))[group_B]
 
 
 def whitened_return_to_go(reward_NT: Tensor, mask_NT: Tensor, *, gamma: float) -> Tensor:
@@ -196,7 +193,7 @@ def sum_then_normalise(reward_B: Tensor, trajectory_B: Tensor, player_B: Tensor,
     """MARS: return-to-go of each turn (γ = 1), then normalised over all turns of its player → [B].
 
     arXiv 2510.15414. Turns are in global time order; `trajectory_B` labels one player's turns of one
-    episode, `player_B` the player. A player with one turn in the batch keeps its raw return.
+    episode, `player_B` the player. A player with one turn in the batch gets 0.
     """
     return group_scaled(turn_return_to_go(reward_B, trajectory_B, 1.0), player_B, players)
 
@@ -227,8 +224,3 @@ def _shift_to_least(reward_B: Tensor, group_B: Tensor, groups: int) -> tuple[Ten
     reward_B = as_float(reward_B)
     ones_B = torch.ones_like(reward_B)
     return reward_B - segment_least(reward_B, ones_B, group_B, groups)[group_B], ones_B
-
-
-def _alone_keeps_raw(advantage_B: Tensor, reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    size_G = torch.bincount(group_B, minlength=groups)
-    return torch.where(size_G[group_B] == 1, as_float(reward_B), advantage_B)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit, CreditFunction, CreditMemory, Data, Update
-from kapelle.algorithms.shared.groups import Estimator, Sets, TurnRewards, compare
+from kapelle.algorithms.shared.groups import Comparison, Earlier, Sets, TurnRewards, compare
 from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
 from kapelle.algorithms.shared.rewards import (
     FREE,
@@ -31,6 +32,16 @@ from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.team import Team
 from kapelle.types import Group, Turn
+
+
+class Judge(Protocol):
+    """Gives credit by comparing returns with one another, and with earlier ones where one is alone in its set."""
+
+    def __call__(
+        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        """Return credit for every turn that is trained on, and take its returns in among the earlier ones."""
+        ...
 
 
 class MonteCarlo(Settings):
@@ -87,15 +98,23 @@ class MonteCarlo(Settings):
     def row(
         self,
         name: str,
-        credit: CreditFunction | None,
+        credit: CreditFunction | None = None,
         checks: tuple[Callable[[Team], None], ...] = (),
         *,
+        judge: Judge | None = None,
         reference: bool = False,
         needs: tuple[Signal, ...] = (),
         memory: Callable[[Team, int], CreditMemory] | None = None,
         redraw: int = 0,
     ) -> Algorithm:
-        """Return the row; `reference` adds a reference policy, `needs` further signals."""
+        """Return the row; `reference` adds a reference policy, `needs` further signals.
+
+        Credit is given by `credit`, by a `memory`, or by a `judge`, whose earlier returns are then the memory: `credit` is
+        the judge without any.
+        """
+        if judge is not None:
+            credit = partial(judge, earlier=None)
+            memory = partial(_remember, judge, self.umad)
         order = self.order.build(self.loss.old)
         if order.sequential:
             checks = (*checks, partial(check_separate_weights, algorithm=name))
@@ -130,21 +149,47 @@ def spread(
     }
 
 
-class SetCredit:
-    """Advantages by one estimator over one kind of comparison set."""
+def over_sets(
+    settings: MonteCarlo,
+    sets: Sets,
+    how: Comparison,
+    paying: Callable[[Signals], TurnRewards] | None = None,
+) -> Judge:
+    """Return the judge that compares one kind of set in one way; rewards are `settings.paying` unless given."""
 
-    def __init__(
-        self,
-        settings: MonteCarlo,
-        sets: Sets,
-        estimate: Estimator,
-        paying: Callable[[Signals], TurnRewards] | None = None,
-    ) -> None:
-        """Take the source of rewards, by default `settings.paying`."""
-        self._settings, self._sets, self._estimate = settings, sets, estimate
-        self._paying = paying or settings.paying
+    def judge(
+        groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
+        members = sets(groups, (paying or settings.paying)(signals))
+        return spread(settings, groups, compare(members, how, earlier))
+
+    return judge
+
+
+def _remember(judge: Judge, umad: UMADConfig, team: Team, seed: int) -> ComparedWithEarlier:
+    return ComparedWithEarlier(judge, umad)
+
+
+class ComparedWithEarlier:
+    """A judge with the earlier returns that it compares with; a `CreditMemory`."""
+
+    def __init__(self, judge: Judge, umad: UMADConfig) -> None:
+        """Start without earlier returns."""
+        self._judge, self._umad = judge, umad
+        self._earlier = Earlier()
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage within its set."""
-        members = self._sets(groups, self._paying(signals))
-        return spread(self._settings, groups, compare(members, self._estimate))
+        """Return the judge's credit, with UMAD's gains."""
+        return self._umad.gain(groups, self._judge(groups, signals, self._earlier))
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return none: earlier returns show in the metrics of their own steps."""
+        return {}
+
+    def state(self) -> dict[str, object]:
+        """Return the earlier returns' means and variances."""
+        return {"earlier": self._earlier.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; a checkpoint from before there were any starts anew."""
+        self._earlier.load_state(state.get("earlier", []))

@@ -27,9 +27,9 @@ from itertools import product
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, Credit, CreditFunction, JointAction, JudgedBy, Tree
-from kapelle.algorithms.shared.groups import Estimator, Member, compare
-from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.algorithm import Algorithm, Credit, JointAction, JudgedBy, Tree
+from kapelle.algorithms.shared.groups import Comparison, Earlier, Member, compare, place_of
+from kapelle.algorithms.shared.monte_carlo import Judge, MonteCarlo, spread
 from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.types import Episode, Group
 
@@ -89,29 +89,40 @@ class TreeSampling(MonteCarlo):
     def tree_row(
         self,
         name: str,
-        estimate: Estimator,
+        how: Comparison,
         judged_by: JudgedBy,
         chosen: Callable[[Sequence[float]], int],
         returns: Callable[[Episode], Mapping[str, float]] | None = None,
     ) -> Algorithm:
         """Return the row with a tree; `returns` say what a candidate's worth counts, else what each agent is trained on."""
-        row = self.row(name, among_siblings(self, estimate))
+        row = self.row(name, judge=among_siblings(self, how))
         paid = returns or row.returns
         assert paid is not None, "Monte Carlo algorithms share the team's reward"
         tree = Tree(self.group_size, self.continuations, paid, judged_by, chosen)
         return replace(row, data=replace(row.data, group_size=1, tree=tree))
 
 
-def among_siblings(settings: MonteCarlo, estimate: Estimator) -> CreditFunction:
-    """Return the credit of a tree: each candidate's worth, compared among those of its prompt."""
+def among_siblings(settings: MonteCarlo, how: Comparison) -> Judge:
+    """Return the judge of a tree: each candidate's worth, compared among those of its prompt."""
 
-    def credit(groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+    def judge(
+        groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+    ) -> Mapping[TurnKey, Credit]:
         members = []
         for key, turn in turns_of(groups):
             assert turn.worth is not None, "a tree's candidates are judged when they are sampled"
             root = key.turn if turn.parent is None else turn.parent
-            place = (key.group, key.episode, root)
-            members.append(Member(place, turn.worth, len(turn.completion_ids), (key,)))
-        return spread(settings, groups, compare(members, estimate))
+            episode = groups[key.group].episodes[key.episode]
+            number = sum(one.agent == turn.agent for one in episode.turns[:root])
+            members.append(
+                Member(
+                    (key.group, key.episode, root),
+                    turn.worth,
+                    len(turn.completion_ids),
+                    (key,),
+                    (*place_of(episode, turn.agent), number),
+                )
+            )
+        return spread(settings, groups, compare(members, how, earlier))
 
-    return credit
+    return judge

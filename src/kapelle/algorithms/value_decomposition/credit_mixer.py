@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kapelle.algorithm import MIXER_UNDONE, Credit
-from kapelle.algorithms.shared.groups import Member, compare
+from kapelle.algorithms.shared.groups import CENTRED, Earlier, Member, compare, place_of
 from kapelle.algorithms.shared.monte_carlo import spread
 from kapelle.algorithms.value_decomposition.mixer_fit import Foresight, MixerFit
 from kapelle.algorithms.value_decomposition.replay import (
@@ -48,7 +48,6 @@ from kapelle.algorithms.value_decomposition.replay import (
 from kapelle.algorithms.value_decomposition.settings import CreditMixer
 from kapelle.algorithms.value_decomposition.utilities import TeamEstimate, TeamValue
 from kapelle.errors import NumericsError
-from kapelle.functional.advantages import group_centred
 from kapelle.functional.masking import keep_masked, pack
 from kapelle.functional.mixing import difference_credit, explained_by_others, group_mean_utility
 from kapelle.functional.returns import return_to_go
@@ -66,6 +65,8 @@ class _StepRounds(NamedTuple):
     set_B: Tensor
     """Rounds of one number are compared: the k-th ones of one task."""
     sets: int
+    number_B: Sequence[int]
+    """Which round of its episode each is."""
     after_BAA: Tensor
     """1.0 at [b, i, j] if j's turn was sampled after i's was over: it may be an effect of it."""
     return_B: Tensor
@@ -88,6 +89,8 @@ class _Pay(NamedTuple):
 
     value_BA: Tensor
     less_BA: Tensor
+    of: Literal["return", "utility"] = "return"
+    """What the values are; only values of one kind are compared."""
 
 
 class MixedCredit:
@@ -104,6 +107,7 @@ class MixedCredit:
         self._replay = Replay(settings.fit.capacity)
         self._fit: MixerFit | None = None
         self._foresight = Foresight()
+        self._earlier = Earlier()
         self._metrics: dict[str, float] = {}
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
@@ -143,7 +147,9 @@ class MixedCredit:
         batch = joined(list(played.values()))
         to_go_NK = return_to_go(batch.reward_NK.double(), batch.mask_NK, self._settings.gamma_turn)
         return_B = pack(to_go_NK, batch.mask_NK)
-        return _StepRounds(batch, keys, torch.tensor(of), len(places), after_BAA, return_B)
+        return _StepRounds(
+            batch, keys, torch.tensor(of), len(places), [k for _, _, k, _ in rounds], after_BAA, return_B
+        )
 
     @torch.no_grad()
     def _judge(self, step: _StepRounds) -> _Judged | None:
@@ -188,9 +194,11 @@ class MixedCredit:
                 if place not in own:
                     own[place] = self._pays(place, groups[key.group].episodes[key.episode], signals)
                 value = value_A[i] + own[place][key.turn]
-                members.append(Member((int(step.set_B[b]), agent), value, 0, (key,)))
+                episode = groups[key.group].episodes[key.episode]
+                like = (*place_of(episode, agent), step.number_B[b], pay.of)
+                members.append(Member((int(step.set_B[b]), agent), value, 0, (key,), like))
                 less[key] = less_A[i]
-        compared = compare(members, group_centred)
+        compared = compare(members, CENTRED, self._earlier)
         return {key: value - less[key] for key, value in compared.items()}
 
     def _penalties(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
@@ -212,13 +220,20 @@ class MixedCredit:
     def state(self) -> dict[str, object]:
         """Return the replay, everything learned, and the measured worth of it."""
         fit = {} if self._fit is None else self._fit.state()
-        return {"replay": self._replay.state(), "fit": fit, "foresight": self._foresight.state()}
+        earlier = self._earlier.state()
+        return {
+            "replay": self._replay.state(),
+            "fit": fit,
+            "foresight": self._foresight.state(),
+            "earlier": earlier,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._replay.load_state(state["replay"])
         if "foresight" in state:  # an older checkpoint does not have it: start anew
             self._foresight.load_state(state["foresight"])
+        self._earlier.load_state(state.get("earlier", []))
         self._fit = None
         if state["fit"]:
             self._fit = self._fresh(len(state["fit"]["network"]["saw_mean_D"]))
@@ -256,12 +271,12 @@ def _modelled(judged: _Judged) -> _Pay:
     value_BA = difference_credit(
         lambda replaced_BA: judged.net.mix(replaced_BA, rounds), utility_BA, rounds.acted_BA, baseline_BA
     ).cpu()
-    return _Pay(value_BA, torch.zeros_like(value_BA))
+    return _Pay(value_BA, torch.zeros_like(value_BA), "utility")
 
 
 def _utility(judged: _Judged) -> _Pay:
     value_BA = keep_masked(judged.estimate.utility_BA, judged.step.batch.rounds.acted_BA).cpu()
-    return _Pay(value_BA, torch.zeros_like(value_BA))
+    return _Pay(value_BA, torch.zeros_like(value_BA), "utility")
 
 
 _CREDITS: Mapping[str, Callable[[_Judged], _Pay]] = {
