@@ -90,12 +90,13 @@ def need_known(setting: str, kind: str, name: str | None, known: Collection[str]
 LONGEST_LIST = 120
 """Characters of names that a message lists; of more it names the nearest ones."""
 NEAREST = 3
+MOST_NAMES = 60
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ` Did you mean 'x'?` for the closest known word, else the known words: all where they are few, else those like it.
 
-    Empty where there are many and none is like it.
+    Where none is like it all are named up to `MOST_NAMES`, and none of more.
     """
     names = sorted(set(known))
     if not names:
@@ -108,6 +109,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if len(listed) <= LONGEST_LIST:
         return f" Known: {listed}."
     alike = difflib.get_close_matches(word.lower(), folded, n=NEAREST, cutoff=0.5)
-    return (
-        f" The nearest of {len(names)} known: {', '.join(folded[name] for name in alike)}." if alike else ""
-    )
+    if alike:
+        return f" The nearest of {len(names)} known: {', '.join(folded[name] for name in alike)}."
+    return f" Known: {listed}." if len(names) <= MOST_NAMES else ""

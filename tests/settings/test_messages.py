@@ -93,7 +93,7 @@ def test_of_many_names_the_nearest_three_are_named() -> None:
     hint = did_you_mean("nameless", names)
     assert len(hint) <= LONGEST_LIST
     assert hint.count("name_") == 3
-    assert did_you_mean("xyz", names) == "", "names that are nothing like it mislead"
+    assert did_you_mean("xyz", names) == "", "of many, names that are nothing like it mislead"
     assert "of 200 known" in hint
     assert did_you_mean("xyz", ["a", "b"]) == " Known: a, b."
     assert did_you_mean("NAME_007", names) == " Did you mean 'name_007'?"

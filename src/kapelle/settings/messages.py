@@ -147,7 +147,9 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
     meant = "" if elsewhere or guessed else _ELSEWHERE.get(key, "")
     if meant:
         hint = f" {meant[0].upper()}{meant[1:]}."
-    return f"Unknown key '{path}'{where}.{hint or ' `kapelle train RECIPE --dry-run` prints all settings.'}"
+    if not inside and hint.startswith(" Known:"):
+        hint = " `kapelle train RECIPE --dry-run` prints all settings."
+    return f"Unknown key '{path}'{where}.{hint}"
 
 
 def settings_named(key: str, most: int = 2) -> list[str]:
