@@ -142,7 +142,8 @@ class TestAModelOfOnesOwn:
 class Letters:
     """A stand-in for the library's model: how often each of three letters occurs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, local_files_only: bool) -> None:
+        assert not local_files_only, "the hub answers"
         if name != "letters":
             raise OSError(f"{name} is no known model")
 
@@ -157,6 +158,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     module.__spec__ = ModuleSpec("sentence_transformers", None)
     module.SentenceTransformer = Letters  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    monkeypatch.setattr("kapelle.models.paths.hub_fault", lambda name, **_: None)
 
 
 class TestSentenceTransformers:
@@ -175,6 +177,18 @@ class TestSentenceTransformers:
     def test_a_name_that_it_does_not_know(self) -> None:
         with pytest.raises(ModelError, match=r"'other' cannot be loaded: other is no known model"):
             run("vdn", embedder="sentence-transformers:other")
+
+    @pytest.mark.usefixtures("library")
+    def test_a_silent_hub_is_said_at_once_and_a_name_of_no_hub_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kapelle.models.paths.hub_fault", lambda name, **_: "the hub is silent")
+        with pytest.raises(
+            ModelError, match=r"'sentence-transformers/unheard' .* not downloaded, and the hub is silent"
+        ):
+            run("vdn", embedder="sentence-transformers:unheard")
+        with pytest.raises(ModelError, match="'a/b/c' does not exist, and the hub has no names like it"):
+            run("vdn", embedder="sentence-transformers:a/b/c")
 
     def test_each_text_is_encoded_once(self) -> None:
         asked: list[str] = []

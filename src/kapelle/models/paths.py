@@ -12,6 +12,8 @@ from kapelle.models.sealed import verify_folder
 from kapelle.runtime.hub import hub_fault
 from kapelle.runtime.machine import refusal
 
+CONFIG = "config.json"
+
 
 @contextmanager
 def loading(path: str, done: str = "loaded") -> Iterator[None]:
@@ -56,19 +58,23 @@ def _more(keys: Collection[str]) -> str:
     return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
 
 
-def local_only(path: str) -> bool:
+def local_only(path: str, file: str = CONFIG) -> bool:
     """Return whether `from_pretrained` is to read a model without the hub, which does not answer.
+
+    `file` is one that every model of its kind has.
 
     Raises ModelError, within seconds, for a name that is neither on the hub nor downloaded.
     """
     if Path(path).expanduser().is_dir():
         return False
-    fault = hub_fault(path)
+    fault = (
+        hub_fault(path) if file == CONFIG else hub_fault(path, file=file)
+    )  # asked once for each form of call
     if fault is None:
         return False
     from huggingface_hub import try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(path, "config.json"), str):
+    if isinstance(try_to_load_from_cache(path, file), str):
         return True
     raise ModelError(
         f"Model '{path}' is no folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "
@@ -82,7 +88,7 @@ def check_model_path(path: str) -> None:
     if path == "embedded":
         return
     if not folder.exists():
-        _check_hub_name(path)
+        check_hub_name(path)
         return
     if not folder.is_dir():
         raise ModelError(
@@ -105,7 +111,7 @@ def check_model_path(path: str) -> None:
     verify_folder(folder, settings_only=True)
 
 
-def _check_hub_name(path: str) -> None:
+def check_hub_name(path: str) -> None:
     """Raise ModelError for a path without a folder that the hub could not know either, whether it answers or not."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]

@@ -18,9 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from kapelle.errors import ModelError
+from kapelle.models.paths import check_hub_name, local_only
 from kapelle.rows import Embedding, Learners, Sample, Sampled, TurnKey, turns_of
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.team import EMBEDDER, Policy, Team, embedder_name
@@ -105,8 +107,13 @@ def by_sentences(encode: Callable[[Sequence[str]], Tensor]) -> TurnReader:
 def load_sentences(name: str) -> Callable[[Sequence[str]], Tensor]:
     """Return an encoder of texts by a model of sentence-transformers; ModelError names the reason if it cannot be loaded."""
     library: Any = import_module("sentence_transformers")
+    # The library knows its own models without their owner, and asks a silent hub for minutes.
+    local = Path(name).is_dir()
+    if not local:
+        check_hub_name(name)
+        local = local_only(name if "/" in name else f"sentence-transformers/{name}", "modules.json")
     try:
-        model = library.SentenceTransformer(name)
+        model = library.SentenceTransformer(name, local_files_only=local)
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"The sentence-transformers model '{name}' cannot be loaded: {reason}") from error
