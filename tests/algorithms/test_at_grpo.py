@@ -150,7 +150,7 @@ class TestTree:
         self, environment: dict[str, Any], what: str
     ) -> None:
         workflow = {"name": "tool_use" if environment["name"] == "tools" else "play"}
-        settings = {**SMALL, "environment": environment, "workflow": workflow, "model": "no/such/model"}
+        settings = {**SMALL, "environment": environment, "workflow": workflow, "model": "no-such/model"}
         with pytest.raises(ConfigError, match=rf"{what}\. Set `algorithm\.tree: false`"):
             Trainer(**settings)
 

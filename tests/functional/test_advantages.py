@@ -135,13 +135,6 @@ def test_reinforce_plus_plus_by_hand() -> None:
     torch.testing.assert_close(advantage, expected, atol=1e-8, rtol=0)
 
 
-def test_reinforce_plus_plus_with_baseline_by_hand() -> None:
-    # Centred {0, 2}: ∓1 and {1, 5}: ∓2; mean 0, variance (1 + 1 + 4 + 4)/3 = 10/3.
-    advantage = advantages.whitened_group_centred(tensor(0, 2, 1, 5), torch.tensor([0, 0, 1, 1]), 2)
-    expected = tensor(-1, 1, -2, 2) / math.sqrt(10 / 3)
-    torch.testing.assert_close(advantage, expected, atol=1e-8, rtol=0)
-
-
 def test_running_baseline_by_hand() -> None:
     # b = 0: R = 1 → b = 0.05, A = 0.95; R = −1 → b = 0.0475 − 0.05 = −0.0025, A = −0.9975.
     advantage, baseline = advantages.running_baseline(tensor(1.0, -1.0), tensor(0.0)[0])

@@ -138,7 +138,7 @@ class TestAdapters:
     def test_a_folder_that_is_none_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(
             ModelError,
-            match=r"no PEFT adapter folder: .* \(No such file .*Name a folder that a run has saved",
+            match=r"no PEFT adapter folder: .* \(No such file .*or a folder that one has saved, such as",
         ):
             read_adapter(tmp_path / "nowhere")
         (tmp_path / "adapter_config.json").write_text("{")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,8 @@ from tests.support.tiny import frozen_copy, same_bits, sections
 from torch import Tensor
 
 from kapelle.algorithm import Credit
+from kapelle.algorithms.shared.groups import Earlier
+from kapelle.algorithms.shared.monte_carlo import ComparedWithEarlier
 from kapelle.metrics.definitions import is_dead, own_returns
 from kapelle.rows import Signals, TurnKey
 from kapelle.training.loop import Step
@@ -85,14 +86,17 @@ def greedy_step(seed: int) -> tuple[Sequence[Group], Signals, Step]:
     )
     seen: list[tuple[Sequence[Group], Signals]] = []
     with Trainer(**made) as run:
-        credit = run._loop._algorithm.credit
-        assert credit is not None
+        memory = run._loop._memory
+        assert isinstance(memory, ComparedWithEarlier)
+        judge = memory._judge
 
-        def noted(groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+        def noted(
+            groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
+        ) -> Mapping[TurnKey, Credit]:
             seen.append((groups, signals))
-            return credit(groups, signals)
+            return judge(groups, signals, earlier)
 
-        run._loop._algorithm = replace(run._loop._algorithm, credit=noted)
+        memory._judge = noted
         step = next(run.steps(1))
     return (*seen[0], step)
 

@@ -22,7 +22,6 @@ from kapelle.functional.advantages import (
     sum_then_normalise,
     truncated_importance_weight,
     vtrace,
-    whitened_group_centred,
     whitened_return_to_go,
 )
 from kapelle.functional.divergences import (
@@ -209,6 +208,5 @@ __all__ = [
     "vdn_mix",
     "verifier_loss",
     "vtrace",
-    "whitened_group_centred",
     "whitened_return_to_go",
 ]

@@ -95,15 +95,6 @@ def whitened_return_to_go(reward_NT: Tensor, mask_NT: Tensor, *, gamma: float) -
     return masked_whiten(return_to_go(reward_NT, mask_NT, gamma), mask_NT)
 
 
-def whitened_group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """REINFORCE++ with baseline: R − mean_g, then whitened over all rows of the batch → [B].
-
-    arXiv 2501.03262. Each sequence counts once, however long it is. The batch must be the global one.
-    """
-    centred_B = group_centred(reward_B, group_B, groups)
-    return masked_whiten(centred_B, torch.ones_like(centred_B))
-
-
 def running_baseline(reward_B: Tensor, baseline: Tensor, *, decay: float = 0.95) -> BaselineAdvantage:
     """RAE: for each reward in order b ← decay·b + (1 − decay)·R, A = R − b (SPIRAL, arXiv 2506.24119).
 
