@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kapelle.cli.output import returns
 from kapelle.metrics.definitions import DEMONSTRATED, none_scored
 from kapelle.metrics.statistics import Rate, missing_text, share_text
+from kapelle.training.observer import REMARKS
 
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Evaluation
@@ -24,9 +25,6 @@ RETURN = "return/"
 
 SHOWN = 3
 """Conversations that are shown at a time."""
-
-REMARKS = ("cache", "learning", "metrics", "tracker")
-"""What is said during a phase, which goes on."""
 
 RECENT = 30
 """Steps whose pace says how long the rest will take."""

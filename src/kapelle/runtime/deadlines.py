@@ -111,6 +111,26 @@ def stand_in_line() -> Callable[[], None]:
     return limit.go_on
 
 
+def not_begun() -> Callable[[], None]:
+    """Stop counting the seconds of every call inside which this runs, until what is returned is called.
+
+    For an episode that waits for somebody to play it: neither its world's call nor the episode itself has begun.
+    """
+    paused: list[Limit] = []
+    limit = current.get()
+    while limit is not None and limit.watched is watched_thread():
+        if limit.since is not None:
+            limit.pause()
+            paused.append(limit)
+        limit = limit.outer
+
+    def go_on() -> None:
+        for each in paused:
+            each.go_on()
+
+    return go_on
+
+
 def _nothing() -> None:
     return None
 
@@ -136,7 +156,7 @@ def _opened(limit: Limit, work: object) -> Iterator[None]:
             limit.task.get_loop(),
             True,
         )  # a loop that `run_async` did not start
-    outer = current.get()
+    outer = limit.outer = current.get()
     token = current.set(limit)
     if outer is not None and not (limit.kind == "grader" and outer.kind == "environment"):
         outer = None

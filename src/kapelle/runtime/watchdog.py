@@ -67,6 +67,8 @@ class Limit:
         self.broken_at = 0.0
         """When the exception was last raised in it."""
         self.task: asyncio.Task[Any] | None = None
+        self.outer: Limit | None = None
+        """The limit of the call inside which this one is awaited."""
         self.breaking = False
         self.without = without_me.get()
         """Ends the episode without its task, where the task does not react."""

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kapelle.training.loop import Step
 
 
+REMARKS = ("cache", "environment", "learning", "metrics", "program", "tracker")
+"""What is said during a phase, which goes on."""
+
+
 class Observer(Protocol):
     """Watches a run: a terminal panel, plain lines, a test."""
 

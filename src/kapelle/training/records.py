@@ -15,7 +15,7 @@ from kapelle.runs.writer import RunDirectory, last_episode_step
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.settings.schema import RunConfig
 from kapelle.training.loop import Step
-from kapelle.training.observer import Observer
+from kapelle.training.observer import REMARKS, Observer
 from kapelle.training.resuming import open_run
 from kapelle.training.system import Machine
 
@@ -41,9 +41,9 @@ class Records:
             self._transcripts = [tracker.transcripts for tracker in config.trackers]
 
     def phase(self, done: int, name: str, detail: str) -> None:
-        """Record that a new phase begins after `done` steps."""
+        """Record that a new phase begins after `done` steps, or pass on a remark."""
         self._observer.phase(name, detail)
-        if self.run is not None:
+        if self.run is not None and name not in REMARKS:
             self.run.report(name, done)
 
     def step(self, step: Step, last: int) -> None:

@@ -109,7 +109,7 @@ def load_pieces(
             say("sandbox", mode)
         failing.enter_context(told_of_changes(lambda line: say("environment", line)))
         if isinstance(config.environment, External):
-            failing.enter_context(serve_outside(config.environment, play, lambda line: say("serving", line)))
+            failing.enter_context(serve_outside(config.environment, play, say))
         if config.training.overlap and algorithm.plays:
             _check_apart(warmed, rollout_engine)
             sampler = SamplingProcess(config, team, warmed.team.bases, hashes, engine)

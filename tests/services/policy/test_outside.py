@@ -221,6 +221,18 @@ def test_a_program_is_started_for_each_episode_and_ends_with_it() -> None:
 
 
 @pytest.mark.slow
+def test_waiting_for_a_free_program_is_nobodys_delay() -> None:
+    """One program at a time plays six episodes, of which the last one waits for longer than a program may take."""
+    watching = Watching()
+    program = "import time; time.sleep(1.5)" + PROGRAM.replace("BROKEN", "'none'")
+    environment = {"command": [sys.executable, "-c", program], "programs": 1, "timeout": 5.0}
+    over = {"steps": 1, "tasks_per_step": 2, "max_failed_share": 0.0}
+    with trainer(watching, environment, training=over) as made:
+        [step] = made.steps(1)
+    assert [episode.error for group in step.groups for episode in group.episodes] == [None] * 6
+
+
+@pytest.mark.slow
 def test_a_command_may_end_before_what_it_started(capfd: pytest.CaptureFixture[str]) -> None:
     """A wrapper leaves its program in the background, which posts the reward."""
     watching = Watching()

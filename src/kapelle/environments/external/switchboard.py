@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from kapelle.environment import Outcome
 from kapelle.errors import ConfigError, EpisodeError
@@ -45,7 +47,15 @@ class Seat:
     _calls: asyncio.Queue[OutsideCall | Outcome] = field(default_factory=asyncio.Queue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: set[Future[Mapping[str, Json]]] = field(default_factory=set)
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a program has it. For the episode."""
     closed: bool = False
+
+    def take(self) -> None:
+        """Let the episode begin: a program has been told of it; raises Over. For the server."""
+        with self._lock:
+            self._need_open()
+        self._in_loop(self.taken.set)
 
     def call(self, agent: str, asked: Mapping[str, Json]) -> Future[Mapping[str, Json]]:
         """Hand a call to the episode and return what will be its answer; raises Over. For the server."""
@@ -91,8 +101,11 @@ class Seat:
             raise Over
 
     def _put(self, what: OutsideCall | Outcome) -> None:
+        self._in_loop(partial(self._calls.put_nowait, what))
+
+    def _in_loop(self, work: Callable[[], None]) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._calls.put_nowait, what)
+            self._loop.call_soon_threadsafe(work)
         except RuntimeError:  # the loop has ended with its step
             raise Over from None
 
@@ -100,10 +113,13 @@ class Seat:
 class Switchboard:
     """Seats that wait for a program, in order, and programs that wait for a seat."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        """Tell programs to call `url`, with a token if there is one."""
+    def __init__(self, url: str, token: str | None, say: Callable[[str], None] = lambda _: None) -> None:
+        """Tell programs to call `url`, with a token if there is one; `say` tells the run's user what to know of them."""
         self.url = url
         self.token = token
+        self.say = say
+        self._quiet_until = 0.0
+        """When it may be said again that nobody plays, by the monotonic clock."""
         self._lock = threading.Lock()
         self._free: deque[Seat] = deque()
         self._taken: dict[str, Seat] = {}
@@ -155,6 +171,18 @@ class Switchboard:
         """Return a seat that was taken, by its session; None where there is none. For the server."""
         with self._lock:
             return self._taken.get(name)
+
+    def say_if_nobody_plays(self) -> None:
+        """Say that episodes wait and no program has one; at most once in five minutes. For the episode."""
+        with self._lock:
+            waiting, now = len(self._free), time.monotonic()
+            if not waiting or self._taken or now < self._quiet_until:
+                return
+            self._quiet_until = now + 300.0
+        self.say(
+            f"{waiting} episodes wait for a program, and none has one. Start yours, or look why it does not ask: "
+            f"POST {self.url}/v1/task"
+        )
 
     def close(self) -> None:
         """End everything that waits here."""

@@ -15,7 +15,11 @@ from kapelle.environments.external.program import Program
 from kapelle.environments.external.switchboard import OutsideCall, Seat, Switchboard
 from kapelle.errors import EpisodeError
 from kapelle.runtime.attendance import current
+from kapelle.runtime.deadlines import not_begun
 from kapelle.types import Task
+
+NOTICE_S = 60.0
+"""Seconds for which episodes wait for a program before it is said."""
 
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 """How many programs may still be started, by event loop."""
@@ -86,12 +90,21 @@ class ExternalWorld:
 
     async def _begin(self) -> None:
         self._begun = True
+        begins = not_begun()
         if not self._command:
             self._board.offer(self._seat)
+            while not self._seat.taken.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(NOTICE_S):
+                        await self._seat.taken.wait()
+                    break
+                self._board.say_if_nobody_plays()
+            begins()
             return
         loop = asyncio.get_running_loop()
         gate = _turns.setdefault(loop, asyncio.Semaphore(self._programs))
         await gate.acquire()
+        begins()
         self._running = gate
         self._board.give(self._seat)
         self._program = await Program.start(self._command, self._seat, self._board.url, self._board.token)

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from kapelle.engines.rollout.protocol import Completion
 from kapelle.environment import Outcome
@@ -37,10 +38,13 @@ MODEL = "team"
 
 
 @contextmanager
-def serve_outside(environment: External, play: Play, say: Callable[[str], None]) -> Iterator[None]:
-    """Let outside programs play the episodes of a run while the block runs; ConfigError when the port is taken."""
+def serve_outside(environment: External, play: Play, say: Callable[[str, str], None]) -> Iterator[None]:
+    """Let outside programs play the episodes of a run while the block runs; ConfigError when the port is taken.
+
+    `say` tells the run's user where they call (`serving`), and what to know of them later (`program`).
+    """
     binding = Binding(port=environment.port, token=token_here())
-    board = Switchboard("", binding.token)
+    board = Switchboard("", binding.token, partial(say, "program"))
     agents = Agents(play, EngineThread())
     desk = OutsideDesk(board, agents)
     limits = Limits(calls=65_536, seconds=play.patience.episode)
@@ -48,7 +52,7 @@ def serve_outside(environment: External, play: Play, say: Callable[[str], None])
     with HttpServer(binding, Application(binding, service.routes())) as server:
         board.url = server.url
         with switched_on(environment.key, board):
-            say(f"outside programs call {server.url}/v1, agents as {', '.join(service.names[1:])}")
+            say("serving", f"outside programs call {server.url}/v1, agents as {', '.join(service.names[1:])}")
             yield
 
 
@@ -76,6 +80,7 @@ class OutsideDesk(Recorder):
         taken = self._board.take()
         try:
             seat = await asyncio.wrap_future(taken)
+            seat.take()
         except Over:
             raise _over() from None
         except asyncio.CancelledError:
