@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from kapelle.engines.rollout.protocol import Completion, Hear, Request
+from kapelle.engines.rollout.scripted import ByteRenderer
+from kapelle.environments.external import External
+from kapelle.rollout.play import Play, rollout
+from kapelle.runtime.event_loop import run_async
+from kapelle.services.policy.outside import serve_outside
 from kapelle.training.observer import Silent
+from kapelle.types import Episode, Task
+from kapelle.workflows.external import ExternalWorkflow
 
 
 class Watching(Silent):
@@ -10,6 +24,119 @@ class Watching(Silent):
 
     url = ""
 
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        """What was said of programs."""
+
     def phase(self, name: str, detail: str) -> None:
         if name == "serving":
             self.url = detail.split()[3].removesuffix(",")
+        if name == "program":
+            self.said.append(detail)
+
+
+class SpokenBytes(ByteRenderer):
+    """Bytes as tokens, which are read while they come."""
+
+    def spoken(self, ids: Sequence[int]) -> str:
+        return self.decode(ids)
+
+
+class Reciting:
+    """An engine that says what it is told to, three tokens at a time, and keeps what it was asked."""
+
+    def __init__(
+        self, script: Callable[[Request], str], begin: Callable[[Request], Awaitable[object]] | None = None
+    ) -> None:
+        """Answer by a script; an answer waits for `begin` first."""
+        self._script, self._begin = script, begin
+        self.asked: list[Request] = []
+        self.broken_off: list[Request] = []
+
+    policies: Sequence[str] = ()
+
+    def renderer(self, policy: str) -> SpokenBytes:
+        return SpokenBytes()
+
+    def serve(self) -> None:
+        """It answers at once anyway."""
+
+    async def generate(self, request: Request) -> Completion:
+        return await self.stream(request, None)
+
+    async def stream(self, request: Request, hear: Hear | None) -> Completion:
+        self.asked.append(request)
+        try:
+            if self._begin is not None:
+                await self._begin(request)
+            ids = self.renderer(request.policy).completion(self._script(request))
+            for start in range(0, max(0, len(ids) - 4), 3):
+                if hear is None:
+                    break
+                hear(ids[start : start + 3], (0.0,) * len(ids[start : start + 3]))
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.broken_off.append(request)
+            raise
+        text = bytes(ids).decode("utf-8", "replace")
+        return Completion(tuple(ids), (0.0,) * len(ids), "stop", text, 0, "recited")
+
+    def load(self, policy: str, weights: Mapping[str, object], version: int) -> None: ...
+
+    def release_caches(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Stage:
+    """Episodes that outside programs play with an engine in place of a trained team."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.said: list[str] = []
+        """What was said of programs."""
+        self.episodes: list[Episode] = []
+        self._thread: threading.Thread | None = None
+
+    def wait(self) -> list[Episode]:
+        """Return the episodes when all are over."""
+        assert self._thread is not None
+        self._thread.join(60.0)
+        assert not self._thread.is_alive(), "an episode goes on"
+        return self.episodes
+
+
+@contextmanager
+def staged(
+    play: Play, engine: Reciting, count: int = 1, timeout: float = 60.0, **more: object
+) -> Iterator[Stage]:
+    """Play `count` episodes with outside programs, in a thread of their own."""
+    environment = External.model_validate({"port": 0, **more})
+    patience = replace(play.patience, environment=timeout)
+    outside = replace(
+        play,
+        environment=environment,
+        workflow=ExternalWorkflow(),
+        engine=engine,
+        patience=patience,
+        tree=None,
+    )
+    stage = Stage()
+
+    def say(name: str, line: str) -> None:
+        if name == "serving":
+            stage.url = line.split()[3].removesuffix(",")
+        else:
+            stage.said.append(line)
+
+    tasks: list[Task] = [environment.task("train", index) for index in range(count)]
+
+    def perform() -> None:
+        groups = run_async(lambda: rollout(outside, tasks, 1, 0))
+        stage.episodes = [episode for group in groups for episode in group.episodes]
+
+    with serve_outside(environment, outside, say):
+        stage._thread = threading.Thread(target=perform, daemon=True)
+        stage._thread.start()
+        yield stage
+        stage.wait()

@@ -39,3 +39,14 @@ def test_a_call_is_not_told_in_pieces() -> None:
     assert words.hear(b"box> and <tool_call>{") == "<tool_box> and "
     assert words.hear(b"}") == ""
     assert words.end("I call <tool_box> and <tool_call>{}") == "<tool_call>{}"
+
+
+def test_spaces_wait_for_the_word_behind_them() -> None:
+    """Before a call they are no part of the words."""
+    words = Words(spoken, marks=("<tool_call>",), trims=True)
+    assert words.hear(b" I call ") == " I call"
+    assert words.hear(b"\nit <tool_call>{") == " \nit"
+    assert words.end(" I call \nit") == ""
+    words = Words(spoken, marks=("<tool_call>",), trims=True)
+    assert words.hear(b"No. \n") == "No."
+    assert words.end("No. \n") == " \n", "an answer that calls nothing has them"

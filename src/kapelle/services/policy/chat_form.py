@@ -25,6 +25,8 @@ class Part(Body):
 
     type: Literal["text"]
     text: str
+    cache_control: dict[str, Any] | None = None
+    """What some providers keep of a prompt, which changes nothing."""
 
 
 class Function(Body):
@@ -149,6 +151,11 @@ class ChatRequest(Body):
     def stops(self) -> tuple[str, ...]:
         """Strings that end an answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the agent is told of tools and calls of them are looked for in its answer."""
+        return bool(self.tools) and self.tool_choice == "auto"
 
     def sampling(self, own: Sampling) -> Sampling:
         """Return how to sample: as asked for, else as the agent does by itself."""

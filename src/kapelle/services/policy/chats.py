@@ -52,7 +52,7 @@ class Chat:
     @property
     def tools(self) -> bool:
         """Whether calls are looked for in the answer."""
-        return bool(self.request.tools) and self.request.tool_choice == "auto"
+        return self.request.calls_tools
 
     def whole(self, done: Sequence[Done], alternatives: Sequence[Sequence[Likeliest]]) -> Json:
         """Return the answer; `alternatives` are those of each choice's tokens, empty where they are not asked for."""
@@ -74,7 +74,7 @@ class Chat:
         marks = ("<tool_call>",) if self.tools else ()
         stops = self.prompt.sampling.stop
         words = {
-            k: Words(self.decodes.spoken, stops, marks)
+            k: Words(self.decodes.spoken, stops, marks, trims=self.tools)
             for k in range(self.request.n)
             if self.decodes is not None
         }
@@ -93,22 +93,26 @@ class Chat:
                     continue
                 completion = each.completion
                 done.append(each)
-                delta, reason = self._last_words(completion, words.get(k))
-                yield self._chunk(k, delta, completion.ids[told[k] :], completion.logprobs[told[k] :])
+                deltas, reason = self._last_words(completion, words.get(k))
+                for delta in deltas:
+                    yield self._chunk(k, delta, completion.ids[told[k] :], completion.logprobs[told[k] :])
+                    told[k] = len(completion.ids)
                 yield self._chunk(k, {}, reason=reason, extra=dict(weights_row(completion)))
         if self.request.stream_options is not None and self.request.stream_options.include_usage:
             usage = usage_row(done[0].prompt_tokens, [each.completion for each in done])
             yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": usage}
         yield "[DONE]"
 
-    def _last_words(self, completion: Completion, words: Words | None) -> tuple[dict[str, Json], str]:
-        """Return what has not been told of a choice, and why it ended."""
+    def _last_words(self, completion: Completion, words: Words | None) -> tuple[list[dict[str, Json]], str]:
+        """Return what has not been told of a choice, words first and then each call, and why it ended."""
         message, reason = message_of(completion, tools=self.tools)
-        if reason == "tool_calls":
-            return {
-                "tool_calls": [{"index": k, **call} for k, call in enumerate(message["tool_calls"])]
-            }, reason
-        return {"content": completion.text if words is None else words.end(completion.text)}, reason
+        text = message["content"] or ""
+        left = text if words is None else words.end(text)
+        # Each call in a piece of its own, as OpenAI sends them: some clients read the first one of a piece.
+        calls = [
+            {"tool_calls": [{"index": k, **call}]} for k, call in enumerate(message.get("tool_calls", ()))
+        ]
+        return [*([{"content": left}] if left or not calls else []), *calls], reason
 
     def _chunk(
         self,
@@ -139,7 +143,7 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> t
         )
     if request.top_logprobs and not agents.knows_alternatives:
         raise wrong("What the agents might have said instead is not known here.", "top_logprobs")
-    tools = request.tools if request.tool_choice == "auto" else ()
+    tools = request.tools if request.calls_tools else ()
     messages = read_messages(request.messages, tools, agents.play.team[agent].system)
     prompt = Prompt(agent, tuple(messages), (), request.sampling(agents.play.team[agent].sampling), ())
     return Chat(model, agent, request, prompt, Head(model), decodes), messages

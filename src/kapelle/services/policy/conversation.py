@@ -17,6 +17,8 @@ class Said(NamedTuple):
     """An answer of an agent: the words beside its calls, and the calls."""
 
     content: str | None
+    """All words outside the calls, those of its thoughts too; what stands before the first call as it is, but for
+    the spaces at its end. None for no words."""
     calls: tuple[Call, ...]
 
 
@@ -73,7 +75,11 @@ def parse_answer(text: str, forms: Sequence[Form] = ("hermes",)) -> Said:
         return Said(text, ())
     if not calls:
         return Said(text, ())
-    return Said(text.partition("<tool_call>")[0].strip() or None, calls)
+    thoughts = text.rfind("</think>") + 1  # calls are read behind them
+    first = text.index("<tool_call>", thoughts)
+    behind = (each.partition("</tool_call>")[2].strip() for each in text[first:].split("<tool_call>"))
+    before = text[:first].rstrip()
+    return Said("\n".join([*([before] if before else []), *filter(None, behind)]) or None, calls)
 
 
 def call_row(call: Call, identity: str) -> Json:

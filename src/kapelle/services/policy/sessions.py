@@ -71,6 +71,7 @@ class Place:
     seen: int
     """How many turns of the session were complete."""
     tools: bool
+    """Whether calls are looked for in the answer."""
 
 
 class Sessions:
@@ -180,7 +181,7 @@ class Sessions:
         elif any(turn.agent == agent for turn in session.turns):
             session.counts["restarts"] += 1
         heard, digest = tuple(request.messages[count:]), _digests(agent, request)[-1]
-        return Place(session, agent, after, heard, digest, len(session.turns), bool(request.tools))
+        return Place(session, agent, after, heard, digest, len(session.turns), request.calls_tools)
 
     def keep(self, place: Place, turn: Turn) -> Turn:
         """Record an answer and return it with its number."""
@@ -189,7 +190,7 @@ class Sessions:
         said = parse_answer(turn.text) if place.tools else None
         words = turn.text if said is None else said.content or ""
         calls = [] if said is None else [[call.name, _plain(call.arguments)] for call in said.calls]
-        digest = _extended(place.digest, ["assistant", words, calls])
+        digest = _extended(place.digest, ["assistant", words.strip() if calls else words, calls])
         session.nodes.setdefault((place.agent, digest), []).append(Node(session, kept))
         return kept
 
@@ -211,13 +212,15 @@ def record(session: Session, turn: Turn, seen: int) -> Turn:
 
 def _digests(agent: str, request: ChatRequest) -> list[bytes]:
     """Return a digest of every beginning of a conversation, the empty one first; tools are part of all."""
-    tools = [tool.model_dump() for tool in request.tools] if request.tool_choice == "auto" else []
+    tools = [tool.model_dump() for tool in request.tools] if request.calls_tools else []
     digests = [_extended(b"", [agent, tools])]
     for message in request.messages:
         calls = [[call.function.name, _read(call.function.arguments)] for call in message.tool_calls or ()]
         role = "system" if message.role == "developer" else message.role
         who = [message.name] if message.name is not None and role in NAMED else []
-        digests.append(_extended(digests[-1], [role, message.text, calls, *who]))
+        # Clients keep the spaces around words beside calls, or drop them.
+        words = message.text.strip() if calls else message.text
+        digests.append(_extended(digests[-1], [role, words, calls, *who]))
     return digests
 
 

@@ -9,12 +9,21 @@ class Words:
     """The text of one answer as it grows."""
 
     def __init__(
-        self, spoken: Callable[[Sequence[int]], str], stops: Sequence[str] = (), marks: Sequence[str] = ()
+        self,
+        spoken: Callable[[Sequence[int]], str],
+        stops: Sequence[str] = (),
+        marks: Sequence[str] = (),
+        *,
+        trims: bool = False,
     ) -> None:
-        """Decode by `spoken`; end before a `mark`, such as the tag of a tool call: what follows is told at the end."""
+        """Decode by `spoken`; end before a `mark`, such as the tag of a tool call: what follows is told at the end.
+
+        `trims`: spaces wait for the word behind them, because before a mark they are no part of the words.
+        """
         self._spoken = spoken
         self._held = max((len(stop) - 1 for stop in stops), default=0)
         self._marks = tuple(marks)
+        self._trims = trims
         self._ids: list[int] = []
         self._from = self._read = 0
         """The window of tokens that is decoded anew: what is before it has no effect on what follows."""
@@ -40,6 +49,7 @@ class Words:
         if not whole:
             for mark in self._marks:
                 text = text[: _before(text, mark)]
+            text = text.rstrip() if self._trims else text
         news = text[len(self.told) :]
         self.told += news
         return news

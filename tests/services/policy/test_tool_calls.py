@@ -1,0 +1,170 @@
+"""Tool calls with words around them, as clients put them together and send them back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from tests.support.serving import Reciting, staged
+
+from kapelle.engines.rollout.protocol import Request
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.policy.recording import read_recorded
+from kapelle.services.policy.serving import Limits, serve_policy
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("add", "look")
+]
+ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.0, null]}}\n</tool_call>'
+LOOK = '<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
+TEXTS = {
+    "words and one call": (f"I add.\n\n{ADD}", "I add.", ["add"]),
+    "thoughts and two calls": (
+        f"<think>I could <tool_call> at once.</think>\n Both: \n{ADD}\n{LOOK}",
+        "<think>I could <tool_call> at once.</think>\n Both:",
+        ["add", "look"],
+    ),
+    "words between and behind": (
+        f" First {ADD} then {LOOK} and done. ",
+        " First\nthen\nand done.",
+        ["add", "look"],
+    ),
+    "no words": (f"\n{ADD}\n{LOOK}", None, ["add", "look"]),
+    "no call": ("Nothing to call. \n", "Nothing to call. \n", []),
+    "a call that breaks the form": ("Well \n<tool_call>{", "Well \n<tool_call>{", []),
+}
+
+
+def spoken(client: OpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
+    """Ask with tools and return the message, put together as clients put streams together."""
+    asked: Any = {"model": f"{model(client)}/first", "messages": messages, "tools": TOOLS}
+    if not stream:
+        whole: dict[str, Any] = client.chat.completions.create(**asked).choices[0].message.model_dump()
+        return {name: each for name, each in whole.items() if each is not None}
+    words = ""
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in client.chat.completions.create(**asked, stream=True):
+        for choice in piece.choices:
+            words += choice.delta.content or ""
+            assert len(choice.delta.tool_calls or ()) <= 1, "some clients read the first one"
+            for call in choice.delta.tool_calls or ():
+                assert call.function is not None
+                built = calls.setdefault(
+                    call.index, {"id": call.id, "name": call.function.name, "arguments": ""}
+                )
+                built["arguments"] += call.function.arguments or ""
+    message: dict[str, Any] = {"role": "assistant", "content": words or None}
+    if calls:
+        message["tool_calls"] = [
+            {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
+            for _, c in sorted(calls.items())
+        ]
+    return message
+
+
+def model(client: OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def results(message: dict[str, Any]) -> list[Any]:
+    called = message.get("tool_calls", ())
+    return [{"role": "tool", "tool_call_id": c["id"], "content": "7"} for c in called] or [
+        {"role": "user", "content": "go on"}
+    ]
+
+
+def kept_as(form: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as frameworks keep it that read it and write it anew."""
+    kept: dict[str, Any] = json.loads(json.dumps(message))
+    for call in kept.get("tool_calls", ()):
+        call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
+    words = kept.get("content") or ""
+    if form == "langchain":
+        kept["content"] = words
+    elif form == "parts":
+        part = {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
+        kept["content"] = [part] if words else None
+    elif form == "stripped" and kept.get("tool_calls"):
+        kept["content"] = words.strip() or None
+    elif form == "litellm":
+        kept |= {"content": words or None, "function_call": None, "refusal": None, "audio": None}
+    return kept
+
+
+@pytest.mark.parametrize("form", ["openai", "langchain", "parts", "stripped", "litellm"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_next_prompt_has_every_word_and_call(
+    kind: str, form: str, play: Play, tmp_path: Path, *, stream: bool
+) -> None:
+    text, words, names = TEXTS[kind]
+    engine = Reciting(lambda _: text)
+    with (
+        serve_policy(replace(play, engine=engine), "duo", Binding(), Limits(), tmp_path) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        messages: list[Any] = [{"role": "user", "content": "1+2?"}]
+        message = spoken(client, messages, stream=stream)
+        assert message.get("content") == words
+        assert [call["function"]["name"] for call in message.get("tool_calls", ())] == names
+        messages += [kept_as(form, message), *results(message)]
+        spoken(client, messages, stream=stream)
+        [session] = [each.name for each in server.service._recorder.sessions]  # type: ignore[union-attr]
+        client.post(f"/sessions/{session}/reward", body={"reward": 1.0}, cast_to=object)
+    [episode] = read_recorded(tmp_path)
+    first, second = episode.turns
+    assert (
+        second.prompt_ids[: len(first.prompt_ids + first.completion_ids)]
+        == first.prompt_ids + first.completion_ids
+    )
+    assert "restarts" not in episode.info
+    assert [message.role for message in second.heard] == [each["role"] for each in results(message)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_so_it_has_in_training(play: Play, *, stream: bool) -> None:
+    text, words, _ = TEXTS["thoughts and two calls"]
+    read: list[Request] = []
+    engine = Reciting(lambda _: text)
+    with staged(play, engine) as stage, OpenAI(base_url=stage.url, api_key="none", max_retries=0) as client:
+        task = client.post("/task", body={}, cast_to=dict[str, Any])
+        own = client.with_options(default_headers={"x-kapelle-session": task["session"]})
+        messages: list[Any] = [{"role": "user", "content": "1+2?"}]
+        message = spoken(own, messages, stream=stream)
+        assert message["content"] == words
+        messages += [message, *results(message)]
+        spoken(own, messages, stream=stream)
+        read = list(engine.asked)
+        own.post("/reward", body={"reward": 1.0}, cast_to=object)
+    [episode] = stage.episodes
+    assert episode.error is None
+    assert "restarts" not in episode.info
+    assert read[1].prompt_ids[: len(read[0].prompt_ids)] == read[0].prompt_ids
+    assert text.encode() in bytes(read[1].prompt_ids)
+
+
+def test_tools_that_may_not_be_called_are_no_calls(play: Play, tmp_path: Path) -> None:
+    """With `tool_choice: none` the answer is a text, and goes on as one."""
+    engine = Reciting(lambda _: TEXTS["words and one call"][0])
+    with (
+        serve_policy(replace(play, engine=engine), "duo", Binding(), Limits(), tmp_path) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        messages: list[Any] = [{"role": "user", "content": "1+2?"}]
+        sessions = set()
+        for _ in range(2):
+            said: Any = client.chat.completions.create(
+                model="duo/first", messages=messages, tools=TOOLS, tool_choice="none"
+            )
+            messages += [
+                said.choices[0].message.model_dump(exclude_none=True),
+                {"role": "user", "content": "?"},
+            ]
+            sessions.add(said.model_extra["kapelle"]["session"])
+    assert len(sessions) == 1
