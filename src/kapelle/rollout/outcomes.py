@@ -94,17 +94,24 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
     )
 
 
+def in_range(total: float, bounds: tuple[float, float]) -> bool:
+    """Return whether a total is a number between two bounds, but for what adding up may have rounded."""
+    low, high = bounds
+    slack = 1e-9 * max(1.0, abs(low), abs(high))
+    return math.isfinite(total) and low - slack <= total <= high + slack
+
+
 def accepted(
     outcome: Outcome, turns: Sequence[Turn], bounds: tuple[float, float], names: Sequence[str]
 ) -> Outcome:
     """Return the outcome in plain values; EpisodeError names the first value that cannot be converted."""
     rewards = payments(outcome.rewards, names)
-    low, high = bounds
-    slack = 1e-9 * max(1.0, abs(low), abs(high))
     for name in names:
         total = sum(turn.reward for turn in turns if turn.agent == name) + rewards.get(name, 0.0)
-        if not math.isfinite(total) or not low - slack <= total <= high + slack:
-            raise EpisodeError(f"Agent '{name}' earned {total}, outside the declared range [{low}, {high}].")
+        if not in_range(total, bounds):
+            raise EpisodeError(
+                f"Agent '{name}' earned {total}, outside the declared range [{bounds[0]}, {bounds[1]}]."
+            )
     return plain_outcome(outcome, rewards)
 
 

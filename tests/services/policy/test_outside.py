@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -9,13 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import OpenAI
-from tests.support.serving import Watching
+from tests.support.serving import Reciting, Watching, staged
 from tests.support.tiny import sections
 
 from kapelle.environments.external.switchboard import Seat, Switchboard
 from kapelle.errors import ConfigError
+from kapelle.rollout.play import Play as RolloutPlay
 from kapelle.services.http.application import Call
 from kapelle.services.policy.agents import Agents
 from kapelle.services.policy.chat_form import read_request
@@ -271,3 +274,48 @@ async def test_sessions_of_programs_that_broke_off_make_room() -> None:
             assert place.session.name == seat.name
             board.withdraw(seat)
         assert len(desk.sessions) < 10
+
+
+ODD_REWARDS = [
+    (
+        '{"reward": 1.5}',
+        r"`reward` is 1\.5, and rewards of this run lie in \[-1, 1\] \(`environment\.rewards`",
+    ),
+    ('{"rewards": {"first": 0.5, "second": -7}}', r"`rewards\.second` is -7, .*\[-1, 1\]"),
+    ('{"rewards": {"second": 2}}', r"`rewards\.second` is 2"),
+    ('{"reward": NaN}', "no NaN and no Infinity"),
+    ('{"rewards": {"first": -Infinity}}', "no NaN and no Infinity"),
+    ('{"reward": 1e999}', "reward"),
+    ('{"reward": "1"}', "`reward`: .*number"),
+    ('{"reward": true}', "`reward`: .*number"),
+    ('{"reward": [1, 0]}', "`reward`: .*number"),
+    ('{"reward": null}', "Post `reward`"),
+    ('{"reward": 1, "success": 2}', "`success`"),
+    ('{"reward": 1, "info": {"x": %s}}' % ("[" * 70 + "]" * 70), "info.* levels deep"),
+    ('{"reward": 1, "info": {"x": 1%s}}' % ("0" * 3000), "info.* whole number of"),
+    ("[1]", "must be a JSON object"),
+    ("1", "must be a JSON object"),
+]
+
+
+def test_a_reward_that_no_episode_can_hold_is_refused_at_once_and_may_be_posted_again(
+    play: RolloutPlay, web: httpx.Client
+) -> None:
+    with staged(play, Reciting(lambda _: "words"), rewards=(-1.0, 1.0)) as stage:
+        name = web.post(f"{stage.url}/task", json={}).json()["session"]
+        asked = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
+        there = f"{stage.url.removesuffix('/v1')}/sessions/{name}/v1"
+        assert web.post(f"{there}/chat/completions", json=asked).status_code == 200
+        for body, reason in ODD_REWARDS:
+            for address in (f"{there}/reward", f"{stage.url}/sessions/{name}/reward"):
+                refused = web.post(
+                    address, content=body.encode(), headers={"content-type": "application/json"}
+                )
+                assert refused.status_code == 400, body
+                assert re.search(reason, refused.json()["error"]["message"]), refused.text
+        told = web.post(f"{there}/reward", json={"rewards": {"first": -1}, "info": {"tests": [1, None]}})
+        assert told.status_code == 200, told.text
+        assert web.post(f"{there}/reward", json={"reward": 1}).status_code in (404, 410), "it has one"
+    [episode] = stage.episodes
+    assert (episode.error, dict(episode.rewards)) == (None, {"first": -1.0})
+    assert episode.info["tests"] == [1, None]

@@ -32,7 +32,7 @@ class External(Settings):
     tasks: int | None = Field(default=None, ge=1)
     """How many tasks the program has to train on; null for tasks without end."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
-    """Least and greatest reward of an agent; one that is posted outside of it is an error."""
+    """Least and greatest reward of an agent; one outside is refused when it is posted."""
 
     @property
     def reward_range(self) -> tuple[float, float]:

@@ -206,7 +206,12 @@ def _parsed(body: bytes) -> Json:
         # Bounded: its numbers have 4,300 digits at most, its brackets a depth of 200; half characters are refused.
         value = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
-        raise Refusal(400, f"The body is no JSON: {error}.", None, "invalid_json") from None
+        hint = (
+            " JSON has no NaN and no Infinity; send a finite number."
+            if b"NaN" in body or b"Infinity" in body
+            else ""
+        )
+        raise Refusal(400, f"The body is no JSON: {error}.{hint}", None, "invalid_json") from None
     if not isinstance(value, dict):
         raise Refusal(400, "The body must be a JSON object.", None, "invalid_json")
     return value

@@ -60,7 +60,7 @@ class OutsideDesk(Recorder):
     """Sessions whose turns are taken in episodes of the run."""
 
     def __init__(self, board: Switchboard, agents: Agents) -> None:
-        super().__init__(_Seats(board), agents)
+        super().__init__(_Seats(board, agents.play.environment.reward_range), agents)
         self._board = board
 
     def routes(self) -> Sequence[Route]:
@@ -127,8 +127,9 @@ class OutsideDesk(Recorder):
 class _Seats:
     """Takes rewarded sessions back to their episodes."""
 
-    def __init__(self, board: Switchboard) -> None:
+    def __init__(self, board: Switchboard, bounds: tuple[float, float]) -> None:
         self._board = board
+        self.bounds = bounds
 
     def take(self, session: Session, reward: Reward) -> Mapping[str, object]:
         seat = self._board.seat(session.name)

@@ -43,6 +43,11 @@ _BEGINS = b'{"step":'
 class Taker(Protocol):
     """Where sessions go that are over."""
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest that an agent may earn."""
+        ...
+
     def take(self, session: Session, reward: Reward) -> Mapping[str, object]:
         """Take a session with its reward; return what its caller is told."""
         ...
@@ -111,7 +116,7 @@ class Recorder:
         if slash and rest != "reward":
             raise Refusal(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
-        reward = read_reward(call.body, self._agents.play.team.names)
+        reward = read_reward(call.body, self._agents.play.team.names, self._taker.bounds)
         if self.sessions.known(name) is None and (known := self._repeats.reward(name, call.body)) is not None:
             return Answer(dict(known))
         session = self.sessions.get(name)
@@ -233,6 +238,8 @@ async def _told(answers: Sequence[Done]) -> AsyncIterator[News | Done]:
 
 class EpisodeFile:
     """Writes rewarded sessions as episodes; a taker."""
+
+    bounds = (-math.inf, math.inf)
 
     def __init__(self, folder: Path, team: Sequence[str]) -> None:
         """Append to a folder's episodes; raises OutputError when it cannot be written."""

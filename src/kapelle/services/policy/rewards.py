@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
+from kapelle.errors import EpisodeError
+from kapelle.rollout.outcomes import in_range, plain
 from kapelle.services.http.bodies import Body, read_body
 from kapelle.services.http.refusals import wrong
 from kapelle.types import Json
@@ -30,8 +33,13 @@ class Reward(Body):
         return {**shared, **self.rewards}
 
 
-def read_reward(body: Json, team: Sequence[str]) -> Reward:
-    """Return a reward; Refusal (400) for one that names nobody, or nobody's name."""
+def read_reward(
+    body: Json, team: Sequence[str], bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> Reward:
+    """Return a reward; Refusal (400) for one that names nobody, or that an episode could not hold.
+
+    `bounds` are the least and the greatest that an agent may earn.
+    """
     reward = read_body(Reward, body)
     if reward.reward is None and not reward.rewards:
         raise wrong("Post `reward`, for all agents that spoke, or `rewards` by agent.", "reward")
@@ -40,4 +48,19 @@ def read_reward(body: Json, team: Sequence[str]) -> Reward:
             raise wrong(
                 f"`rewards` names an agent that the team does not have. It has: {', '.join(team)}.", "rewards"
             )
+    shared = {} if reward.reward is None else {"reward": reward.reward}
+    for place, paid in {
+        **shared,
+        **{f"rewards.{name}": paid for name, paid in reward.rewards.items()},
+    }.items():
+        if not in_range(paid, bounds):
+            raise wrong(
+                f"`{place}` is {paid:g}, and rewards of this run lie in [{bounds[0]:g}, {bounds[1]:g}] "
+                "(`environment.rewards` of its recipe). Post one in that range; the session still waits for it.",
+                place,
+            )
+    try:
+        plain(reward.info, "info")
+    except EpisodeError as error:
+        raise wrong(str(error), "info") from None
     return reward
