@@ -140,7 +140,8 @@ class KVCache:
             scores[-1].add_(self._empty_T)
         else:
             scores[-1][:, :, place + 1 :] = -torch.inf
-        weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
+        # CUDA's autocast makes a softmax float32, and leaves products in place as they are: they take one type.
+        weight = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(v_RJE.dtype)
         first = self._prompts.longest
         out_gUE = self._seats.mixed(layer, weight[..., :first])
         for block in self._blocks:
