@@ -13,7 +13,7 @@ from kapelle.errors import KapelleError
 from kapelle.evaluation.playing import open_play
 from kapelle.models.module_outline import outline_of
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.preparation import prepare
+from kapelle.setup.preparation import DOUBT, prepare
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
 
@@ -96,6 +96,19 @@ def test_each_check_is_told_of_as_it_passes_and_none_after_the_fault() -> None:
         lambda: prepare(config_of(f"team.agents.0.system={LONG}"), passed=lambda *told: heard.append(told))
     )
     assert [name for name, _ in heard] == ["team", "algorithm", "workflow", "data"]
+
+
+@pytest.mark.parametrize(("name", "told"), [("mappo", True), ("ippo", False), ("grpo", False)])
+def test_a_central_critic_that_cannot_read_a_first_round_is_doubted(name: str, told: bool) -> None:
+    """Two prompts of some dozen tokens and two answers of 100 fit their own models of 192 tokens, not one view."""
+    heard: list[tuple[str, str]] = []
+    config = config_of(
+        f"algorithm={{name: {name}}}", "model.embedded.context=192", "team.sampling.max_tokens=100"
+    )
+    prepare(config, passed=lambda *told: heard.append(told))
+    doubts = [words for what, words in heard if what == DOUBT]
+    assert any("central critic reads what all agents read" in each for each in doubts) is told
+    assert any("its model reads 192" in each for each in doubts) is told
 
 
 def test_a_model_in_memory_stands_for_its_path() -> None:

@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.support.plugins import Digest
-from tests.support.tiny import frozen_copy, same_bits, sections, stir, tiny_model
+from tests.support.tiny import SIZE, frozen_copy, same_bits, sections, stir, tiny_model
 from torch import Tensor
 
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.environment import Environment
-from kapelle.errors import ParityError, TrainingHalted
+from kapelle.errors import ContextError, ParityError, TrainingHalted
 from kapelle.models.weights import weights_hash
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
@@ -354,3 +354,19 @@ def test_samples_are_the_turns_that_the_update_learns_from() -> None:
         turns = [turn for group in step.groups for episode in group.valid for turn in episode.by(agent)]
         whole = [turn for turn in turns if turn.finish_reason != "length"]
         assert step.metrics[f"samples/{agent}"] == len(whole) < len(turns)
+
+
+@pytest.mark.parametrize("name", ["mappo", "marft", "happo"])
+def test_a_central_view_beyond_the_critics_context_stops_the_run(name: str) -> None:
+    """Each agent's own prompts fit in 64 tokens; what all of them read and wrote in two rounds does not."""
+    model = {"embedded": {**SIZE, "context": 64}}
+    debate = {"name": "debate", "rounds": 2}
+    made = sections(model=model, workflow=debate, algorithm={"name": name})
+    with (
+        Trainer(**made) as long,
+        pytest.raises(ContextError, match=r"critic.* tokens to read; its model reads 64"),
+    ):
+        long.train()
+    own = sections(model=model, workflow=debate, algorithm={"name": "ippo"}, training={"steps": 1})
+    with Trainer(**own) as local:
+        local.train()

@@ -21,6 +21,8 @@ DEEPEST = 64
 """Most levels of lists and mappings in `info`; writing and reading JSON fails at about a thousand."""
 WIDEST = 8192
 """Most bits of an integer in `info`; Python writes at most 4,300 digits."""
+MOST_PAID = 1e15
+"""Greatest reward in either direction: advantages, returns and their squares, summed over a step, then stay within float32."""
 LONGEST = 4000
 """Most characters of an episode's `error`: a message may quote all that it could not read."""
 
@@ -107,10 +109,16 @@ def accepted(
     """Return the outcome in plain values; EpisodeError names the first value that cannot be converted."""
     rewards = payments(outcome.rewards, names)
     for name in names:
-        total = sum(turn.reward for turn in turns if turn.agent == name) + rewards.get(name, 0.0)
+        paid = [turn.reward for turn in turns if turn.agent == name] + [rewards.get(name, 0.0)]
+        total = sum(paid)
         if not in_range(total, bounds):
             raise EpisodeError(
                 f"Agent '{name}' earned {total}, outside the declared range [{bounds[0]}, {bounds[1]}]."
+            )
+        if far := next((reward for reward in paid if abs(reward) > MOST_PAID), None):
+            raise EpisodeError(
+                f"Agent '{name}' was paid {far:g}, more than training can compare in float32 (±{MOST_PAID:g}). Let the "
+                "environment pay in a smaller unit."
             )
     return plain_outcome(outcome, rewards)
 

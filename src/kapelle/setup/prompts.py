@@ -55,6 +55,15 @@ def check_prompts(
                 f"Agent '{agent.name}' may write {most} tokens (`max_tokens`), but after a prompt of {tokens} only "
                 f"{renderer.context - tokens} fit: the model reads {renderer.context}. A longer answer is cut off there.{several}"
             )
+    need = config.algorithm.build().critic
+    if need is not None and need.view == "central":
+        most = sum(longest.get(agent.name, 0) + agent.sampling.max_tokens for agent, _ in here)
+        reads = min(renderers[team.bases[critic.base]].context for critic in team.critics.values())
+        if most > reads:
+            notes.append(
+                f"The central critic reads what all agents read and wrote: first prompts and answers of `max_tokens` are {most} "
+                f"tokens, and its model reads {reads}. A run stops at the first episode that is longer for its critic."
+            )
     return tuple(dict.fromkeys(notes))
 
 

@@ -28,7 +28,8 @@ class SurrogateConfig(Settings):
     kind: Literal["clipped", "cispo"] = "clipped"
     """`cispo`: the clipped ratio is a detached weight on log π (2506.13585)."""
     level: Literal["token", "turn", "sequence"] = "token"
-    """Over what the ratio is taken: a token, a turn, or all of an agent's turns."""
+    """Whose ratio it is: a token's, or a completion's, as the product of its tokens' (`turn`) or their geometric mean
+    (`sequence`). No level joins several completions of an agent."""
     clip_low: float = Field(default=0.2, ge=0.0, lt=1.0)
     """The ratio is clipped below at 1 minus this, and above at 1 plus `clip_high`."""
     clip_high: float = Field(default=0.2, ge=0.0)
@@ -239,5 +240,5 @@ class _ValueLoss:
 
 
 def ones_like_turn(tokens: int, value: float) -> Tensor:
-    """Return one number repeated over a turn's tokens, in float."""
-    return torch.full((tokens,), value, dtype=torch.float32)
+    """Return one number repeated over a turn's tokens, in float32; infinity for one beyond it, which the update refuses."""
+    return torch.full((tokens,), value, dtype=torch.float64).float()

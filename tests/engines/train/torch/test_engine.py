@@ -26,7 +26,7 @@ from torch import Tensor
 from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.train.protocol import Objective, UpdateLimits
-from kapelle.errors import NumericsError, ParityError
+from kapelle.errors import ContextError, NumericsError, ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.rows import Sample
 from kapelle.team import Critic, Lora, Policy, Rate
@@ -366,3 +366,23 @@ class TestParity:
         engine = train_engine(lora_policies("a"), models={"base": model})
         metrics = engine.update(with_behaviour(engine, drawn(["a"])), objective())
         assert metrics["parity/max"] < 1e-5
+
+
+def test_a_critic_reads_no_more_than_its_model_does() -> None:
+    """A central view grows with the episode; positions beyond the context are none that the model has seen."""
+    engine = train_engine(lora_policies("a"), [Critic("v", lora=LORA)])
+    context = model_of(engine, "v").renderer.context
+    assert context == 256
+    tokens = tuple(7 + k % 200 for k in range(context + 1))
+    columns = {"return": torch.ones(1), "value": torch.zeros(1)}
+    fits = Sample("v", tokens[:-1], (context,), columns)  # the value after the last token that it reads
+    assert engine.score([fits])[0].shape == (1,)
+    engine.update([fits], objective())
+    before = frozen_copy(engine.weights("v"))
+    beyond = Sample("v", tokens, (context + 1,), columns)
+    for call in (lambda: engine.score([fits, beyond]), lambda: engine.update([fits, beyond], objective())):
+        with pytest.raises(
+            ContextError, match=r"'v' has 257 tokens to read; its model reads 256\..*longer context"
+        ):
+            call()
+    assert same_bits(engine.weights("v"), before)

@@ -16,6 +16,7 @@ from kapelle.engines.train.torch.learner import Learner
 from kapelle.engines.train.torch.learners import Learners
 from kapelle.engines.train.torch.sharing import Alone, AmongRanks, Sharing
 from kapelle.engines.train.torch.update import Updater
+from kapelle.errors import ContextError
 from kapelle.models.language_model import LanguageModel
 from kapelle.rows import Sample
 
@@ -71,6 +72,7 @@ class TorchTrainEngine:
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
+        self._check_critics_context(samples)
         return self._sharing.rows(samples, self._forward.score)
 
     def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -79,7 +81,20 @@ class TorchTrainEngine:
 
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Take the optimiser steps of one update; see the protocol."""
+        self._check_critics_context(samples)
         return self._updater.update(samples, objective)
+
+    def _check_critics_context(self, samples: Sequence[Sample]) -> None:
+        """Raise ContextError where a critic would read more than its model's context: nobody cuts what it reads."""
+        for sample in samples:
+            home, tokens = self._held.homes[sample.learner], sample.targets[-1]
+            if home.critic and tokens > home.model.renderer.context:
+                raise ContextError(
+                    f"'{sample.learner}' has {tokens} tokens to read; its model reads {home.model.renderer.context}. A central "
+                    "critic reads what all agents read and wrote: use a model with a longer context "
+                    "(`model.embedded.context` for the embedded one), shorter prompts, fewer rounds, a lower "
+                    "`sampling.max_tokens`, or `algorithm.name: ippo`, whose critics read what their own agent did."
+                )
 
     def parity(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return |trainer − sampler| log-prob of every target of every policy sample."""
