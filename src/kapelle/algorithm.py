@@ -62,6 +62,9 @@ class Credit:
     """0 leaves the turn out of the policy's loss and of its weight."""
     pair: int | None = None
     """The loss compares turns of one number: advantage +1 on the chosen side, −1 on the rejected."""
+    after: Tensor | None = None
+    """Target (scalar) of the critic's value after the turn: all that is to come once it is over. None where it is not known,
+    and where nothing follows; read only where there is such a value (`Signals.after`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,9 @@ class CriticSpec:
     coefficient: float = 1.0
     unit: Literal["token", "turn"] = "token"
     """One value before each completion token, or one before the whole turn."""
+    bootstraps: bool = True
+    """Whether credit reads the values after turns that a limit cut short; critics then learn them. The view `answer` has
+    none."""
     everyone: bool = False
     """True if one critic judges all agents, also those that are not trained (a verifier)."""
 

@@ -88,7 +88,9 @@ class Signals:
     values: Mapping[TurnKey, Tensor] = field(default_factory=dict)
     """`values_T` of each turn's critic at each completion token (`CriticValues`)."""
     bootstrap: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """Value (scalar) after the last token of a turn at which an episode was cut short (`CriticValues`)."""
+    """What is to come (scalar) after an agent's last turn of an episode that was cut short, by its critic (`CriticValues`)."""
+    after: Mapping[TurnKey, Tensor] = field(default_factory=dict)
+    """The same (scalar) after every turn, in a step that cut an episode short: the critics learn it (`CriticValues`)."""
     reference: Mapping[TurnKey, Tensor] = field(default_factory=dict)
     """`reference_logp_T` (`ReferenceLogProbs`)."""
     proximal: Mapping[TurnKey, Tensor] = field(default_factory=dict)
@@ -203,7 +205,7 @@ def gathered(needs: Sequence[Signal], step: Sampled, engine: Learners) -> Signal
     return Signals(**named, step=step.number, more=found)
 
 
-NAMED = {"values", "bootstrap", "reference", "proximal", "greedy", "embedding", "score"}
+NAMED = {"values", "bootstrap", "after", "reference", "proximal", "greedy", "embedding", "score"}
 """Fields of `Signals` that signals fill."""
 
 

@@ -51,7 +51,7 @@ class TestActions:
     def test_cut_short_the_chain_is_bootstrapped(self) -> None:
         signals = Signals(self.VALUES, bootstrap={A2: torch.tensor(6.0), B1: torch.tensor(100.0)})
         given = credit(marft("action"), signals, truncated=True)
-        assert given[A2].advantage_T.tolist() == pytest.approx([2.0 + 0.5 * 6.0])
+        assert given[A2].advantage_T.tolist() == pytest.approx([2.0 + 6.0])
 
     def test_the_row_asks_for_one_central_value_a_turn_and_one_ratio_an_action(self) -> None:
         need = marft("action").critic

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -84,13 +85,26 @@ class TestTwoTurns:
         assert given[self.SECOND].advantage_T.tolist() == pytest.approx([1.1])
 
     def test_cut_short_the_critics_value_stands_for_the_future(self) -> None:
-        # δ2 = 2 + ½·4 − 1 = 3; A1 = 1.25 + ¼·3 = 2; A0 = −0.25 + ½·2
-        signals = Signals(self.VALUES, bootstrap={self.SECOND: torch.tensor(4.0)})
-        given = credit(ppo(), self.GROUPS, signals)
+        # What is to come, 2, is discounted to the turn's end: δ2 = 2 + 2 − 1 = 3; A1 = 1.25 + ¼·3 = 2; A0 = −0.25 + ½·2
+        cut = [group(replace(self.GROUPS[0].episodes[0], truncated=True))]
+        after = {self.FIRST: torch.tensor(1.0), self.SECOND: torch.tensor(2.0)}
+        signals = Signals(self.VALUES, bootstrap={self.SECOND: after[self.SECOND]}, after=after)
+        given = credit(ppo(), cut, signals)
         assert given[self.FIRST].advantage_T.tolist() == pytest.approx([0.75, 2.0])
         assert given[self.SECOND].advantage_T.tolist() == pytest.approx([3.0])
-        ended = credit(ppo(truncated="terminate"), self.GROUPS, signals)
+        # After the first turn came ½ of the target at the second, 3 + 1; what comes after the second is not known.
+        learned = given[self.FIRST].after
+        assert learned is not None
+        assert float(learned) == pytest.approx(2.0)
+        assert given[self.SECOND].after is None
+        ended = credit(ppo(truncated="terminate"), cut, signals)
         assert ended[self.SECOND].advantage_T.tolist() == pytest.approx([1.0])
+
+    def test_nobody_knows_what_follows_a_turn_that_none_ever_followed(self) -> None:
+        cut = [group(episode(turn("a", 0, 1), rewards={"a": 2.0}, truncated=True))]
+        key = TurnKey(0, 0, 0)
+        signals = Signals({key: torch.tensor([0.5])}, bootstrap={key: torch.tensor(9.0)})
+        assert credit(ppo(), cut, signals)[key].advantage_T.tolist() == pytest.approx([1.5])
 
     def test_whole_rewards_make_no_whole_advantages(self) -> None:
         groups = [group(episode(turn("a", 0, 1), rewards={"a": 1}))]

@@ -97,11 +97,12 @@ class TestByHand:
             torch.testing.assert_close(one, other)
 
 
-def test_one_agent_is_ippo() -> None:
+@pytest.mark.parametrize("cut", [False, True])
+def test_one_agent_is_ippo(cut: bool) -> None:
     groups = [
         group(
             episode(turn("a", 0, 3, reward=0.3), turn("a", 1, 2), rewards={"a": 1.0}),
-            episode(turn("a", 0, 1), turn("a", 1, 4), rewards={"a": 0.0}),
+            episode(turn("a", 0, 1), turn("a", 1, 4), rewards={"a": 0.0}, truncated=cut),
         )
     ]
     generator = torch.Generator().manual_seed(0)
@@ -112,20 +113,38 @@ def test_one_agent_is_ippo() -> None:
     }
     settings = {"gae": {"gamma_turn": 0.9, "gamma_token": 0.95, "lam": 0.8, "normalise": "policy"}}
     rows = [kind.model_validate(settings).build().credit for kind in (IPPO, VDNToken)]
-    ippo, summed = (give(groups, Signals(values)) for give in rows if give is not None)
+    after = {key: torch.randn((), generator=generator) for key in values} if cut else {}
+    last = TurnKey(0, 1, 1)
+    signals = Signals(values, {last: after[last]} if cut else {}, after)
+    ippo, summed = (give(groups, signals) for give in rows if give is not None)
     for key in values:
+        torch.testing.assert_close(summed[key].after, ippo[key].after)
         torch.testing.assert_close(summed[key].advantage_T, ippo[key].advantage_T)
         torch.testing.assert_close(summed[key].return_T, ippo[key].return_T)
 
 
 def test_an_episode_cut_short_goes_on_with_the_sum_of_the_values_after_it() -> None:
+    turns = [turn(agent, k, 1) for k, agent in enumerate("abab")]
+    groups = [group(episode(*turns, truncated=True))]
+    keys = [TurnKey(0, 0, k) for k in range(4)]
+    after = {key: torch.tensor(float(k)) for k, key in enumerate(keys)}
+    signals = Signals({key: torch.ones(1) for key in keys}, {key: after[key] for key in keys[2:]}, after)
+    # 2 + 3 are to come after the second round; a's advantage leaves out the value of b, who has read a's words.
+    given = credit(groups, signals)
+    assert given[keys[2]].advantage_T.tolist() == [5.0 - 1.0]
+    assert given[keys[3]].advantage_T.tolist() == [5.0 - 2.0]
+    # After the first round came ½ · 5; its values there were 0 and 1, and what is missing to 2.5 is asked of both.
+    learned = [given[key].after for key in keys]
+    assert [None if target is None else float(target) for target in learned] == [1.5, 2.5, None, None]
+    assert credit(groups, signals, truncated="terminate")[keys[3]].advantage_T.tolist() == [-2.0]
+
+
+def test_a_single_round_teaches_nobody_what_follows_it() -> None:
     groups = [group(episode(turn("a", 0, 1), turn("b", 1, 1), truncated=True))]
     keys = [TurnKey(0, 0, 0), TurnKey(0, 0, 1)]
-    signals = Signals(
-        {key: torch.zeros(1) for key in keys}, {keys[0]: torch.tensor(2.0), keys[1]: torch.tensor(4.0)}
-    )
-    assert credit(groups, signals)[keys[0]].advantage_T.tolist() == [3.0]
-    assert credit(groups, signals, truncated="terminate")[keys[0]].advantage_T.tolist() == [0.0]
+    after = {key: torch.tensor(4.0) for key in keys}
+    signals = Signals({key: torch.zeros(1) for key in keys}, after, after)
+    assert credit(groups, signals)[keys[0]].advantage_T.tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class TestCriticSample:
         before = critic_sample(one, one.turns[0], team, LOCAL, {})
         after = critic_sample(one, one.turns[0], team, LOCAL, {}, after=True)
         assert (before.learner, before.tokens, before.targets) == ("critic:a", (5, 10, 11, 20, 21), (3, 4))
-        assert (after.tokens, after.targets) == (before.tokens, (5,))
+        assert (after.tokens, after.targets) == (before.tokens, (3, 4, 5))
         assert before.temperature == 1.0
 
     def test_a_value_of_the_turn_is_asked_for_before_anything_is_said(self) -> None:
@@ -54,7 +54,7 @@ class TestCriticSample:
         before = critic_sample(one, one.turns[0], team, PER_TURN, {})
         after = critic_sample(one, one.turns[0], team, PER_TURN, {}, after=True)
         assert before.targets == (3,)
-        assert (after.tokens, after.targets) == ((5, 10, 11, 20, 21), (5,))
+        assert (after.tokens, after.targets) == ((5, 10, 11, 20, 21), (3, 5))
 
 
 class TestEmbeddingSamples:
@@ -124,9 +124,11 @@ class TestValueSamples:
     ) -> None:
         team = team_of("a", "b", critics=CRITICS)
         turns = (turn("a", 0), turn("b", 1), turn("a", 2, finish_reason=finish))
-        values, after = value_samples([group(episode(*turns, truncated=cut))], team, LOCAL)
-        assert sorted(key.turn for key in values) == [0, 1, 2]
-        assert sorted(key.turn for key in after) == bootstrapped
+        samples, last = value_samples([group(episode(*turns, truncated=cut))], team, LOCAL)
+        assert sorted(key.turn for key in samples) == [0, 1, 2]
+        assert sorted(key.turn for key in last) == bootstrapped
+        # Two values before the tokens, and in a step that cuts an episode short one after every turn.
+        assert {len(sample.targets) for sample in samples.values()} == {2 + bool(bootstrapped)}
 
     def test_turns_that_are_not_trained_have_no_value(self) -> None:
         team = team_of("a", "b", critics=CRITICS)
@@ -160,6 +162,26 @@ class TestTrainingSamples:
         assert policy.columns["reference"].tolist() == [-9.0, -9.0]
         assert first.columns["return"].tolist() == [3.0, 4.0]
         assert second.columns["value"].tolist() == pytest.approx([0.3])
+
+    def test_the_value_after_a_turn_is_learned_where_it_is_known(self) -> None:
+        team = team_of("a", critics={"a": "critic:a"})
+        groups = [group(episode(turn("a", 0, 2), turn("a", 1, 1), truncated=True))]
+        first, last = TurnKey(0, 0, 0), TurnKey(0, 0, 1)
+        ones = {first: torch.ones(2), last: torch.ones(1)}
+        credit = {
+            first: Credit(ones[first], torch.tensor([3.0, 4.0]), after=torch.tensor(5.0), weight=0.5),
+            last: Credit(ones[last], torch.tensor([6.0])),
+        }
+        values = {first: torch.tensor([0.1, 0.2]), last: torch.tensor([0.3])}
+        after = {first: torch.tensor(0.7), last: torch.tensor(0.8)}
+        known, unknown = critic_samples(groups, team, credit, Signals(values, after=after), LOCAL)
+        assert known.targets == (3, 4, 5)
+        assert known.columns["return"].tolist() == [3.0, 4.0, 5.0]
+        assert known.columns["value"].tolist() == pytest.approx([0.1, 0.2, 0.7])
+        assert known.columns["weight"].tolist() == [0.5, 0.5, 0.5]
+        assert unknown.targets == (3,)
+        (without, _) = critic_samples(groups, team, credit, Signals(values), LOCAL)
+        assert without.targets == (3, 4)
 
     def test_references_are_asked_the_same_questions(self) -> None:
         team = team_of("a", "b")

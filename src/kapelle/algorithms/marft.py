@@ -16,6 +16,7 @@ allocates advantages as integers, and reads the seat number 0 in `share_critic_w
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from pydantic import model_validator
@@ -23,7 +24,7 @@ from pydantic import model_validator
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.gae import GAECredit
-from kapelle.algorithms.shared.rewards import chain_path
+from kapelle.algorithms.shared.rewards import chain_path, later_in_chain
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 
 
@@ -59,5 +60,6 @@ class MARFT(ActorCritic):
         """Return the algorithm's row."""
         settings = self._leveled()
         paid = self.umad.paid(chain_path(self.team_reward, self.penalties))
-        chain = GAECredit(settings.gae, paid, chain=True)
+        later = partial(later_in_chain, how=self.team_reward)
+        chain = GAECredit(settings.gae, paid, later, chain=True)
         return actor_critic_row(settings, self.name, "central", chain)

@@ -16,7 +16,14 @@ from pydantic import Field, model_validator
 from kapelle.algorithm import Algorithm, CreditFunction, CriticSpec, Data, Update
 from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
 from kapelle.algorithms.shared.orders import Joint, OrderConfig, check_separate_weights
-from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward, own_path, shared_by
+from kapelle.algorithms.shared.rewards import (
+    FREE,
+    PenaltyConfig,
+    TeamReward,
+    later_on_turns,
+    own_path,
+    shared_by,
+)
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.algorithms.shared.umad import UMADConfig
 from kapelle.errors import ConfigError
@@ -92,12 +99,23 @@ def actor_critic_row(
 ) -> Algorithm:
     """Return the row of clipped actors with critics of the given view; `credit` in place of own-path GAE."""
     s = settings
-    credit = credit or GAECredit(s.gae, s.umad.paid(own_path(s.team_reward, s.penalties)))
+    credit = credit or GAECredit(
+        s.gae,
+        s.umad.paid(own_path(s.team_reward, s.penalties)),
+        partial(later_on_turns, how=s.team_reward),
+    )
     order = s.order.build(s.loss.old)
     if order.sequential:
         checks = (*checks, partial(check_separate_weights, algorithm=name))
     sharing: Literal["own", "shared"] = "own" if view == "local" else "shared"
-    critic = CriticSpec(view, s.value_loss.build(), sharing, s.value_loss.coefficient, s.gae.unit)
+    critic = CriticSpec(
+        view,
+        s.value_loss.build(),
+        sharing,
+        s.value_loss.coefficient,
+        s.gae.unit,
+        bootstraps=s.gae.truncated == "bootstrap" and s.gae.gamma_turn > 0,
+    )
     needs: tuple[Signal, ...] = (CriticValues(critic),)
     held = s.loss.kl_coefficient > 0 or s.gae.kl_in_reward > 0
     if held:

@@ -6,6 +6,10 @@ follow one another, the team's reward is on a round's last position, and GAE ove
 all tokens of a position. With λ = 1 that is the team's return less Σ_i V_i. Where agents act one after another, an
 agent's advantage leaves out the values of those that have read its turn.
 
+Where a limit cut the episode short, Σ_i U_i of those who moved in the last round takes the place of the future: U_i is the
+value after the agent's turn. In rounds that others follow the critics learn it, as a share of γ_turn times V_tot's target at
+the next round; where a mover of the last round had none, a cut counts as the end.
+
 The critic of agent i is fitted to A + V_i, which is the target of V_tot less the others' values: its gradient at the
 sampling values is that of (V_tot − target)² in V_i, so the sum is fitted, although each critic is trained separately.
 
@@ -18,6 +22,7 @@ Shapes: P positions of an episode (rounds in a row), A agents, T tokens of one t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple
 
 from pydantic import model_validator
@@ -64,6 +69,7 @@ class _Turn(NamedTuple):
     turn: Turn
     advantage_T: Tensor
     target_T: Tensor
+    after: Tensor | None
 
 
 class SummedValues:
@@ -76,49 +82,81 @@ class SummedValues:
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage at every token, and the target of its critic there."""
         found: dict[TurnKey, _Turn] = {}
-        for g, group in enumerate(groups):
-            for e, episode in enumerate(group.episodes):
-                if episode.error is None:
-                    found |= self._episode((g, e), episode, signals)
+        played = {
+            (g, e): (episode, episode.rounds(episode.agents, trained=True))
+            for g, group in enumerate(groups)
+            for e, episode in enumerate(group.episodes)
+            if episode.error is None
+        }
+        taught = {agent for _, rounds in played.values() for movers in rounds[:-1] for agent in movers}
+        for place, (episode, rounds) in played.items():
+            if rounds:
+                found |= self._episode(place, episode, rounds, taught, signals)
         if not found:
             return {}
         advantage_K = self._normalised(list(found.values()))
         pieces = advantage_K.split([len(one.advantage_T) for one in found.values()])
         return {
-            key: Credit(piece_T, one.target_T)
+            key: Credit(piece_T, one.target_T, after=one.after)
             for (key, one), piece_T in zip(found.items(), pieces, strict=True)
         }
 
-    def _episode(self, place: tuple[int, int], episode: Episode, signals: Signals) -> dict[TurnKey, _Turn]:
+    def _episode(
+        self,
+        place: tuple[int, int],
+        episode: Episode,
+        rounds: Sequence[Mapping[str, Turn]],
+        taught: AbstractSet[str],
+        signals: Signals,
+    ) -> dict[TurnKey, _Turn]:
         s = self._settings
-        rounds = episode.rounds(episode.agents, trained=True)
-        if not rounds:
-            return {}
         paid = round_rewards(episode, rounds, s.team_reward, s.penalties).tolist()
-        whole = self._advantages(place, episode, rounds, paid, signals, None)
+        last = {agent: TurnKey(*place, turn.index) for agent, turn in rounds[-1].items()}
+        to_come = torch.zeros(())
+        if s.gae.truncated == "bootstrap" and episode.truncated and last.keys() <= taught:
+            to_come = sum((signals.bootstrap[key] for key in last.values()), to_come)
+        whole = self._advantages(place, rounds, paid, to_come, signals, None)
+        after = self._targets_after(place, rounds, whole, signals) if signals.after else {}
         found: dict[TurnKey, _Turn] = {}
         for agent in dict.fromkeys(agent for movers in rounds for agent in movers):
-            own = self._advantages(place, episode, rounds, paid, signals, agent)
+            own = self._advantages(place, rounds, paid, to_come, signals, agent)
             for movers, own_P, whole_P in zip(rounds, own, whole, strict=True):
                 if agent in movers:
                     turn = movers[agent]
                     key, length = TurnKey(*place, turn.index), len(turn.completion_ids)
                     target_T = whole_P[:length] + signals.values[key]
-                    found[key] = _Turn(turn, own_P[:length], target_T)
+                    found[key] = _Turn(turn, own_P[:length], target_T, after.get(key))
         return found
+
+    def _targets_after(
+        self,
+        place: tuple[int, int],
+        rounds: Sequence[Mapping[str, Turn]],
+        whole: Sequence[Tensor],
+        signals: Signals,
+    ) -> dict[TurnKey, Tensor]:
+        """Return each critic's share of what was to come after its turns, in all rounds but the last."""
+        targets: dict[TurnKey, Tensor] = {}
+        for movers, following, advantage_P in zip(rounds, rounds[1:], whole[1:], strict=False):
+            values = [signals.values[TurnKey(*place, turn.index)][0] for turn in following.values()]
+            came = self._settings.gae.gamma_turn * (advantage_P[0] + sum(values))
+            keys = [TurnKey(*place, turn.index) for turn in movers.values()]
+            error = came - sum(signals.after[key] for key in keys)
+            targets |= {key: signals.after[key] + error for key in keys}
+        return targets
 
     def _advantages(
         self,
         place: tuple[int, int],
-        episode: Episode,
         rounds: Sequence[Mapping[str, Turn]],
         paid: Sequence[float],
+        to_come: Tensor,
         signals: Signals,
         agent: str | None,
     ) -> list[Tensor]:
         """Return the advantage at every position of every round against the summed values.
 
-        For an agent, values of turns that have read its turn of the round are left out: as its baseline they would
+        `to_come` is the value after the last round, discounted to its end. For an agent, values of turns that have read its turn of the round are left out: as its baseline they would
         subtract what that turn caused.
         """
         s = self._settings
@@ -133,15 +171,13 @@ class SummedValues:
             reward_P, gamma_P = torch.zeros_like(value_P), torch.full_like(value_P, s.gae.gamma_token)
             reward_P[-1], gamma_P[-1] = reward, s.gae.gamma_turn
             values, rewards, gammas = [*values, value_P], [*rewards, reward_P], [*gammas, gamma_P]
-        last = [TurnKey(*place, turn.index) for turn in rounds[-1].values()]
-        cut = episode.truncated and s.gae.truncated == "bootstrap"
+        rewards[-1][-1] += to_come
         value_P = torch.cat(values)
-        after = torch.stack([signals.bootstrap[key] for key in last]).sum() if cut else value_P.new_zeros(())
         advantage_P = gae(
             torch.cat(rewards)[None],
             value_P[None],
             torch.ones_like(value_P)[None],
-            after[None],
+            torch.zeros(1),
             gamma=torch.cat(gammas)[None],
             lam=s.gae.lam,
         ).advantage_NT[0]

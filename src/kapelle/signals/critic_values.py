@@ -1,4 +1,9 @@
-"""Critics' values of every turn that they judge, and of what would have followed an episode cut short."""
+"""Critics' values of every turn that they judge, and of what would have followed an episode cut short.
+
+The value after a turn's last token is what is to come once the turn is over: the pay for what others do then, and the
+agent's next turns. Critics learn it from the turns that were followed by others (`Credit.after`), in every step in which
+it is needed, that is, in which an episode was cut short.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +13,50 @@ from dataclasses import dataclass
 from kapelle.algorithm import CriticSpec
 from kapelle.rows import Learners, Sample, Sampled, TurnKey, turns_of
 from kapelle.runtime.on_demand import Tensor
-from kapelle.signals.questions import Readers, critic_sample, judged_sample
+from kapelle.signals.questions import Readers, judged_sample
 from kapelle.team import Team
 from kapelle.types import Group
 
 
 @dataclass(frozen=True, slots=True)
 class CriticValues:
-    """Gives `Signals.values` and `Signals.bootstrap`; the same critics are trained in the update."""
+    """Gives `Signals.values`, and `after` and `bootstrap` where a limit cut an episode short; see `critic_samples`."""
 
     critic: CriticSpec
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
-        """Return the values before each turn's tokens, or before the turn, and those after turns cut short."""
-        before, after = value_samples(step.groups, step.team, self.critic, engine.renderer)
-        scored = engine.score([*before.values(), *after.values()])
-        values = dict(zip(before, scored, strict=False))
-        bootstrap = {key: value[0] for key, value in zip(after, scored[len(before) :], strict=True)}
-        return {"values": values, "bootstrap": bootstrap}
+        """Return the values before each turn's tokens, or before the turn, and those after turns."""
+        samples, cut = value_samples(step.groups, step.team, self.critic, engine.renderer)
+        values = dict(zip(samples, engine.score(list(samples.values())), strict=True))
+        if not cut:
+            return {"values": values}
+        after = {key: value_T[-1] for key, value_T in values.items()}
+        return {
+            "values": {key: value_T[:-1] for key, value_T in values.items()},
+            "after": after,
+            "bootstrap": {key: after[key] for key in cut},
+        }
 
 
 def value_samples(
     groups: Sequence[Group], team: Team, need: CriticSpec, readers: Readers | None = None
-) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
-    """Return the critics' samples: for every turn they judge, and for the value after turns cut short.
+) -> tuple[dict[TurnKey, Sample], list[TurnKey]]:
+    """Return the critics' sample of every turn they judge, and the agents' last turns in episodes cut short.
 
-    `readers` are needed for the view `answer`, which has no value after a turn.
+    If there are any of the latter, each sample's last target is the value after the turn. `readers` are needed for the view
+    `answer`, which has no such value.
     """
-    values: dict[TurnKey, Sample] = {}
-    after: dict[TurnKey, Sample] = {}
-    for key, turn in turns_of(groups, trained_only=not need.everyone):
-        episode = groups[key.group].episodes[key.episode]
-        values[key] = judged_sample(episode, turn, team, need, {}, readers)
-        last = turn is episode.by(turn.agent)[-1]
-        if need.view != "answer" and last and episode.truncated:
-            after[key] = critic_sample(episode, turn, team, need, {}, after=True)
-    return values, after
+    judged = turns_of(groups, trained_only=not need.everyone)
+    cut: list[TurnKey] = []
+    if need.bootstraps and need.view != "answer":
+        for key, turn in judged:
+            episode = groups[key.group].episodes[key.episode]
+            if episode.truncated and turn is episode.by(turn.agent)[-1]:
+                cut.append(key)
+    samples = {
+        key: judged_sample(
+            groups[key.group].episodes[key.episode], turn, team, need, {}, readers, after=bool(cut)
+        )
+        for key, turn in judged
+    }
+    return samples, cut

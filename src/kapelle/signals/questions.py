@@ -37,18 +37,22 @@ def critic_sample(
     team: Team,
     need: CriticSpec,
     columns: Mapping[str, Tensor],
+    *,
     after: bool = False,
 ) -> Sample:
     """Return a turn's sample for its agent's critic: values before its tokens, or before the turn.
 
     `need.view` is `local` (what the agent itself read) or `central` (see `central_prompt`). With `after`, the
-    only target is the value after the last token.
+    value after the last token is a target too, the last one.
     """
     prompt = turn.prompt_ids if need.view == "local" else central_prompt(episode, turn)
     tokens = prompt + turn.completion_ids
-    read = tokens if need.unit == "token" else tokens[: len(prompt) + 1]
-    places = (len(tokens),) if after else tuple(range(len(prompt), len(read)))
-    return Sample(team.critic_of[turn.agent], tokens if after else read, places, columns)
+    end = len(tokens) if need.unit == "token" else len(prompt) + 1
+    places = tuple(range(len(prompt), end))
+    learner = team.critic_of[turn.agent]
+    if after:
+        return Sample(learner, tokens, (*places, len(tokens)), columns)
+    return Sample(learner, tokens[:end], places, columns)
 
 
 def answer_sample(
@@ -82,10 +86,12 @@ def judged_sample(
     need: CriticSpec,
     columns: Mapping[str, Tensor],
     readers: Readers | None,
+    *,
+    after: bool = False,
 ) -> Sample:
-    """Return a turn's sample for its agent's critic in any view; `answer` needs `readers`."""
+    """Return a turn's sample for its agent's critic in any view; `answer` needs `readers`, and has no value `after`."""
     if need.view != "answer":
-        return critic_sample(episode, turn, team, need, columns)
+        return critic_sample(episode, turn, team, need, columns, after=after)
     assert readers is not None, "text needs a reader"
     learner = team.critic_of[turn.agent]
     return answer_sample(learner, readers(learner), episode.task.question, turn.text, columns)

@@ -67,19 +67,24 @@ def critic_samples(
     need: CriticSpec,
     readers: Readers | None = None,
 ) -> list[Sample]:
-    """Return what critics learn from: one sample per turn that has a target."""
+    """Return what critics learn from: one sample per turn that has a target; the value after it is one more if it has one."""
     samples: list[Sample] = []
     for key, turn in turns_of(groups, trained_only=not need.everyone):
         given = credit[key]
         target_T = given.return_T
         if target_T is not None:
+            value_T = signals.values[key]
+            after = given.after is not None and key in signals.after
+            if given.after is not None and after:
+                target_T = torch.cat([target_T, given.after[None]])
+                value_T = torch.cat([value_T, signals.after[key][None]])
             columns: dict[str, Tensor] = {
                 Column.RETURN: target_T.float(),
-                Column.VALUE: signals.values[key],
+                Column.VALUE: value_T,
                 Column.WEIGHT: torch.full_like(target_T, given.weight, dtype=torch.float32),
             }
             episode = groups[key.group].episodes[key.episode]
-            sample = judged_sample(episode, turn, team, need, columns, readers)
+            sample = judged_sample(episode, turn, team, need, columns, readers, after=after)
             samples.append(replace(sample, bundle=given.pair))
     return samples
 

@@ -46,6 +46,14 @@ async def test_a_mask_says_which_actions_are_legal_and_others_cost() -> None:
     assert environment.reward_range == (-206.0, 20.0)
 
 
+async def test_a_limit_of_the_environment_s_own_cuts_an_episode_short() -> None:
+    environment = Gymnasium(id="Taxi-v4", rewards=(-200, 20), arguments={"max_episode_steps": 1})
+    world = environment.start(environment.task("train", 0), ["a"], seed=0)
+    await world.step({"a": "0"})
+    assert world.movers() == ()
+    assert world.outcome().truncated
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

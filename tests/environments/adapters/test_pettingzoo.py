@@ -77,6 +77,17 @@ async def test_a_limit_of_rounds_truncates() -> None:
         await world.step({"b": "1"})
 
 
+@pytest.mark.parametrize(
+    ("turns", "moves"), [("aec", [{"a": "1"}, {"b": "1"}]), ("parallel", [{"a": "1", "b": "1"}])]
+)
+async def test_so_does_a_limit_of_the_environment_s_own(turns: str, moves: list[dict[str, str]]) -> None:
+    for limit, cut in ((len(moves), True), (100, False)):
+        world = start(turns=turns, arguments={"limit": limit})
+        while world.movers():
+            await world.step(moves[0] if len(moves) == 1 else dict.fromkeys(world.movers(), "1"))
+        assert world.outcome().truncated == cut
+
+
 def test_what_does_not_fit_is_refused() -> None:
     assert environment_class("pettingzoo") is PettingZoo
     with pytest.raises(ConfigError, match=r"has 2 players and the team 1 agents"):

@@ -14,10 +14,11 @@ class Sticks(AECEnv):  # type: ignore[misc]
 
     metadata = {"name": "sticks"}  # noqa: RUF012 - as the base class has it
 
-    def __init__(self, sticks: int = 3) -> None:
+    def __init__(self, sticks: int = 3, limit: int = 100) -> None:
         super().__init__()
         self.possible_agents = ["one", "two"]
         self._sticks = sticks
+        self._limit = limit
 
     def action_space(self, agent: str) -> Any:
         return spaces.Discrete(2, start=1)
@@ -28,6 +29,7 @@ class Sticks(AECEnv):  # type: ignore[misc]
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         self.agents = self.possible_agents[:]
         self.left = self._sticks
+        self.moves = 0
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -40,15 +42,17 @@ class Sticks(AECEnv):  # type: ignore[misc]
 
     def step(self, action: int | None) -> None:
         agent = self.agent_selection
-        if self.terminations[agent]:
+        if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
             return
         assert action is not None
         self.left -= action
+        self.moves += 1
         other = "two" if agent == "one" else "one"
         if self.left == 0:
             self.rewards = {agent: 1.0, other: -1.0}
             self.terminations = dict.fromkeys(self.agents, True)
+        self.truncations = dict.fromkeys(self.agents, self.moves >= self._limit)
         self.agent_selection = other
 
 
@@ -57,8 +61,9 @@ class Match(ParallelEnv):  # type: ignore[misc]
 
     metadata = {"name": "match"}  # noqa: RUF012 - as the base class has it
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 2) -> None:
         self.possible_agents = ["left", "right"]
+        self._limit = limit
 
     def action_space(self, agent: str) -> Any:
         return spaces.Discrete(2)
@@ -77,12 +82,12 @@ class Match(ParallelEnv):  # type: ignore[misc]
     def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
         self.round += 1
         paid = 0.5 * (actions["left"] == actions["right"])
-        over = self.round == 2
+        over, cut = self.round == 2, self.round >= self._limit
         agents = self.agents
-        self.agents = [] if over else agents
-        flags = dict.fromkeys(agents, over)
+        self.agents = [] if over or cut else agents
+        ended, stopped = dict.fromkeys(agents, over), dict.fromkeys(agents, cut)
         infos: dict[str, dict[str, Any]] = {agent: {} for agent in agents}
-        return self._seen(list(actions.values())), dict.fromkeys(agents, paid), flags, flags, infos
+        return self._seen(list(actions.values())), dict.fromkeys(agents, paid), ended, stopped, infos
 
 
 env = Sticks

@@ -5,18 +5,26 @@ turns of the episode in global time order, so that an agent's value is backed up
 
 Rewards are placed on the last token of a turn. γ (`gamma_turn`) counts turns of the path: inside a completion it is
 `gamma_token` = 1 unless set. The KL penalty in the reward is −β·(log π_b − log π_ref) per token (k1, unbiased).
-Where the path's last turn was cut by a limit, the critic's value after it takes the place of the future.
+
+A limit that cuts an episode short ends no game. There the critic's value *after* an agent's last turn, U, takes the place of
+all that came or would have come once that turn was over: what others' moves paid it since, the terminal reward, and its own
+next turns. The critic learns U from every turn that was followed by another one of the path, or by moves of others that ended
+the game: U's target is the turn's later pay plus γ_turn times the target at the path's next turn. So nothing is counted
+twice and nothing is left out, in any order of moves. A turn that ended the game itself teaches U nothing: a cut tells that
+the game goes on. Where no turn of the agent teaches it in this step, a cut counts as the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field
 
 from kapelle.algorithm import Credit
+from kapelle.algorithms.shared.payments import over
 from kapelle.algorithms.shared.rewards import RewardSource
 from kapelle.functional.advantages import CriticAdvantage, gae, vtrace
 from kapelle.functional.masking import segment_whiten
@@ -24,7 +32,7 @@ from kapelle.functional.shaping import kl_in_reward
 from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
-from kapelle.types import Group, Turn
+from kapelle.types import Episode, Group, Turn
 
 
 class GAEConfig(Settings):
@@ -41,7 +49,7 @@ class GAEConfig(Settings):
     normalise: Literal["policy", "agent", "batch", "none"] = "policy"
     """Over whose steps of the update advantages are whitened."""
     truncated: Literal["bootstrap", "terminate"] = "bootstrap"
-    """What a turn that ran into a limit is followed by: the critic's value of going on, or nothing."""
+    """What follows the last turn of an episode that a limit cut short: the critic's value of going on, or nothing."""
     kl_in_reward: float = Field(default=0.0, ge=0.0)
     """β of the per-token penalty to the reference policy."""
     vtrace: bool = False
@@ -60,16 +68,58 @@ class _Row:
     value_T: Tensor
     gamma_T: Tensor
     log_ratio_T: Tensor
-    bootstrap: Tensor
+    later: tuple[float, ...]
+    """What each turn was paid when it was over."""
+    cut: bool
+    """Whether U stands for what came after the last turn: a limit cut the episode short."""
+    followed: bool
+    """Whether others moved after the last turn."""
+    like: tuple[str, str, int]
+    """Game, whose path, and how many turns it has: paths that a limit of turns leaves at the same place."""
+
+    def bootstrapped(self, after: Tensor) -> _Row:
+        """Return the path with U in place of what its last turn was paid later."""
+        reward_T = self.reward_T.clone()
+        reward_T[-1] += after - self.later[-1]
+        return replace(self, reward_T=reward_T)
+
+    @property
+    def teaches(self) -> tuple[tuple[TurnKey, Turn], ...]:
+        """The turns after which it is known what was to come."""
+        return self.turns if self.followed and not self.cut else self.turns[:-1]
+
+    def targets_after(self, target_T: Tensor, gamma_turn: float) -> list[Tensor]:
+        """Return the target of U after each of the turns that teach it."""
+        first = list(itertools.accumulate(self.steps, initial=0))
+        following = [*target_T[first[1:-1]], torch.zeros_like(target_T[0])]
+        return [
+            paid + gamma_turn * to_come
+            for paid, to_come, _ in zip(self.later, following, self.teaches, strict=False)
+        ]
+
+
+def _nothing_later(episode: Episode) -> Mapping[int, float]:
+    return {}
 
 
 class GAECredit:
     """Advantages and value targets for every turn that is trained on."""
 
-    def __init__(self, settings: GAEConfig, rewards: RewardSource, *, chain: bool = False) -> None:
-        """Take the rewards of turns, on a path per agent or (`chain`) on one through all agents."""
+    def __init__(
+        self,
+        settings: GAEConfig,
+        rewards: RewardSource,
+        later: Callable[[Episode], Mapping[int, float]] = _nothing_later,
+        *,
+        chain: bool = False,
+    ) -> None:
+        """Take the rewards of turns, on a path per agent or (`chain`) on one through all agents.
+
+        `later` is the part of them that fell when the turn was over, by the turn's index.
+        """
         self._settings = settings
         self._rewards = rewards
+        self._later = later
         self._chain = chain
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
@@ -88,6 +138,10 @@ class GAECredit:
             for (key, turn), (a_T, r_T) in zip(row.turns, pieces, strict=True):
                 everywhere = a_T if self._settings.unit == "token" else a_T.expand(len(turn.completion_ids))
                 credit[key] = Credit(everywhere, r_T)
+            if signals.after:
+                known = row.targets_after(target_T, self._settings.gamma_turn)
+                for (key, _), after in zip(row.teaches, known, strict=True):
+                    credit[key] = replace(credit[key], after=after)
         return credit
 
     def _estimate(self, rows: Sequence[_Row], mask_NT: Tensor) -> CriticAdvantage:
@@ -95,7 +149,8 @@ class GAECredit:
         reward_NT = pad([row.reward_T for row in rows], batch_first=True)
         value_NT = pad([row.value_T for row in rows], batch_first=True)
         gamma_NT = pad([row.gamma_T for row in rows], batch_first=True)
-        bootstrap_N = torch.stack([row.bootstrap for row in rows])
+        # U has been discounted to the end of the turn that it follows, and is part of what the turn earns.
+        bootstrap_N = torch.zeros(len(rows))
         lam = self._settings.lam
         if not self._settings.vtrace:
             return gae(reward_NT, value_NT, mask_NT, bootstrap_N, gamma=gamma_NT, lam=lam)
@@ -110,17 +165,32 @@ class GAECredit:
             whose = "" if self._chain else turn.agent
             paths.setdefault((key.group, key.episode, whose), []).append((key, turn))
         rows = []
-        for (g, e, _), pairs in paths.items():
-            given = self._rewards((g, e), groups[g].episodes[e], signals)
-            rows.append(self._row(pairs, given, signals))
-        return rows
+        for (g, e, whose), pairs in paths.items():
+            episode = groups[g].episodes[e]
+            rows.append(self._row(pairs, episode, whose, self._rewards((g, e), episode, signals), signals))
+        if not signals.bootstrap or self._settings.truncated == "terminate" or not self._settings.gamma_turn:
+            return rows
+        # Moves of others before a cut did not end those games, and U averages over all moves. Paths of the same length that
+        # such moves did end therefore count as cut too: what they were paid is one of the cases that U stands for.
+        overtaken = {row.like for row in rows if row.cut and row.followed}
+        rows = [replace(row, cut=row.cut or (row.followed and row.like in overtaken)) for row in rows]
+        taught = {turn.agent for row in rows for _, turn in row.teaches}
+        known = {**signals.after, **signals.bootstrap}
+        return [
+            row.bootstrapped(known[row.turns[-1][0]]) if row.cut and row.turns[-1][1].agent in taught else row
+            for row in rows
+        ]
 
     def _row(
-        self, pairs: Sequence[tuple[TurnKey, Turn]], rewards: Mapping[int, float], signals: Signals
+        self,
+        pairs: Sequence[tuple[TurnKey, Turn]],
+        episode: Episode,
+        whose: str,
+        rewards: Mapping[int, float],
+        signals: Signals,
     ) -> _Row:
         pieces = [self._turn(key, turn, rewards[turn.index], signals) for key, turn in pairs]
-        last = pairs[-1][0]
-        cut = self._settings.truncated == "bootstrap" and last in signals.bootstrap
+        later = self._later(episode)
         return _Row(
             turns=tuple(pairs),
             steps=tuple(len(reward_T) for reward_T, _, _ in pieces),
@@ -128,7 +198,10 @@ class GAECredit:
             value_T=torch.cat([signals.values[key] for key, _ in pairs]),
             gamma_T=torch.cat([gamma_T for _, gamma_T, _ in pieces]),
             log_ratio_T=torch.cat([log_ratio_T for _, _, log_ratio_T in pieces]),
-            bootstrap=signals.bootstrap[last] if cut else torch.zeros(()),
+            later=tuple(later.get(turn.index, 0.0) for _, turn in pairs),
+            cut=episode.truncated,
+            followed=over(episode, pairs[-1][1]) < len(episode.turns),
+            like=(episode.task.part, whose, len(pairs)),
         )
 
     def _turn(

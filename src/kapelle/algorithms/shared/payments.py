@@ -39,7 +39,7 @@ def moments(episode: Episode) -> list[Moment]:
             left[standing(own[payment.agent], payment.after).index] -= payment.reward
     for turn in episode.turns:
         if abs(left[turn.index]) > 1e-9 * max(1.0, abs(turn.reward)):
-            _add(paid, _over(episode, turn), turn.agent, left[turn.index])
+            _add(paid, over(episode, turn), turn.agent, left[turn.index])
     return [Moment(after, paid[after]) for after in sorted(paid)]
 
 
@@ -53,7 +53,7 @@ def _add(paid: dict[int, dict[str, float]], after: int, agent: str, reward: floa
     at[agent] = at.get(agent, 0.0) + reward
 
 
-def _over(episode: Episode, turn: Turn) -> int:
+def over(episode: Episode, turn: Turn) -> int:
     """Return how many turns are over when a turn and those whose prompt was fixed before its end are."""
     after = turn.index + 1
     while after < len(episode.turns) and episode.turns[after].seen <= turn.index:

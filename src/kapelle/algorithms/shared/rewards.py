@@ -10,19 +10,20 @@ for every agent that has turns, however many:
 
 `individual` and `last` share nothing. There are three placements: `turn_rewards` (one trajectory per
 agent), `chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round, the k-th turn of
-every agent that has one). The last two count the team's reward once.
+every agent that has one). The last two count the team's reward once. `later_on_turns` and `later_in_chain` are the parts
+of the first two that were paid when the turn was over already: for what others did after it, and at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from kapelle.algorithms.shared.payments import Moment, moments, standing
+from kapelle.algorithms.shared.payments import Moment, moments, over, standing
 from kapelle.functional.returns import team_individual, team_last, team_max, team_mean, team_min, team_sum
 from kapelle.functional.shaping import length_penalty, overlong_penalty
 from kapelle.rows import Signals, TurnKey
@@ -133,16 +134,9 @@ def round_path(how: TeamReward, penalties: PenaltyConfig = FREE) -> RewardSource
 
 def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
     """Return the reward of every turn by its index, after sharing, placement and penalties."""
-    own = _own_turns(episode)
     rewards = _penalties(episode, penalties)
-    for moment in moments(episode):
-        for agent, amount in _at(moment, how, episode, own).items():
-            rewards[standing(own[agent], moment.after).index] += amount
-    if episode.rewards:
-        shared = _share(episode.rewards, how, episode)
-        alone = 0.0 if how in _UNSHARED else next(iter(shared.values()))
-        for agent, turns in own.items():
-            rewards[turns[-1].index] += shared.get(agent, alone)
+    for pay in _on_turns(episode, how):
+        rewards[pay.turn] += pay.amount
     return rewards
 
 
@@ -153,28 +147,11 @@ def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
     turn; with `individual` and `last` each agent's own terminal reward is placed on its own last turn. A reward on an
     untrained turn moves to the trained turn before it.
     """
-    own = _own_turns(episode)
-    rewards = _penalties(episode, penalties)
-    for moment in moments(episode):
-        before = [turn.index for turn in episode.turns if turn.index < moment.after]
-        if before:
-            rewards[before[-1]] += _once(moment, how, episode)
-    if episode.rewards and own:
-        shared = _share(episode.rewards, how, episode)
-        if how in _UNSHARED:
-            for agent, turns in own.items():
-                rewards[turns[-1].index] += shared.get(agent, 0.0)
-        else:
-            rewards[max(turns[-1].index for turns in own.values())] += next(iter(shared.values()))
-    moved: dict[int, float] = {}
-    last: int | None = None
-    for turn in episode.turns:
-        if turn.trained:
-            last = turn.index
-            moved[last] = moved.get(last, 0.0) + rewards[last]
-        elif last is not None:
-            moved[last] += rewards[turn.index]
-    return moved
+    costs = _penalties(episode, penalties)
+    rewards = {turn.index: costs[turn.index] for turn in episode.turns if turn.trained}
+    for pay in _in_chain(episode, how):
+        rewards[pay.turn] += pay.amount
+    return rewards
 
 
 def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
@@ -198,6 +175,69 @@ def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
         shared = _share(episode.rewards, how, episode)
         rewards[place[-1]] += sum(shared.values()) if how in _UNSHARED else next(iter(shared.values()))
     return rewards
+
+
+def later_on_turns(episode: Episode, how: TeamReward) -> dict[int, float]:
+    """Return the part of `turn_rewards` that each turn was paid after it was over, by its index; absent where nothing was."""
+    return _later(episode, _on_turns(episode, how))
+
+
+def later_in_chain(episode: Episode, how: TeamReward) -> dict[int, float]:
+    """Return the part of `chain_rewards` that each turn was paid after it was over, by its index; absent where nothing was."""
+    return _later(episode, _in_chain(episode, how))
+
+
+class _Pay(NamedTuple):
+    """An amount, the index of the turn that it is placed on, and how many turns were over when it was paid."""
+
+    turn: int
+    amount: float
+    after: int
+
+
+def _on_turns(episode: Episode, how: TeamReward) -> Iterator[_Pay]:
+    """Yield what agents are paid, shared, on the turns of a trajectory for each."""
+    own = _own_turns(episode)
+    for moment in moments(episode):
+        for agent, amount in _at(moment, how, episode, own).items():
+            yield _Pay(standing(own[agent], moment.after).index, amount, moment.after)
+    if episode.rewards:
+        shared = _share(episode.rewards, how, episode)
+        alone = 0.0 if how in _UNSHARED else next(iter(shared.values()))
+        for agent, turns in own.items():
+            yield _Pay(turns[-1].index, shared.get(agent, alone), len(episode.turns))
+
+
+def _in_chain(episode: Episode, how: TeamReward) -> Iterator[_Pay]:
+    """Yield what the team is paid, once, on the trained turns of a chain; what was paid before there is one is left out."""
+    own = _own_turns(episode)
+    for moment in moments(episode):
+        turn = _trained_before(episode, moment.after)
+        if turn is not None:
+            yield _Pay(turn, _once(moment, how, episode), moment.after)
+    if episode.rewards and own:
+        shared = _share(episode.rewards, how, episode)
+        last = {agent: turns[-1].index for agent, turns in own.items()}
+        paid = [(last[agent], shared.get(agent, 0.0)) for agent in own]
+        if how not in _UNSHARED:
+            paid = [(max(last.values()), next(iter(shared.values())))]
+        for place, amount in paid:
+            turn = _trained_before(episode, place + 1)
+            if turn is not None:
+                yield _Pay(turn, amount, len(episode.turns))
+
+
+def _trained_before(episode: Episode, after: int) -> int | None:
+    return max((turn.index for turn in episode.turns if turn.trained and turn.index < after), default=None)
+
+
+def _later(episode: Episode, pays: Iterable[_Pay]) -> dict[int, float]:
+    ended = {turn.index: over(episode, turn) for turn in episode.turns}
+    later: dict[int, float] = {}
+    for pay in pays:
+        if pay.after > ended[pay.turn]:
+            later[pay.turn] = later.get(pay.turn, 0.0) + pay.amount
+    return later
 
 
 def _own_turns(episode: Episode) -> dict[str, tuple[Turn, ...]]:

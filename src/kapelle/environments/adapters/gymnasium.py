@@ -83,11 +83,11 @@ class _GymStepper:
         """Start by the seed."""
         return self._show(*self._made.reset(seed=seed % 2**31))
 
-    def step(self, text: str) -> tuple[str, float, bool]:
+    def step(self, text: str) -> tuple[str, float, bool, bool]:
         """Act by the text, or at random and at a cost where it is no legal action."""
         action, cost = self._read(text)
         seen, reward, terminated, truncated, info = self._made.step(action)
-        return self._show(seen, info), float(reward) + cost, bool(terminated or truncated)
+        return self._show(seen, info), float(reward) + cost, bool(terminated), bool(truncated)
 
     def _show(self, seen: Any, info: Mapping[str, Any]) -> str:
         self._legal = legal_numbers(self._made.action_space, info.get("action_mask"))

@@ -109,6 +109,7 @@ class _InTurn:
 
     def __init__(self, made: Any, seed: int) -> None:
         self.made = made
+        self.cut = False
         made.reset(seed=seed)
         self._bury()
 
@@ -131,6 +132,7 @@ class _InTurn:
         while made.agents and (
             made.terminations[made.agent_selection] or made.truncations[made.agent_selection]
         ):
+            self.cut = self.cut or not made.terminations[made.agent_selection]
             made.step(None)
 
 
@@ -139,6 +141,7 @@ class _AtOnce:
 
     def __init__(self, made: Any, seed: int) -> None:
         self.made = made
+        self.cut = False
         self._seen, self._infos = made.reset(seed=seed)
 
     def movers(self) -> list[str]:
@@ -149,7 +152,8 @@ class _AtOnce:
 
     def move(self, actions: Mapping[str, int]) -> Mapping[str, float]:
         """Move and return what everybody was paid for it."""
-        self._seen, rewards, _, _, self._infos = self.made.step(dict(actions))
+        self._seen, rewards, ended, cut, self._infos = self.made.step(dict(actions))
+        self.cut = self.cut or any(cut[player] and not ended[player] for player in cut)
         return {player: float(reward) for player, reward in rewards.items()}
 
 
@@ -215,10 +219,9 @@ class ZooWorld:
         return self._fallback.choice(legal)
 
     def outcome(self) -> Outcome:
-        """Return what is left to pay; `truncated` where the limit of rounds ended it."""
-        return Outcome(
-            dict(self._owed), None, {"invalid": dict(self._invalid)}, truncated=bool(self._turns.movers())
-        )
+        """Return what is left to pay; `truncated` where a limit of rounds ended it, ours or the environment's own."""
+        cut = self._turns.cut or bool(self._turns.movers())
+        return Outcome(dict(self._owed), None, {"invalid": dict(self._invalid)}, truncated=cut)
 
     async def close(self) -> None:
         """Close the environment."""

@@ -87,7 +87,7 @@ class _PlainStepper:
             )
         return seen
 
-    def step(self, text: str) -> tuple[str, float, bool]:
+    def step(self, text: str) -> tuple[str, float, bool, bool]:
         """Act; EpisodeError when the answer is not `observation, reward` or `observation, reward, over`."""
         said = self._made.step(text)
         if not isinstance(said, tuple) or len(said) not in {2, 3}:
@@ -102,7 +102,7 @@ class _PlainStepper:
             )
         if not math.isfinite(reward):
             raise EpisodeError(f"`step` of {self._path} paid {reward}.")
-        return seen or "", float(reward), seen is None or (len(said) == 3 and bool(said[2]))
+        return seen or "", float(reward), seen is None or (len(said) == 3 and bool(said[2])), False
 
     def close(self) -> None:
         """Call the object's own `close` where it has one."""
