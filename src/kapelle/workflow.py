@@ -87,7 +87,10 @@ class Scene(Protocol):
         ...
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
-        """Let several agents answer at the same moment, each in a conversation that the workflow has put together."""
+        """Let several agents answer at the same moment, each in a conversation that the workflow has put together.
+
+        May be called while it is under way, for the same agents too: a turn is recorded when it is complete.
+        """
         ...
 
     def allow_answers(self, most: int) -> None:

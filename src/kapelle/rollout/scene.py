@@ -72,24 +72,26 @@ class LiveSeat:
         else:
             self._messages.extend(messages)
             prompt = renderer.extend(self._last.prompt_ids, self._last.completion_ids, messages)
-        return await self._drafted(prompt, messages, self._sampling)
+        return await self._drafted(prompt, messages, self._sampling, self._messages)
 
-    async def draft_after(self, asked: Continued, before: Turn | None) -> list[Turn]:
-        """Return candidates as `draft` does, in the conversation that ended with the turn `before`."""
-        play = self._scene.play
-        renderer = play.engine.renderer(self._policy.name)
+    async def draft_after(self, asked: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
+        """Return an answer in the conversation that ended with the turn `before`, and all that the agent has read for it.
+
+        Several may be under way at once: nothing of the seat's own conversation is used.
+        """
+        renderer = self._scene.play.engine.renderer(self._policy.name)
         messages = list(asked.messages)
         if before is None:
-            self._messages = list(messages)
+            conversation = messages
             prompt = renderer.start(messages)
         else:
-            self._messages = [*self._ended[before.index], *messages]
+            conversation = [*self._ended[before.index], *messages]
             prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages)
         own = self._sampling
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
-        return await self._drafted(
-            prompt, messages, replace(own, max_tokens=most, stop=(*own.stop, *asked.stop))
-        )
+        sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop))
+        [turn] = await self._drafted(prompt, messages, sampling, conversation)
+        return turn, conversation
 
     @property
     def _policy(self) -> Policy:
@@ -100,7 +102,11 @@ class LiveSeat:
         return (self._scene.play.sampling or {}).get(self._agent.name, self._agent.sampling)
 
     async def _drafted(
-        self, prompt: tuple[int, ...], messages: list[Message], sampling: Sampling
+        self,
+        prompt: tuple[int, ...],
+        messages: list[Message],
+        sampling: Sampling,
+        conversation: Sequence[Message],
     ) -> list[Turn]:
         play = self._scene.play
         policy = self._policy
@@ -120,7 +126,7 @@ class LiveSeat:
         request = Request(
             policy.name,
             self._agent.name,
-            tuple(self._messages),
+            tuple(conversation),
             prompt,
             replace(sampling, max_tokens=min(sampling.max_tokens, renderer.context - len(prompt))),
             derive_seed(self._scene.sampling_seed, self._agent.name, number),
@@ -142,9 +148,9 @@ class LiveSeat:
         self._last = turn
         self._messages.append(Message("assistant", turn.text, speaker=self._agent.name))
 
-    def remember(self, turn: Turn) -> None:
+    def remember(self, turn: Turn, conversation: Sequence[Message]) -> None:
         """Keep the conversation that ends with a recorded turn, for others that follow it."""
-        self._ended[turn.index] = [*self._messages, Message("assistant", turn.text, speaker=self._agent.name)]
+        self._ended[turn.index] = [*conversation, Message("assistant", turn.text, speaker=self._agent.name)]
 
     async def _complete(self, request: Request) -> Completion:
         play = self._scene.play
@@ -298,9 +304,9 @@ class LiveScene:
                 for name, each in asked.items()
             )
         )
-        turns = self.commit([candidates[0] for candidates in drafts])
-        for turn in turns:
-            self._seats[turn.agent].remember(turn)
+        turns = self.commit([turn for turn, _ in drafts])
+        for turn, (_, conversation) in zip(turns, drafts, strict=True):
+            self._seats[turn.agent].remember(turn, conversation)
         return {turn.agent: turn for turn in turns}
 
     async def _chosen(self, past: Sequence[Turn], drafts: Sequence[Sequence[Turn]]) -> list[Turn]:

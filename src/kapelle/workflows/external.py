@@ -6,12 +6,13 @@ very tokens that it sampled (`Scene.converse`).
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kapelle.environment import Environment
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, ContextError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Json, Message, Turn
@@ -32,12 +33,35 @@ class ExternalWorkflow(Settings):
             )
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
-        await scene.step({})
-        while movers := scene.movers():
-            asked = {name: _continued(json.loads(scene.observe(name))) for name in movers}
-            turns = await scene.converse(asked)
-            await scene.step({name: json.dumps(_answer(turn)) for name, turn in turns.items()})
+        """Play one episode: every call is answered as soon as it is sampled, whatever else is under way."""
+        answering: dict[int, asyncio.Task[None]] = {}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await scene.step({})
+                    movers = scene.movers()
+                    for agent in movers:
+                        news = json.loads(scene.observe(agent))
+                        for number, asked in news["calls"]:
+                            answering[number] = tasks.create_task(_answered(scene, agent, number, asked))
+                        for number in news["gone"]:
+                            answering.pop(number).cancel()  # nobody hears it: it is no turn of the episode
+                    if not movers:
+                        break
+                for task in answering.values():
+                    task.cancel()
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+
+
+async def _answered(scene: Scene, agent: str, number: int, asked: Mapping[str, Json]) -> None:
+    """Let an agent answer a call."""
+    said: dict[str, Json]
+    try:
+        said = _answer((await scene.converse({agent: _continued(asked)}))[agent])
+    except ContextError as error:
+        said = {"too_long": str(error)}  # its program may go on with less
+    await scene.step({agent: json.dumps([number, said])})
 
 
 def _continued(call: Mapping[str, Json]) -> Continued:

@@ -43,12 +43,15 @@ def trainer(
     made = sections(
         environment={"name": "external", "port": 0, **(environment or {})},
         workflow={"name": "external"},
-        team={
-            "agents": [{"name": "planner"}, {"name": "coder"}],
-            "lora": {"rank": 2, "alpha": 4.0},
-            "sampling": {"max_tokens": 6},
+        **{
+            "team": {
+                "agents": [{"name": "planner"}, {"name": "coder"}],
+                "lora": {"rank": 2, "alpha": 4.0},
+                "sampling": {"max_tokens": 6},
+            },
+            "training": {"steps": 2, "tasks_per_step": 2, "max_failed_share": 0.0},
+            **over,
         },
-        **{"training": {"steps": 2, "tasks_per_step": 2, "max_failed_share": 0.0}, **over},
     )
     return Trainer(**made, observer=watching, run_dir=run_dir, resume=resume)
 

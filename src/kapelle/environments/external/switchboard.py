@@ -6,6 +6,7 @@ A server's thread takes seats and calls; episodes run in the event loop of the s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import deque
@@ -24,14 +25,21 @@ class Over(Exception):
     """The episode, or all of them, is over: nobody answers any more."""
 
 
+class Wake:
+    """Says that something has changed, to an episode that waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutsideCall:
     """A call of an agent by an outside program."""
 
+    number: int
+    """Among the calls of its episode."""
     agent: str
     asked: Mapping[str, Json]
     """`messages`, `after`, `max_tokens` and `stop`, as the workflow `external` reads them."""
     answer: Future[Mapping[str, Json]]
+    """Cancelled when its caller goes away."""
 
 
 @dataclass(eq=False)
@@ -44,7 +52,8 @@ class Seat:
     seed: int
     agents: tuple[str, ...]
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _calls: asyncio.Queue[OutsideCall | Outcome] = field(default_factory=asyncio.Queue)
+    _calls: asyncio.Queue[OutsideCall | Outcome | Wake] = field(default_factory=asyncio.Queue)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: set[Future[Mapping[str, Json]]] = field(default_factory=set)
     taken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,12 +67,23 @@ class Seat:
         self._in_loop(self.taken.set)
 
     def call(self, agent: str, asked: Mapping[str, Json]) -> Future[Mapping[str, Json]]:
-        """Hand a call to the episode and return what will be its answer; raises Over. For the server."""
+        """Hand a call to the episode and return what will be its answer; raises Over. For the server.
+
+        Whoever goes away cancels it; the episode then gets the call once more.
+        """
         answer: Future[Mapping[str, Json]] = Future()
         with self._lock:
             self._need_open()
             self._open.add(answer)
-        self._put(OutsideCall(agent, asked, answer))
+            call = OutsideCall(next(self._numbers), agent, asked, answer)
+        self._put(call)
+
+        def gone(answer: Future[Mapping[str, Json]]) -> None:
+            if answer.cancelled():
+                with suppress(Over):
+                    self._put(call)
+
+        answer.add_done_callback(gone)
         return answer
 
     def finish(self, outcome: Outcome) -> None:
@@ -72,11 +92,15 @@ class Seat:
             self._need_open()
         self._put(outcome)
 
-    async def next(self) -> OutsideCall | Outcome:
+    async def next(self) -> OutsideCall | Outcome | Wake:
         """Wait for the program's next call, or for its end. For the episode."""
         return await self._calls.get()
 
-    def now(self) -> OutsideCall | Outcome | None:
+    def wake(self) -> None:
+        """Let who waits look anew. For the episode."""
+        self._calls.put_nowait(Wake())
+
+    def now(self) -> OutsideCall | Outcome | Wake | None:
         """Return what has come already; None for nothing. For the episode."""
         return None if self._calls.empty() else self._calls.get_nowait()
 
@@ -100,7 +124,7 @@ class Seat:
         if self.closed:
             raise Over
 
-    def _put(self, what: OutsideCall | Outcome) -> None:
+    def _put(self, what: OutsideCall | Outcome | Wake) -> None:
         self._in_loop(partial(self._calls.put_nowait, what))
 
     def _in_loop(self, work: Callable[[], None]) -> None:

@@ -6,16 +6,15 @@ import asyncio
 import json
 import secrets
 import weakref
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 
 from kapelle.environment import Outcome
 from kapelle.environments.external.program import Program
-from kapelle.environments.external.switchboard import OutsideCall, Seat, Switchboard
+from kapelle.environments.external.switchboard import OutsideCall, Seat, Switchboard, Wake
 from kapelle.errors import EpisodeError
 from kapelle.runtime.attendance import current
-from kapelle.runtime.deadlines import not_begun
+from kapelle.runtime.deadlines import not_begun, stand_in_line
 from kapelle.types import Task
 
 NOTICE_S = 60.0
@@ -28,8 +27,9 @@ _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] 
 class ExternalWorld:
     """One episode that a program plays.
 
-    A step hands over what agents have said to those who called them, and returns when there are further calls, or when the
-    program has posted its reward. What an agent observes is the call: JSON that the workflow `external` reads.
+    A step without actions waits for the program: it returns when there are further calls, when callers have gone away, or
+    when the program has posted its reward. A step with actions answers calls, while the other one waits. What an agent
+    observes and says is JSON that the workflow `external` reads and writes.
     """
 
     def __init__(
@@ -47,46 +47,69 @@ class ExternalWorld:
         self._programs = programs
         self._program: Program | None = None
         self._begun = False
-        self._calls: dict[str, OutsideCall] = {}
-        self._later: deque[OutsideCall] = deque()
-        """Calls of agents that are answering another one."""
+        self._open: dict[int, OutsideCall] = {}
+        """Calls that are not answered yet, by number."""
+        self._new: list[int] = []
+        """Those that came during the last step."""
+        self._gone: list[OutsideCall] = []
+        """Those whose callers went away during the last step."""
         self._outcome: Outcome | None = None
         self._running: asyncio.Semaphore | None = None
 
     def observe(self, agent: str) -> str:
-        """Return what an agent is asked, as JSON."""
-        return json.dumps(self._calls[agent].asked)
+        """Return an agent's new calls with their numbers, and the numbers of those that nobody waits for any more."""
+        calls = [
+            [number, self._open[number].asked] for number in self._new if self._open[number].agent == agent
+        ]
+        return json.dumps(
+            {"calls": calls, "gone": [call.number for call in self._gone if call.agent == agent]}
+        )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that are called; none when the program has posted its reward."""
-        return tuple(self._calls)
+        """Return the agents that have news; none when the program has posted its reward."""
+        if self._outcome is not None:
+            return ()
+        news = [*(self._open[number] for number in self._new), *self._gone]
+        return tuple(dict.fromkeys(call.agent for call in news))
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Hand over answers (JSON) and wait for the program; EpisodeError when it ends without a reward."""
-        for agent, answer in actions.items():
-            self._seat.answered(self._calls.pop(agent), json.loads(answer))
+        """Answer calls, or without actions wait for the program; EpisodeError when it ends without a reward."""
+        if actions:
+            for answer in actions.values():
+                number, said = json.loads(answer)
+                if (call := self._open.pop(number, None)) is not None:
+                    self._seat.answered(call, said)
+            self._seat.wake()
+            return {}
         part = current()
         if part is not None:
             part.give_up()  # nobody waits for a program that takes its time
+        self._new, self._gone = [], []
         if not self._begun:
             await self._begin()
-        while not self._calls and self._outcome is None:
-            while self._later:
-                self._sort(self._later.popleft())
-            if not self._calls:
-                self._sort(await self._next())
+        while not (self._new or self._gone or self._outcome):
+            # A program that waits for our answers is not late.
+            go_on = stand_in_line() if self._open else None
+            self._sort(await self._next())
+            if go_on is not None:
+                go_on()
             while (more := self._seat.now()) is not None:
                 self._sort(more)
         return {}
 
-    def _sort(self, what: OutsideCall | Outcome) -> None:
+    def _sort(self, what: OutsideCall | Outcome | Wake) -> None:
         if isinstance(what, Outcome):
             self._outcome = what
             self._seat.close()
-        elif what.agent in self._calls:
-            self._later.append(what)
-        else:
-            self._calls[what.agent] = what
+        elif isinstance(what, OutsideCall):
+            if not what.answer.cancelled():
+                self._open[what.number] = what
+                self._new.append(what.number)
+            elif self._open.pop(what.number, None) is not None:
+                if what.number in self._new:
+                    self._new.remove(what.number)  # it was never shown
+                else:
+                    self._gone.append(what)
 
     async def _begin(self) -> None:
         self._begun = True
@@ -109,7 +132,7 @@ class ExternalWorld:
         self._board.give(self._seat)
         self._program = await Program.start(self._command, self._seat, self._board.url, self._board.token)
 
-    async def _next(self) -> OutsideCall | Outcome:
+    async def _next(self) -> OutsideCall | Outcome | Wake:
         if self._program is None:
             return await self._seat.next()
         coming = asyncio.ensure_future(self._seat.next())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from kapelle.engines.rollout.protocol import Completion
+from kapelle.engines.rollout.protocol import Completion, ServesCallers
 from kapelle.environment import Outcome
 from kapelle.environments.external import External
 from kapelle.environments.external.switchboard import Over, Seat, Switchboard, switched_on
@@ -23,7 +23,7 @@ from kapelle.services.http.application import Answer, Application, Call, Route
 from kapelle.services.http.refusals import Refusal
 from kapelle.services.http.server import HttpServer
 from kapelle.services.policy.admission import Limits
-from kapelle.services.policy.agents import Agents, Done, News
+from kapelle.services.policy.agents import Agents, Done, News, too_long
 from kapelle.services.policy.chats import Chat
 from kapelle.services.policy.conversation import read_message
 from kapelle.services.policy.engine_thread import EngineThread
@@ -43,6 +43,8 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
 
     `say` tells the run's user where they call (`serving`), and what to know of them later (`program`).
     """
+    if isinstance(play.engine, ServesCallers):
+        play.engine.serve()  # programs wait for each answer, and no run of theirs repeats to the bit anyway
     binding = Binding(port=environment.port, token=token_here())
     board = Switchboard("", binding.token, partial(say, "program"))
     agents = Agents(play, EngineThread())
@@ -115,13 +117,19 @@ class OutsideDesk(Recorder):
             "max_tokens": min((limit for limit in limits if limit is not None), default=None),
             "stop": chat.request.stops,
         }
+        calls: list[asyncio.Future[Mapping[str, Json]]] = []
         try:
-            calls = [asyncio.wrap_future(seat.call(place.agent, asked)) for _ in range(chat.request.n)]
+            calls += (asyncio.wrap_future(seat.call(place.agent, asked)) for _ in range(chat.request.n))
             for choice, coming in enumerate(calls):
                 said = await coming
+                if "too_long" in said:
+                    raise too_long(said["too_long"])
                 yield Done(choice, _completion(said), said["prompt_tokens"], said["turn"])
         except Over:
             raise _over() from None
+        finally:
+            for left in calls:
+                left.cancel()  # who went away waits for none of them
 
 
 class _Seats:

@@ -30,29 +30,28 @@ V = TypeVar("V")
 @dataclass(frozen=True, slots=True)
 class _Answered:
     session: Session
-    body: bytes
     key: str | None
     chat: Chat
     done: Sequence[Done]
 
 
 class Repeats:
-    """The last answer to each agent of a named session, and to each reward."""
+    """The last answer to each call of a named session, and to each reward."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[tuple[str, str], _Answered] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str, bytes], _Answered] = OrderedDict()
         self._rewards: OrderedDict[str, tuple[bytes, Mapping[str, Json]]] = OrderedDict()
 
     def answered(self, call: Call, chat: Chat, session: Session, done: Sequence[Done]) -> None:
-        """Keep what a call of a named session was answered."""
-        if session.named:
-            answered = _Answered(session, _digest(call.body), call.headers.get(KEY), chat, done)
-            _keep(self._answers, (session.name, chat.agent), answered)
+        """Keep what a call that names its session was answered."""
+        if call.session is not None:
+            answered = _Answered(session, call.headers.get(KEY), chat, done)
+            _keep(self._answers, (session.name, chat.agent, _digest(call.body)), answered)
 
     def answer(self, call: Call, agent: str, session: Session | None) -> tuple[Chat, Sequence[Done]] | None:
         """Return what this very call was answered in its session; None for one that is not sent again."""
-        known = None if session is None else self._answers.get((session.name, agent))
-        if known is None or known.session is not session or known.body != _digest(call.body):
+        known = None if session is None else self._answers.get((session.name, agent, _digest(call.body)))
+        if known is None or known.session is not session:
             return None
         key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
         again = key == known.key if key is not None else count.isdecimal() and int(count[:9]) > 0

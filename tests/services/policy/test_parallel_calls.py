@@ -1,0 +1,220 @@
+"""Calls that one program makes at the same time, in training."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+from tests.services.policy.test_outside import trainer
+from tests.support.serving import Reciting, Watching, staged
+
+from kapelle.engines.rollout.protocol import Request
+from kapelle.errors import ContextError
+from kapelle.rollout.play import Play
+
+
+def begun(client: OpenAI) -> OpenAI:
+    """Take a task and return a client of its session."""
+    task = client.post("/task", body={}, cast_to=dict[str, Any])
+    return client.with_options(default_headers={"x-kapelle-session": task["session"]})
+
+
+def ask(client: OpenAI, words: str, **more: Any) -> Any:
+    messages: Any = [{"role": "user", "content": words}]
+    return client.chat.completions.create(model="team/first", messages=messages, **more)
+
+
+def connected(url: str) -> OpenAI:
+    return OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60.0)
+
+
+def until(word: str, event: threading.Event) -> Callable[[Request], Any]:
+    """Let the answers to questions that hold a word wait for an event."""
+
+    async def begin(request: Request) -> None:
+        if word in request.messages[-1].content:
+            await asyncio.to_thread(event.wait, 60.0)
+
+    return begin
+
+
+def test_a_short_answer_comes_while_a_long_one_is_sampled(play: Play) -> None:
+    """Of the same agent, in one session; each is in the episode with the prompt that it had, in the order of their ends."""
+    short = threading.Event()
+    engine = Reciting(lambda request: f"to {request.messages[-1].content}", until("long", short))
+    with (
+        staged(play, engine) as stage,
+        connected(stage.url) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        own = begun(client)
+        opening = ask(own, "opening").choices[0].message.content
+        history = [{"role": "user", "content": "opening"}, {"role": "assistant", "content": opening}]
+        long = [threads.submit(ask, own, f"long {k}") for k in range(2)]
+        while len(engine.asked) < 3:  # both are under way
+            threading.Event().wait(0.01)
+        for k in range(3):
+            assert ask(own, f"short {k}").choices[0].message.content == f"to short {k}"
+        more: Any = [*history, {"role": "user", "content": "after the opening"}]
+        own.chat.completions.create(model="team/first", messages=more)
+        assert not any(each.done() for each in long), "they were waited for"
+        short.set()
+        assert {each.result().choices[0].message.content for each in long} == {"to long 0", "to long 1"}
+        own.post("/reward", body={"reward": 0.5}, cast_to=object)
+    [episode] = stage.episodes
+    assert episode.error is None
+    texts = [turn.text for turn in episode.turns]
+    assert texts[:5] == ["to opening", *(f"to short {k}" for k in range(3)), "to after the opening"]
+    assert sorted(texts[5:]) == ["to long 0", "to long 1"]
+    assert [turn.index for turn in episode.turns] == list(range(7))
+    assert [turn.seen for turn in episode.turns] == [0, 1, 2, 3, 4, 1, 1], "what was over when each was asked"
+    for turn in episode.turns:
+        asked = turn.text.removeprefix("to ")
+        assert bytes(turn.prompt_ids).decode().endswith(f"user: {asked}\n")
+    first, after = episode.turns[0], episode.turns[4]
+    assert after.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+    assert b"long" not in bytes(after.prompt_ids)
+    messages = {request.messages[-1].content: request.messages for request in engine.asked}
+    assert [m.content for m in messages["after the opening"]][-3:] == [
+        "opening",
+        "to opening",
+        "after the opening",
+    ]
+
+
+def test_an_answer_that_nobody_waits_for_is_no_turn(play: Play) -> None:
+    """Its caller has given it up; what is sampled for it ends, and the episode goes on."""
+    never, ended = threading.Event(), threading.Event()
+    engine = Reciting(lambda request: "words", until("slow", never))
+    with staged(play, engine) as stage, connected(stage.url) as client:
+        own = begun(client)
+        ask(own, "one")
+        with pytest.raises(Exception, match="timed out"):
+            ask(own.with_options(timeout=0.5), "slow")
+        ask(own, "two")
+        for _ in range(500):
+            if engine.broken_off:
+                break
+            ended.wait(0.02)
+        never.set()
+        own.post("/reward", body={"reward": 1.0}, cast_to=object)
+    [episode] = stage.episodes
+    assert episode.error is None
+    assert [turn.heard[-1].content for turn in episode.turns] == ["one", "two"]
+    assert [request.messages[-1].content for request in engine.broken_off] == ["slow"]
+
+
+def test_a_prompt_that_is_too_long_is_refused_and_the_episode_goes_on(play: Play) -> None:
+    """As where a team is served: a program may go on with less."""
+
+    class Narrow(Reciting):
+        async def stream(self, request: Request, hear: Any) -> Any:
+            if len(request.prompt_ids) > 200:
+                raise ContextError("The prompt has too many tokens.")
+            return await super().stream(request, hear)
+
+    with staged(play, Narrow(lambda _: "words")) as stage, connected(stage.url) as client:
+        own = begun(client)
+        with pytest.raises(BadRequestError) as refused:
+            ask(own, "x" * 300)
+        assert refused.value.code == "context_length_exceeded"
+        ask(own, "less")
+        own.post("/reward", body={"reward": 1.0}, cast_to=object)
+    [episode] = stage.episodes
+    assert (episode.error, len(episode.turns)) == (None, 1)
+
+
+@pytest.mark.slow
+def test_a_program_that_waits_for_its_answers_is_not_late(play: Play) -> None:
+    async def slowly(request: Request) -> None:
+        await asyncio.sleep(5.0 if "slow" in request.messages[-1].content else 0.0)
+
+    with (
+        staged(play, Reciting(lambda _: "words", slowly), timeout=2.0) as stage,
+        connected(stage.url) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        own = begun(client)
+        slow = threads.submit(ask, own, "slow")
+        ask(own, "quick")
+        slow.result()
+        own.post("/reward", body={"reward": 1.0}, cast_to=object)
+    assert [episode.error for episode in stage.episodes] == [None]
+
+
+@pytest.mark.slow
+def test_what_was_sampled_side_by_side_is_trained_on_as_it_was() -> None:
+    """Answers of one to eight tokens, four at a time, two rounds of each conversation; with the engine that samples here."""
+    told: dict[str, list[tuple[list[float], str]]] = {}
+
+    def play_one(client: OpenAI, task: dict[str, Any]) -> None:
+        own = client.with_options(default_headers={"x-kapelle-session": task["session"]})
+        heard = told.setdefault(task["session"], [])
+
+        def converse(number: int) -> None:
+            messages: list[Any] = [{"role": "user", "content": f"{number}"}]
+            for most in (1 + number, 8 - number):
+                said = own.chat.completions.create(
+                    model=f"team/{('planner', 'coder')[number % 2]}",
+                    messages=messages,
+                    max_tokens=most,
+                    logprobs=True,
+                )
+                choice = said.choices[0]
+                assert choice.logprobs is not None
+                heard.append(
+                    ([each.logprob for each in choice.logprobs.content or ()], choice.message.content or "")
+                )
+                messages += [choice.message.model_dump(exclude_none=True), {"role": "user", "content": "on"}]
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(converse, range(4)))
+        own.post(
+            "/reward", body={"rewards": {"planner": 1.0, "coder": (task["seed"] % 5) / 5}}, cast_to=object
+        )
+
+    watching = Watching()
+    over = {"steps": 2, "tasks_per_step": 2, "max_failed_share": 0.0}
+    sampled = {"lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 8}}
+    team = {"agents": [{"name": "planner"}, {"name": "coder"}], **sampled}
+    with trainer(watching, training=over, team=team) as made:
+
+        def work() -> None:
+            with connected(watching.url) as client:
+                while True:
+                    try:
+                        play_one(client, client.post("/task", body={}, cast_to=dict[str, Any]))
+                    except Exception:  # noqa: BLE001 - training is over
+                        return
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        steps = list(made.steps())
+        made.close()
+    for thread in threads:
+        thread.join(60.0)
+    episodes = [episode for step in steps for group in step.groups for episode in group.episodes]
+    assert len(episodes) == 12
+    for episode in episodes:
+        assert episode.error is None
+        assert [turn.index for turn in episode.turns] == list(range(8))
+        assert all(turn.seen <= turn.index for turn in episode.turns)
+        sides = sorted((list(turn.logprobs), turn.text) for turn in episode.turns)
+        assert sides == sorted(told[episode.info["session"]]), "log-probs are those that were told"
+        for turn in episode.turns:
+            if turn.heard[-1].content == "on":
+                before = [
+                    each
+                    for each in episode.turns[: turn.seen]
+                    if turn.prompt_ids[: len(each.prompt_ids + each.completion_ids)]
+                    == each.prompt_ids + each.completion_ids
+                ]
+                assert before, "it goes on with the tokens of an answer that was there"
+                assert {each.agent for each in before} == {turn.agent}
+    assert all(step.metrics["parity/max"] < 1e-4 for step in steps), "the trainer finds the same log-probs"
