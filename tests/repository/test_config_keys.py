@@ -20,7 +20,7 @@ from kapelle.settings.schema import RunConfig, Timed
 from kapelle.workflow import workflow_class
 
 SOURCES = Path(__file__).parents[2] / "src" / "kapelle"
-BUDGET = 567
+BUDGET = 572
 """Most keys of a run and of all built-in plug-ins together; raise it knowingly."""
 
 

@@ -34,6 +34,9 @@ class External(Settings):
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
     """Least and greatest reward of an agent; one outside is refused when it is posted."""
 
+    absence: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
+    """Seconds for which a program that asked for its episode may have no connection open before it counts as dead."""
+
     @property
     def reward_range(self) -> tuple[float, float]:
         """The range of `rewards`."""

@@ -15,6 +15,8 @@ SHOWN = 500
 """Characters of what a program that failed has said."""
 LAST_S = 1.0
 """Seconds for the end of what is said by a program whose processes were all ended."""
+TIDY_S = 2.0
+"""Seconds that a program has to end once its episode is over."""
 KEPT = 64 << 10
 """Bytes that are kept of what a program says."""
 
@@ -67,14 +69,21 @@ class Program:
         return f"The program ended with code {code} and posted no reward. It said: {said or '(nothing)'}"
 
     async def end(self) -> None:
-        """End it and everything that it started."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End it and everything that it started; it may tidy up before, as a container's client ends its container."""
+        self._signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TIDY_S):
+                await self._process.wait()
+        self._signal(signal.SIGKILL)
         await self._process.wait()
         await asyncio.wait((self._reading,), timeout=LAST_S)
         self._reading.cancel()
         with suppress(asyncio.CancelledError):
             await self._reading
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     async def _read(self) -> None:
         assert self._process.stdout is not None

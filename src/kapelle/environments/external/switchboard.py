@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -42,6 +42,10 @@ class OutsideCall:
     """Cancelled when its caller goes away."""
 
 
+News = OutsideCall | Outcome | Wake | EpisodeError
+"""What an episode learns of its program: a call (once more when its caller goes away), its reward, or why it will not come."""
+
+
 @dataclass(eq=False)
 class Seat:
     """One episode that waits for an outside program."""
@@ -52,7 +56,7 @@ class Seat:
     seed: int
     agents: tuple[str, ...]
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _calls: asyncio.Queue[OutsideCall | Outcome | Wake] = field(default_factory=asyncio.Queue)
+    _calls: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: set[Future[Mapping[str, Json]]] = field(default_factory=set)
@@ -92,7 +96,13 @@ class Seat:
             self._need_open()
         self._put(outcome)
 
-    async def next(self) -> OutsideCall | Outcome | Wake:
+    def fail(self, why: str) -> None:
+        """End the episode without rewards; raises Over. For the server."""
+        with self._lock:
+            self._need_open()
+        self._put(EpisodeError(why))
+
+    async def next(self) -> News:
         """Wait for the program's next call, or for its end. For the episode."""
         return await self._calls.get()
 
@@ -100,7 +110,7 @@ class Seat:
         """Let who waits look anew. For the episode."""
         self._calls.put_nowait(Wake())
 
-    def now(self) -> OutsideCall | Outcome | Wake | None:
+    def now(self) -> News | None:
         """Return what has come already; None for nothing. For the episode."""
         return None if self._calls.empty() else self._calls.get_nowait()
 
@@ -124,7 +134,7 @@ class Seat:
         if self.closed:
             raise Over
 
-    def _put(self, what: OutsideCall | Outcome | Wake) -> None:
+    def _put(self, what: News) -> None:
         self._in_loop(partial(self._calls.put_nowait, what))
 
     def _in_loop(self, work: Callable[[], None]) -> None:
@@ -132,6 +142,10 @@ class Seat:
             self._loop.call_soon_threadsafe(work)
         except RuntimeError:  # the loop has ended with its step
             raise Over from None
+
+
+MOST_REASONS = 1024
+"""Failures of programs that are known to those who call later."""
 
 
 class Switchboard:
@@ -144,6 +158,10 @@ class Switchboard:
         self.say = say
         self._quiet_until = 0.0
         """When it may be said again that nobody plays, by the monotonic clock."""
+        self._failures_quiet_until = 0.0
+        self._unsaid = 0
+        """Programs that failed and of which nothing was said, because others just had."""
+        self._why: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
         self._free: deque[Seat] = deque()
         self._taken: dict[str, Seat] = {}
@@ -195,6 +213,26 @@ class Switchboard:
         """Return a seat that was taken, by its session; None where there is none. For the server."""
         with self._lock:
             return self._taken.get(name)
+
+    def failed(self, seat: Seat, why: str) -> None:
+        """Say that a seat is free because its program failed; of many at once, how many there were. For the episode."""
+        with self._lock:
+            self._why[seat.name] = why
+            if len(self._why) > MOST_REASONS:
+                self._why.popitem(last=False)
+            now = time.monotonic()
+            if now < self._failures_quiet_until:
+                self._unsaid += 1
+                return
+            others, self._unsaid = self._unsaid, 0
+            self._failures_quiet_until = now + 10.0
+        more = f" (So failed {others} others since the last such line.)" if others else ""
+        self.say(f"the episode of {seat.task.id} failed and its place is free: {why}{more}")
+
+    def why_over(self, name: str) -> str | None:
+        """Return why an episode failed, by its session; None where it did not, or long ago. For the server."""
+        with self._lock:
+            return self._why.get(name)
 
     def say_if_nobody_plays(self) -> None:
         """Say that episodes wait and no program has one; at most once in five minutes. For the episode."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from kapelle.environment import Outcome
 from kapelle.environments.external.program import Program
-from kapelle.environments.external.switchboard import OutsideCall, Seat, Switchboard, Wake
+from kapelle.environments.external.switchboard import News, OutsideCall, Seat, Switchboard
 from kapelle.errors import EpisodeError
 from kapelle.runtime.attendance import current
 from kapelle.runtime.deadlines import not_begun, stand_in_line
@@ -97,7 +97,10 @@ class ExternalWorld:
                 self._sort(more)
         return {}
 
-    def _sort(self, what: OutsideCall | Outcome | Wake) -> None:
+    def _sort(self, what: News) -> None:
+        if isinstance(what, EpisodeError):
+            self._board.failed(self._seat, str(what))
+            raise what
         if isinstance(what, Outcome):
             self._outcome = what
             self._seat.close()
@@ -132,7 +135,7 @@ class ExternalWorld:
         self._board.give(self._seat)
         self._program = await Program.start(self._command, self._seat, self._board.url, self._board.token)
 
-    async def _next(self) -> OutsideCall | Outcome | Wake:
+    async def _next(self) -> News:
         if self._program is None:
             return await self._seat.next()
         coming = asyncio.ensure_future(self._seat.next())
@@ -143,9 +146,7 @@ class ExternalWorld:
                 return coming.result()
             await asyncio.sleep(0)  # what it posted last may still be on its way into the queue
             last = self._seat.now()
-            if last is None:
-                raise EpisodeError(ending.result())
-            return last
+            return EpisodeError(ending.result()) if last is None else last
         finally:
             for task in (coming, ending):
                 task.cancel()

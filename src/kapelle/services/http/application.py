@@ -43,6 +43,8 @@ class Call:
     headers: Mapping[str, str]
     body: Json
     """The body's JSON object; None for methods without a body."""
+    peer: tuple[str, int] | None = None
+    """The other end of the connection that it came by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,9 @@ class Application:
         if method == "POST":
             check_body(headers, MOST_BYTES)
             body = _parsed(await _body(receive))
-        call = Call(rest, headers.get(SESSION) if session is None else session, headers, body)
+        call = Call(
+            rest, headers.get(SESSION) if session is None else session, headers, body, scope.get("client")
+        )
         if call.session is not None and not _is_name(call.session):
             raise wrong("A session's name has 1 to 128 letters, digits and any of `._-`.", SESSION)
         return await _until_gone(route.handler(call), receive)

@@ -6,7 +6,8 @@ Imports uvicorn, an extra; so it is imported where a server is made.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import socket
+from typing import Any, Protocol
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -17,17 +18,45 @@ STALL_SECONDS = 60.0
 """After which a peer that reads nothing of what waits for it is given up."""
 
 
+KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds after which the system asks whether an idle peer is there, between two questions, and how many it asks: a machine
+that vanished closes no connection."""
+
+Peer = tuple[str, int]
+"""Address and port of the other end of a connection."""
+
+
+class Doorkeeper(Protocol):
+    """Learns which connections are open; called in the server's event loop."""
+
+    def opened(self, peer: Peer) -> None:
+        """Learn of a new connection."""
+        ...
+
+    def closed(self, peer: Peer) -> None:
+        """Learn that one is gone."""
+        ...
+
+
 class Connection(H11Protocol):
     """Speaks HTTP/1.1 with one peer, who may be slow, but not for ever."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *given: Any, doorkeeper: Doorkeeper | None = None, **named: Any) -> None:
         super().__init__(*given, **named)
+        self._doorkeeper = doorkeeper
         self._head: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a call."""
         super().connection_made(transport)
+        if self._doorkeeper is not None and self.client is not None:
+            self._doorkeeper.opened(self.client)
+            held: socket.socket = transport.get_extra_info("socket")
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE.items():
+                if hasattr(socket, name):  # not on every system
+                    held.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._head = self._gives_up_after(HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
@@ -63,6 +92,8 @@ class Connection(H11Protocol):
         """End."""
         self._head, self._stall = _ended(self._head), _ended(self._stall)
         super().connection_lost(exc)
+        if self._doorkeeper is not None and self.client is not None:
+            self._doorkeeper.closed(self.client)
 
     def _gives_up_after(self, seconds: float) -> asyncio.TimerHandle:
         return self.loop.call_later(seconds, self.transport.abort)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import threading
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING, Self, cast
 
 from kapelle.errors import ConfigError
 from kapelle.services.binding import Binding
@@ -13,6 +15,8 @@ from kapelle.services.http.application import Asgi
 
 if TYPE_CHECKING:
     from uvicorn import Server
+
+    from kapelle.services.http.connection import Doorkeeper
 
 IDLE_SECONDS = 30
 """After which a connection without a call is closed."""
@@ -31,8 +35,17 @@ def check_installed(extra: str = "serve") -> None:
 class HttpServer:
     """Serves an application until it is closed; a context manager."""
 
-    def __init__(self, binding: Binding, application: Asgi) -> None:
-        """Bind the port; raises ConfigError when it is taken or an extra is missing."""
+    def __init__(
+        self,
+        binding: Binding,
+        application: Asgi,
+        doorkeeper: Doorkeeper | None = None,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        """Bind the port; raises ConfigError when it is taken or an extra is missing.
+
+        A connection without a call is closed after `idle_seconds`; the `doorkeeper` learns which ones are open.
+        """
         check_installed()
         import uvicorn
 
@@ -44,7 +57,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             application,
-            http=Connection,
+            http=cast("type[asyncio.Protocol]", partial(Connection, doorkeeper=doorkeeper)),
             ws="none",
             lifespan="off",
             loop="asyncio",
@@ -52,7 +65,7 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=IDLE_SECONDS,
+            timeout_keep_alive=math.ceil(idle_seconds),
             limit_concurrency=CONNECTIONS,
             ssl_certfile=binding.certificate,
             ssl_keyfile=binding.key,

@@ -7,11 +7,13 @@ other environment. Nothing here knows of weights.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kapelle.engines.rollout.protocol import Completion, ServesCallers
 from kapelle.environment import Outcome
@@ -33,6 +35,9 @@ from kapelle.services.policy.service import PolicyService
 from kapelle.services.policy.sessions import Place, Session
 from kapelle.types import Json, Message
 
+if TYPE_CHECKING:
+    from kapelle.services.http.connection import Peer
+
 MODEL = "team"
 """What programs call the team in training: `team/AGENT`, whatever the recipe's name."""
 
@@ -48,10 +53,12 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
     binding = Binding(port=environment.port, token=token_here())
     board = Switchboard("", binding.token, partial(say, "program"))
     agents = Agents(play, EngineThread())
-    desk = OutsideDesk(board, agents)
+    desk = OutsideDesk(board, agents, environment.absence)
     limits = Limits(calls=65_536, seconds=play.patience.episode)
     service = PolicyService(MODEL, agents, limits, int(time.time()), desk)
-    with HttpServer(binding, Application(binding, service.routes())) as server:
+    # The server closes no connection that a program may still use: an open one is how it shows that it lives.
+    idle = play.patience.environment
+    with HttpServer(binding, Application(binding, service.routes()), desk.presence, idle) as server:
         board.url = server.url
         with switched_on(environment.key, board):
             say("serving", f"outside programs call {server.url}/v1, agents as {', '.join(service.names[1:])}")
@@ -61,9 +68,10 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
 class OutsideDesk(Recorder):
     """Sessions whose turns are taken in episodes of the run."""
 
-    def __init__(self, board: Switchboard, agents: Agents) -> None:
+    def __init__(self, board: Switchboard, agents: Agents, absence: float = math.inf) -> None:
         super().__init__(_Seats(board, agents.play.environment.reward_range), agents)
         self._board = board
+        self.presence = Presence(self._dead, absence)
 
     def routes(self) -> Sequence[Route]:
         """Return what it answers."""
@@ -73,12 +81,32 @@ class OutsideDesk(Recorder):
         """Wait for an episode to play, and return its task and session."""
         if call.body:
             raise Refusal(400, "Ask for a task with an empty object.", None, "invalid_request")
-        seat = await self._take()
+        seat = await self._take(call)
         data = seat.task.data
         task = {"id": seat.task.id, "split": data["split"], "index": data["index"]}
         return Answer({"session": seat.name, "task": task, "seed": seat.seed})
 
-    async def _take(self) -> Seat:
+    async def show(self, call: Call) -> Answer:
+        """Return what a session has come to; asking is a sign of life."""
+        self.presence.called(call.path, call.peer)
+        return await super().show(call)
+
+    async def reward(self, call: Call) -> Answer:
+        """End a session with a reward."""
+        self.presence.called(call.path.partition("/")[0] or call.session or "", call.peer)
+        return await super().reward(call)
+
+    def _dead(self, name: str, seconds: float) -> None:
+        seat = self._board.seat(name)
+        if seat is not None:
+            with suppress(Over):
+                seat.fail(
+                    f"Its program closed its last connection {seconds:g} s ago, posted no reward and has not called since "
+                    "(`environment.absence`). One that works on for longer keeps a connection open (one client for the whole "
+                    f"episode), asks GET /v1/sessions/{name} meanwhile, or has a greater `environment.absence`."
+                )
+
+    async def _take(self, call: Call) -> Seat:
         taken = self._board.take()
         try:
             seat = await asyncio.wrap_future(taken)
@@ -90,16 +118,19 @@ class OutsideDesk(Recorder):
                 self._board.offer(taken.result())
             raise
         self.sessions.begin(seat.name).named = False
+        self.presence.begin(seat.name, call.peer)
         return seat
 
     async def _place(self, chat: Chat, call: Call) -> Place:
-        self.sessions.forget(lambda session: self._board.seat(session) is None)
+        for each in (self.sessions, self.presence):
+            each.forget(lambda session: self._board.seat(session) is None)
         name = call.session
         if name is None:
             found = self.sessions.find(chat.agent, chat.request, None)
-            name = (await self._take()).name if found is None else found[0].session.name
+            name = (await self._take(call)).name if found is None else found[0].session.name
         if self._board.seat(name) is None:
-            raise _over()
+            raise _over(self._board.why_over(name))
+        self.presence.called(name, call.peer)
         return self.sessions.place(chat.agent, chat.request, name)
 
     async def _prompted(self, chat: Chat, messages: Sequence[Message], place: Place) -> Chat:
@@ -132,6 +163,70 @@ class OutsideDesk(Recorder):
                 left.cancel()  # who went away waits for none of them
 
 
+class Presence:
+    """Which programs that asked for an episode have a connection open; lives in the server's event loop.
+
+    A program that ends, however it does, leaves its connections closed. One that works on without any shows that it lives
+    by calling again in time.
+    """
+
+    def __init__(self, dead: Callable[[str, float], None], seconds: float) -> None:
+        """Call `dead` with a session that has had no connection for so many seconds."""
+        self._dead, self._seconds = dead, seconds
+        self._carried: dict[Peer, set[str]] = {}
+        """Open connection → the sessions whose calls came by it."""
+        self._open: dict[str, set[Peer]] = {}
+        """Session → the open connections by which its calls came."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        """Sessions without any."""
+
+    def opened(self, peer: Peer) -> None:
+        """Learn of a new connection."""
+        self._carried[peer] = set()
+
+    def closed(self, peer: Peer) -> None:
+        """Learn that one is gone."""
+        for name in self._carried.pop(peer, ()):
+            if name in self._open:
+                self._open[name].discard(peer)
+                self._wait(name)
+
+    def begin(self, name: str, peer: Peer | None) -> None:
+        """Watch a session from now on."""
+        if peer is not None:
+            self._open[name] = set()
+            self.called(name, peer)
+
+    def called(self, name: str, peer: Peer | None) -> None:
+        """Learn of a call in a session; one that is not watched is ignored."""
+        if name not in self._open or peer is None:
+            return
+        self._stop(name)
+        if peer in self._carried:  # else it is gone already
+            self._carried[peer].add(name)
+            self._open[name].add(peer)
+        self._wait(name)
+
+    def forget(self, over: Callable[[str], bool]) -> None:
+        """Watch the sessions no longer that are over, told by their names."""
+        for name in [name for name in self._open if over(name)]:
+            self._stop(name)
+            for peer in self._open.pop(name):
+                self._carried[peer].discard(name)
+
+    def _wait(self, name: str) -> None:
+        if not self._open[name] and name not in self._timers and not math.isinf(self._seconds):
+            self._timers[name] = asyncio.get_running_loop().call_later(self._seconds, self._over, name)
+
+    def _stop(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+
+    def _over(self, name: str) -> None:
+        del self._timers[name], self._open[name]
+        self._dead(name, self._seconds)
+
+
 class _Seats:
     """Takes rewarded sessions back to their episodes."""
 
@@ -158,10 +253,13 @@ class _Seats:
         raise Refusal(409, "An episode of a run ends with its reward. Post one.", None, "session_of_a_run")
 
 
-def _over() -> Refusal:
-    return Refusal(
-        410, "This session is over, or training is: nobody answers it any more.", None, "session_over"
+def _over(why: str | None = None) -> Refusal:
+    said = (
+        "This session is over, or training is: nobody answers it any more."
+        if why is None
+        else f"This session is over. {why}"
     )
+    return Refusal(410, said, None, "session_over")
 
 
 def _completion(said: Mapping[str, Json]) -> Completion:

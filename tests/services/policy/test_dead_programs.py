@@ -1,0 +1,176 @@
+"""Programs that end in the middle of an episode, however they do: their places are free soon, and it is said."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIStatusError, OpenAI
+from tests.services.policy.test_outside import PROGRAM
+from tests.support.serving import Reciting, Stage, staged
+
+from kapelle.engines.rollout.protocol import Request
+from kapelle.rollout.play import Play
+
+ABSENCE = 1.0
+NEVER = 3600.0
+"""Seconds that a program may take between two calls: what frees a place before is not that."""
+
+BEGIN = {
+    "openai": """
+from openai import OpenAI
+client = OpenAI(base_url=URL, api_key="none", max_retries=0)
+name = client.post("/task", body={}, cast_to=dict)["session"]
+def say(words):
+    client.chat.completions.create(model="team/first", messages=[{"role": "user", "content": words}],
+        extra_headers={"x-kapelle-session": name})
+""",
+    "a connection for each call": """
+import json, urllib.request
+def post(path, body, **headers):
+    request = urllib.request.Request(URL + path, json.dumps(body).encode(), {"content-type": "application/json", **headers})
+    return json.load(urllib.request.urlopen(request))
+name = post("/task", {})["session"]
+def say(words):
+    post("/chat/completions", {"model": "team/first", "messages": [{"role": "user", "content": words}]},
+        **{"x-kapelle-session": name})
+""",
+}
+ENDS = {
+    "it exits with its task": "raise SystemExit(1)",
+    "it exits after a call": "say('x'); raise SystemExit(0)",
+    "it breaks off without a word": "say('x'); import os; os._exit(3)",
+    "it is killed between two calls": "say('x'); print('now', flush=True); import time; time.sleep(600)",
+    "it is killed while it waits for an answer": "say('x'); print('now', flush=True); say('held')",
+}
+
+
+async def held(request: Request) -> None:
+    if request.messages[-1].content == "held":
+        await asyncio.sleep(3600)
+
+
+def asked_for(words: str, engine: Reciting) -> bool:
+    return any(request.messages[-1].content == words for request in engine.asked)
+
+
+def finish(url: str) -> None:
+    """Play one episode to its end."""
+    with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60.0) as client:
+        name = client.post("/task", body={}, cast_to=dict[str, Any])["session"]
+        own = client.with_options(default_headers={"x-kapelle-session": name})
+        own.chat.completions.create(model="team/first", messages=[{"role": "user", "content": "x"}])
+        own.post("/reward", body={"reward": 1.0}, cast_to=object)
+
+
+@pytest.mark.parametrize("client", BEGIN)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_dead_programs_place_is_free_soon(client: str, end: str, play: Play) -> None:
+    engine = Reciting(lambda _: "words", held)
+    with staged(play, engine, 2, NEVER, absence=ABSENCE) as stage:
+        code = f"URL = {stage.url!r}{BEGIN[client]}{ENDS[end]}"
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:
+            assert program.stdout is not None
+            if program.stdout.readline():
+                while end.endswith("answer") and not asked_for("held", engine):
+                    time.sleep(0.01)
+                program.send_signal(signal.SIGKILL)
+        finish(stage.url)
+    failed, played = sorted(stage.episodes, key=lambda episode: episode.error is None)
+    assert failed.error is not None
+    assert "closed its last connection 1 s ago, posted no reward" in failed.error
+    assert played.error is None
+    [line] = stage.said
+    assert line.startswith(
+        f"the episode of {failed.task.id} failed and its place is free: Its program closed"
+    )
+    if end.endswith("answer"):
+        assert len(engine.broken_off) == 1, "nothing is sampled for it any more"
+
+
+@pytest.mark.slow
+def test_a_program_that_keeps_its_connection_may_work_for_long(play: Play) -> None:
+    with staged(play, Reciting(lambda _: "words"), 1, NEVER, absence=0.2) as stage, httpx.Client() as web:
+        name = web.post(f"{stage.url}/task", json={}).json()["session"]
+        time.sleep(2.5)
+        _say_and_pay(web, stage, name)
+    assert [episode.error for episode in stage.episodes] == [None]
+
+
+@pytest.mark.slow
+def test_a_program_with_a_connection_for_each_call_shows_that_it_lives(play: Play) -> None:
+    """By any call that names its session."""
+    with staged(play, Reciting(lambda _: "words"), 1, NEVER, absence=4.0) as stage:
+        name = httpx.post(f"{stage.url}/task", json={}).json()["session"]
+        for _ in range(8):
+            time.sleep(1.0)
+            assert httpx.get(f"{stage.url}/sessions/{name}").status_code == 200
+        with httpx.Client() as web:
+            _say_and_pay(web, stage, name)
+    assert [episode.error for episode in stage.episodes] == [None]
+
+
+def test_a_program_that_comes_back_too_late_is_told_why(play: Play) -> None:
+    with staged(play, Reciting(lambda _: "words"), 1, NEVER, absence=0.2) as stage:
+        name = httpx.post(f"{stage.url}/task", json={}).json()["session"]
+        [episode] = stage.wait()
+        with (
+            OpenAI(base_url=stage.url, api_key="none", max_retries=0) as client,
+            pytest.raises(
+                APIStatusError, match=r"GET /v1/sessions/.* or has a greater `environment\.absence`"
+            ) as late,
+        ):
+            client.chat.completions.create(
+                model="team/first",
+                messages=[{"role": "user", "content": "x"}],
+                extra_headers={"x-kapelle-session": name},
+            )
+    assert late.value.status_code == 410
+    assert episode.error is not None
+
+
+def test_a_started_program_that_ends_while_its_answer_is_sampled_is_noticed_at_once(play: Play) -> None:
+    """Its process is what counts: a limit of an hour and an answer that never comes do not hold its place."""
+    code = PROGRAM.replace("team/coder", "team/first").replace('os.environ["KAPELLE_TASK"]', '"held"')
+    code = f"import threading, os\nthreading.Timer(1.0, lambda: os._exit(7)).start()\n{code}"
+    engine = Reciting(lambda _: "words", held)
+    with staged(play, engine, 2, NEVER, command=(sys.executable, "-c", code), programs=1) as stage:
+        episodes = stage.wait()
+    for episode in episodes:
+        assert episode.error is not None
+        assert "ended with code 7 and posted no reward" in episode.error
+    assert len(engine.broken_off) == 2
+    assert stage.said[0].startswith(
+        "the episode of train-0 failed and its place is free: The program ended with code 7"
+    )
+
+
+def test_a_started_program_may_tidy_up_when_its_episode_is_over(play: Play, tmp_path: Path) -> None:
+    """As the client of a container ends its container; one that does not end is ended."""
+    left = tmp_path / "tidied"
+    code = f"""
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(left)!r}).touch())
+{PROGRAM.replace("team/coder", "team/first").replace("BROKEN", "'none'")}
+while True: time.sleep(1)
+"""
+    with staged(play, Reciting(lambda _: "words"), 1, NEVER, command=(sys.executable, "-c", code)) as stage:
+        [episode] = stage.wait()
+    assert episode.error is None
+    assert left.exists()
+    assert not [thread for thread in threading.enumerate() if thread.name == "kapelle-http"]
+
+
+def _say_and_pay(web: httpx.Client, stage: Stage, name: str) -> None:
+    headers = {"x-kapelle-session": name}
+    asked = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
+    assert web.post(f"{stage.url}/chat/completions", json=asked, headers=headers).status_code == 200
+    assert web.post(f"{stage.url}/reward", json={"reward": 1.0}, headers=headers).status_code == 200
