@@ -16,7 +16,8 @@ def is_command() -> bool:
 
 def end_at_once(number: int, _frame: object = None) -> None:
     """End the process on a signal, in one line."""
-    os.write(2, b"kapelle: stopped.\n")
+    if os.environ.get("RANK", "0") == "0":  # of several ranks, the first one speaks
+        os.write(2, b"kapelle: stopped.\n")
     os._exit(128 + number)
 
 

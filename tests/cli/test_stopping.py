@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -168,6 +169,18 @@ def test_ctrl_c_while_the_command_is_imported_is_one_line_too(called: str) -> No
     program = PROGRAM.format(handler="signal.default_int_handler", early=True, called=called)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, "kapelle: stopped.\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_stop_while_torch_is_imported_is_one_line(tmp_path: Path, number: str, code: int) -> None:
+    # As an exception it would come out of torch's C++ as an abort, and of others as a NameError.
+    (tmp_path / "torch.py").write_text(
+        f"import signal\ntry:\n    signal.raise_signal(signal.{number})\nexcept BaseException:\n    raise NameError"
+    )
+    words = [sys.executable, "-m", "kapelle", "train", "demo"]
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
+    assert (ended.returncode, ended.stderr) == (code, "kapelle: stopped.\n")
 
 
 def test_a_program_that_imports_kapelle_keeps_its_own_ctrl_c() -> None:

@@ -7,17 +7,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.runtime.test_guard import gone, until
 from tests.support.ranks import environment, free_port
 
-from kapelle.cli import main
+from kapelle.cli import main, torchrun
 from kapelle.cli.staged import find_stages, stage_sources
-from kapelle.cli.torchrun import _exit_code
+from kapelle.cli.torchrun import Rank, _Launcher
 from kapelle.runs.reader import read_metrics
+from kapelle.runtime.family import Signs, _state
+from kapelle.runtime.pulse import Pulse
 from kapelle.training import joining
 
 RECIPE = """
@@ -34,17 +39,112 @@ evaluation: {before_and_after: false}
 KAPELLE = [sys.executable, "-m", "kapelle"]
 
 
-@dataclass(frozen=True)
-class Failed:
-    exitcode: int
-    timestamp: int
+def launched(*programs: str) -> list[Rank]:
+    """Start programs of Python as the ranks of a launcher."""
+    ranks = []
+    for number, program in enumerate(programs):
+        words = [sys.executable, "-c", f"import os, signal, sys, time\n{program}"]
+        process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
+        ranks.append(Rank(number, process, Pulse(), Signs(process.pid)))
+    return ranks
 
 
-def test_the_code_is_that_of_the_first_that_says_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _exit_code({1: Failed(-9, 1), 0: Failed(2, 2), 2: Failed(143, 3)}) == 2  # type: ignore[dict-item]
-    assert capsys.readouterr().err == ""
-    assert _exit_code({1: Failed(-9, 1), 0: Failed(-15, 2)}) == 137  # type: ignore[dict-item]
-    assert capsys.readouterr().err == "kapelle: Rank 1 was killed by signal 9.\n"
+def ended(ranks: Sequence[Rank]) -> int:
+    """Follow ranks to their end and return the code."""
+    try:
+        return _Launcher(ranks).follow()
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.wait()
+            assert rank.process.stdout is not None
+            rank.process.stdout.close()
+
+
+WAIT = "time.sleep(600)"
+DEAF = f"[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; print('deaf', flush=True); {WAIT}"
+
+
+@pytest.mark.parametrize(
+    ("programs", "code"),
+    [
+        (["", ""], 0),
+        (["sys.exit(2)", "sys.exit(3)"], 2),  # 3 is one that another has left behind
+        (["sys.exit(3)", "sys.exit(1)"], 1),
+        (["sys.exit(143)", "sys.exit(143)"], 143),
+    ],
+)
+def test_the_code_is_that_of_the_first_that_says_one(
+    programs: list[str], code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(launched(*programs)) == code
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_that_is_killed_is_named_and_the_others_end(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "GRACE", 0.2)
+    ranks = launched(WAIT, "os.kill(os.getpid(), 9)", DEAF)
+    ranks[1].pulse.say("step 3, update")
+    assert ended(ranks) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    pid = ranks[1].process.pid
+    assert f"kapelle: Rank 1 (process {pid}) was killed by signal 9 (SIGKILL), at: step 3, update." in said
+    assert "memory ran out" in said
+
+
+def test_a_rank_that_is_stopped_is_named_and_all_end(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "GRACE", 0.2)
+    monkeypatch.setenv("KAPELLE_STALLED_AFTER", "0.5")
+    assert ended(ranks := launched(WAIT, "os.kill(os.getpid(), signal.SIGSTOP)")) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert f"Rank 1 (process {ranks[1].process.pid}) stands still: it has been stopped" in said
+
+
+def when_deaf(rank: Rank, work: Callable[[], None]) -> None:
+    """Do something in another thread once a rank hears no signals any more."""
+
+    def wait() -> None:
+        assert rank.process.stdout is not None
+        rank.process.stdout.readline()
+        work()
+
+    threading.Thread(target=wait).start()
+
+
+def test_a_second_ctrl_c_ends_what_hears_none(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "AT_ONCE", 0.1)
+
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)  # two that arrive at once are one
+        os.kill(os.getpid(), signal.SIGINT)
+
+    ranks = launched(DEAF)
+    when_deaf(ranks[0], twice)
+    assert ended(ranks) == 130
+    assert capfd.readouterr().err == ""
+
+
+def test_a_stopped_rank_goes_on_to_hear_a_stop(capfd: pytest.CaptureFixture[str]) -> None:
+    stopped = "signal.signal(15, lambda *_: sys.exit(143)); os.kill(os.getpid(), signal.SIGSTOP)"
+    ranks = launched(f"{stopped}; {WAIT}")
+
+    def ask() -> None:
+        while _state(ranks[0].process.pid)[0] != "T":
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=ask).start()
+    assert ended(ranks) == 143
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -161,6 +261,138 @@ def test_a_signal_to_the_launcher_stops_all(recipe: Path, tmp_path: Path, number
     one.send_signal(number)
     out, said = one.communicate(timeout=300)
     assert one.returncode == 128 + number, said
+    assert out.count("stopped; nothing is lost.") == 1
+
+
+ENDLESS = ["training.steps=100000", "checkpoint.every=1", "--launch", "torchrun", "--processes", "2"]
+
+
+def family_of(launcher: int) -> dict[int, int]:
+    """The process of each rank that a launcher has started, by rank."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            variables = (folder / "environ").read_bytes().decode().split("\0")
+            rank = next((word[5:] for word in variables if word.startswith("RANK=")), None)
+            if rank is not None and _parent(int(folder.name)) == launcher:
+                found[int(rank)] = int(folder.name)
+    return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ranks_at(one: subprocess.Popen[str], moment: str) -> dict[int, int]:
+    """Wait until a run prints a text; return the processes of its ranks."""
+    assert one.stdout is not None
+    for line in one.stdout:
+        if moment in line:
+            return family_of(one.pid)
+    raise AssertionError(f"it never printed {moment!r}")
+
+
+def resumed(run: Path) -> int:
+    """Resume a run for as many steps as it has and one, in this process, and return the code."""
+    return main(["train", "--resume", str(run), f"training.steps={len(read_metrics(run)) + 1}", "--json"])
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel says there who is stopped")
+
+
+@linux
+@pytest.mark.ranks
+@pytest.mark.parametrize("stopped", [[], [1]])
+def test_ranks_end_with_a_launcher_that_is_killed(recipe: Path, tmp_path: Path, stopped: list[int]) -> None:
+    run = tmp_path / "run"
+    one = started([str(recipe), "--run-dir", str(run), *ENDLESS])
+    ranks = ranks_at(one, "step 3/")
+    for rank in stopped:
+        os.kill(ranks[rank], signal.SIGSTOP)
+        until(lambda rank=rank: _state(ranks[rank])[0] == "T")
+    one.kill()
+    _, said = one.communicate(timeout=300)  # both ranks hold the other ends of the pipes
+    until(lambda: all(gone(rank) for rank in ranks.values()))
+    assert said.count("\n") == 1
+    assert f"The launcher (process {one.pid}) is gone, and the run ends with it" in said
+    assert resumed(run) == 0
+
+
+@linux
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("number", "victim", "moment"),
+    [
+        (signal.SIGKILL, 1, "loading"),
+        (signal.SIGKILL, 0, "step 3/"),
+        (signal.SIGKILL, 1, "step 3/"),
+        (signal.SIGSTOP, 0, "loading"),
+        (signal.SIGSTOP, 1, "step 3/"),
+    ],
+)
+def test_a_rank_that_is_lost_is_named_and_ends_the_run(
+    recipe: Path, tmp_path: Path, number: signal.Signals, victim: int, moment: str
+) -> None:
+    how = {
+        signal.SIGKILL: "was killed by signal 9 (SIGKILL)",
+        signal.SIGSTOP: "stands still: it has been stopped",
+    }[number]
+    run = tmp_path / "run"
+    one = started([str(recipe), "--run-dir", str(run), *ENDLESS], KAPELLE_STALLED_AFTER="2")
+    ranks = ranks_at(one, moment)
+    os.kill(ranks[victim], number)
+    _, said = one.communicate(timeout=300)
+    assert one.returncode == 2
+    assert said.count("\n") == 1
+    assert f"kapelle: Rank {victim} (process {ranks[victim]}) {how}" in said
+    assert all(gone(rank) for rank in ranks.values())
+    if moment != "loading":
+        assert resumed(run) == 0
+
+
+@linux
+@pytest.mark.ranks
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_rank_saves_with_the_others(recipe: Path, tmp_path: Path, number: signal.Signals) -> None:
+    one = started([str(recipe), "--run-dir", str(tmp_path / "run"), *ENDLESS])
+    ranks = ranks_at(one, "step 3/")
+    os.kill(ranks[1], signal.SIGSTOP)
+    until(lambda: _state(ranks[1])[0] == "T")
+    one.send_signal(number)
+    out, said = one.communicate(timeout=300)
+    assert (one.returncode, said) == (128 + number, "")
+    assert out.count("stopped; nothing is lost.") == 1
+
+
+@linux
+@pytest.mark.ranks
+@pytest.mark.parametrize("again", [[], [signal.SIGINT]])
+def test_a_stop_sent_to_one_rank_stops_all(recipe: Path, tmp_path: Path, again: list[signal.Signals]) -> None:
+    run = tmp_path / "run"
+    one = started([str(recipe), "--run-dir", str(run), *ENDLESS])
+    ranks = ranks_at(one, "step 3/")
+    for number in (signal.SIGINT, *again):
+        os.kill(ranks[1], number)
+        time.sleep(0.05)  # two that arrive at once are one
+    _, said = one.communicate(timeout=300)
+    assert (one.returncode, said) == (130, "")
+    assert resumed(run) == 0
+
+
+@linux
+@pytest.mark.ranks
+def test_a_launcher_that_is_stopped_lets_the_ranks_save(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    one = started([str(recipe), "--run-dir", str(run), *ENDLESS], KAPELLE_STALLED_AFTER="2")
+    ranks = ranks_at(one, "step 3/")
+    one.send_signal(signal.SIGSTOP)
+    until(lambda: all(_state(rank)[0] == "Z" for rank in ranks.values()))
+    assert resumed(run) == 0
+    one.send_signal(signal.SIGCONT)
+    out, said = one.communicate(timeout=300)
+    assert one.returncode == 143
+    assert said.count("\n") == 1
+    assert f"The launcher (process {one.pid}) has been stopped for 2 s: the run saves and ends." in said
     assert out.count("stopped; nothing is lost.") == 1
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+
+import pytest
+from tests.runtime.test_guard import gone, until
 
 from kapelle.comparison.processes import in_processes
 from kapelle.errors import ConfigError
+from kapelle.runtime.family import is_stopped
 
 
 def work(kind: str, place: str) -> None:
@@ -15,6 +22,11 @@ def work(kind: str, place: str) -> None:
         raise ConfigError("no good")
     if kind == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "wait":
+        Path(place).write_text(str(os.getpid()))
+        time.sleep(600)
     Path(place).write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']}")
 
 
@@ -24,7 +36,7 @@ def test_what_fails_or_dies_takes_nothing_with_it(tmp_path: Path) -> None:
     found = dict(in_processes(work, [(kind, str(tmp_path / str(k))) for k, kind in enumerate(kinds)], 1))
     assert {k: failure and failure.reason for k, failure in found.items()} == {
         0: None,
-        1: "its process ended with exit code -9",
+        1: "its process was killed by signal 9 (SIGKILL). If nobody sent the signal, memory ran out: `dmesg` says so, and `kapelle plan` what a run needs.",
         2: "ConfigError: no good",
         3: None,
     }
@@ -43,3 +55,41 @@ def test_processes_are_used_again(tmp_path: Path) -> None:
 
 def test_nothing_to_do_starts_nothing() -> None:
     assert list(in_processes(work, [], 4)) == []
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel says there who is stopped")
+
+
+@linux
+def test_a_process_that_is_stopped_is_given_up_after_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAPELLE_STALLED_AFTER", "2")
+    found = dict(in_processes(work, [("stop", str(tmp_path / "0")), ("write", str(tmp_path / "1"))], 1))
+    assert found[0] is not None
+    assert "stood still: it has been stopped (by SIGSTOP or Ctrl-Z) for 2 s" in found[0].reason
+    assert found[1] is None
+
+
+STARTS = """
+from tests.comparison.test_processes import work
+from kapelle.comparison.processes import in_processes
+if __name__ == "__main__":
+    list(in_processes(work, [("wait", {place!r})], 1))
+"""
+
+
+@linux
+@pytest.mark.parametrize("stopped", [False, True])
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path, stopped: bool) -> None:
+    place, program = tmp_path / "pid", tmp_path / "starts.py"
+    program.write_text(STARTS.format(place=str(place)))
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, str(program)], env=environ) as parent:
+        until(lambda: place.exists() and place.read_text() != "")
+        child = int(place.read_text())
+        if stopped:
+            os.kill(child, signal.SIGSTOP)
+            until(lambda: is_stopped(child))
+        parent.kill()
+    until(lambda: gone(child))

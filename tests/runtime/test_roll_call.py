@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stub names it
+from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]
 
 from kapelle.runtime import roll_call
 from kapelle.runtime.roll_call import RollCall
@@ -47,3 +50,71 @@ def test_who_only_heard_of_it_speaks_where_nobody_else_does(calls: list[RollCall
     said: list[int] = []
     calls[2].say_once(lambda: said.append(2), after_others=True)
     assert said == [2]
+
+
+class Stopped:
+    """A store whose process is stopped: it keeps every call."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.asked = 0
+
+    def set_timeout(self, _limit: object) -> None:
+        """Keep no time, as a connection that was made."""
+
+    def add(self, *_asked: object) -> int:
+        self.asked += 1
+        self.goes_on.wait()
+        return 1
+
+    check = get = compare_set = add
+
+
+class Broken(Stopped):
+    """A store whose process is gone."""
+
+    def add(self, *_asked: object) -> int:
+        self.asked += 1
+        raise DistNetworkError("Broken pipe")
+
+    check = get = compare_set = add
+
+
+def test_a_store_that_is_stopped_holds_nobody(calls: list[RollCall]) -> None:
+    store = Stopped()
+    call = RollCall(store, 1, 2)
+    call.fail("no memory")
+    said: list[int] = []
+    call.say_once(lambda: said.append(1))
+    store.goes_on.set()
+    assert said == [1]
+
+
+def test_a_store_that_is_gone_is_asked_once(calls: list[RollCall]) -> None:
+    store = Broken()
+    call = RollCall(store, 1, 2)
+    assert call.why_lost() == (0, roll_call.STORE_GONE)
+    call.fail("lost the others")
+    assert store.asked == 1  # torch prints a page for every other time
+
+
+@pytest.mark.parametrize(
+    ("store", "reason"), [(Stopped, "has not answered for 0.3 s"), (Broken, roll_call.STORE_GONE)]
+)
+def test_a_rank_that_has_lost_the_store_ends(
+    store: Any, reason: str, calls: list[RollCall], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roll_call, "GRACE", 0.1)
+    monkeypatch.setenv("KAPELLE_STALLED_AFTER", "0.3")
+    ends: list[str] = []
+    over = threading.Event()
+
+    def end(self: RollCall, _rank: int, why: str) -> None:
+        ends.append(why)
+        self.end()
+        over.set()
+
+    monkeypatch.setattr(RollCall, "_end", end)
+    RollCall(store(), 1, 2).begin()
+    assert over.wait(60)
+    assert reason in ends[0]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.runtime.test_guard import gone, until
 from tests.support.episode_lines import lines_in
 from tests.support.tiny import frozen_copy, same_bits, tiny_model
 from tests.training.test_queue import PPO, SMALL
@@ -24,7 +25,9 @@ from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, EngineError, ParityError
 from kapelle.rollout.elsewhere import error_again
+from kapelle.runtime.family import is_stopped
 from kapelle.runtime.interrupts import StopRequested
+from kapelle.runtime.pulse import Pulse
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.shared_tensors import SharedTensors, layout_of
 from kapelle.training import sampling_process, sampling_server
@@ -85,10 +88,23 @@ class Moment:
 
 
 @pytest.mark.slow
-def test_a_run_is_the_same_where_the_process_is_killed_and_the_run_stopped(
-    alone: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGKILL, "was killed by signal 9 (SIGKILL)"),
+        (signal.SIGSTOP, "stood still: it has been stopped (by SIGSTOP or Ctrl-Z) for 2 s"),
+    ],
+)
+def test_a_run_is_the_same_where_the_process_is_lost_and_the_run_stopped(
+    alone: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    how: str,
 ) -> None:
-    Moment(monkeypatch, 1, signal.SIGKILL)
+    monkeypatch.setenv("KAPELLE_STALLED_AFTER", "2")
+    Moment(monkeypatch, 1, number)
     Moment(monkeypatch, 4, signal.SIGSTOP)  # so that it is still playing when the run is stopped
     run = tmp_path / "run"
     with Trainer(**settings(overlap=True), run_dir=run) as trainer:
@@ -102,6 +118,8 @@ def test_a_run_is_the_same_where_the_process_is_killed_and_the_run_stopped(
                 steps
             )  # while it waits for the play that step 3 began: the step is undone, the process given up
         assert trainer.done == 2
+        assert how in caplog.text
+        assert "Another one plays step 1." in caplog.text
         trainer.train()  # step 3 again, with another process
         assert_same(run, trainer, alone)
 
@@ -147,7 +165,10 @@ def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: p
     Moment(monkeypatch, 1, signal.SIGKILL, times=2)
     with (
         Trainer(**settings(overlap=True)) as trainer,
-        pytest.raises(EngineError, match=r"died twice at step 1 \(signal 9, then signal 9\)"),
+        pytest.raises(
+            EngineError,
+            match=r"lost twice at step 1: process \d+ was killed by signal 9 \(SIGKILL\), then process \d+ was killed",
+        ),
     ):
         next(trainer.steps())
 
@@ -164,11 +185,38 @@ def test_what_another_process_cannot_build_is_refused() -> None:
 def test_the_other_process_leaves_when_nobody_is_left() -> None:
     assert sampling_server.__name__ in SERVE
     ours, theirs = socket.socketpair()
+    pulse = Pulse()
     with theirs:
-        words = [sys.executable, "-c", SERVE.format(path=sys.path, descriptor=theirs.fileno())]
-        process = subprocess.Popen(words, pass_fds=(theirs.fileno(),))
+        descriptors = {"descriptor": theirs.fileno(), "pulse": pulse.descriptor}
+        words = [sys.executable, "-c", SERVE.format(path=sys.path, parent=os.getpid(), **descriptors)]
+        process = subprocess.Popen(words, pass_fds=tuple(descriptors.values()))
     ours.close()
     assert process.wait(60) == 0
+    pulse.close()
+
+
+TRAINER = """
+import sys
+from tests.training.test_overlap import *
+with Trainer(**settings(overlap=True)) as trainer:
+    trainer.train(1)
+    print(sampler_of(trainer)._process.pid, flush=True)
+    trainer.train(10**6)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel continues it there")
+def test_the_other_process_ends_with_a_trainer_that_is_killed_though_it_is_stopped() -> None:
+    words = [sys.executable, "-c", TRAINER]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environ) as trainer:
+        assert trainer.stdout is not None
+        sampler = int(trainer.stdout.readline())
+        os.kill(sampler, signal.SIGSTOP)
+        until(lambda: is_stopped(sampler))
+        trainer.kill()
+    until(lambda: gone(sampler))
 
 
 def test_what_runs_there_comes_back_as_it_was() -> None:

@@ -15,14 +15,19 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from kapelle.cli.output import complain, complain_of_defect, leave_ranks_here, say
+from kapelle.cli.output import (
+    complain,
+    complain_of_defect,
+    complain_of_stop,
+    leave_ranks_here,
+    say,
+)
 from kapelle.cli.parser import parse
-from kapelle.cli.stopping import exit_code, leave, take_signals, termination
+from kapelle.cli.stopping import EXIT_WRONG, exit_code, leave, stopped_by, take_signals, termination
 from kapelle.errors import KapelleError
 from kapelle.runtime.descriptors import raise_limit
 from kapelle.runtime.machine import refusal
 
-EXIT_WRONG = 2
 EXIT_PIPE = 141
 
 
@@ -49,18 +54,26 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
     raise_limit()
     with termination():
         try:
+            if own and "RANK" in os.environ:  # `--help` should not import it
+                from kapelle.runtime.family import take_place
+
+                take_place()
             return _run(argv, own=own)
         except KapelleError as error:
             complain(str(error))
             return EXIT_WRONG
         except KeyboardInterrupt as stop:
-            complain("stopped.")
+            complain_of_stop()
             return exit_code(stop)
         except BrokenPipeError:
             # The reader has gone (`kapelle … | head`); Python would complain once more at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_PIPE
         except Exception as error:
+            asked = stopped_by()
+            if asked is not None:  # raised in the middle of others' code, a Ctrl-C comes out as anything
+                complain_of_stop()
+                return exit_code(asked)
             refused = refusal(error)
             if refused is not None:
                 complain(refused)

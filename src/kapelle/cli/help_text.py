@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 EXIT_CODES = (
     "Exit codes: 0 done, 2 something is wrong with what was asked or nothing could be measured, 3 a plan does not fit, "
-    "130 Ctrl-C, 143 SIGTERM."
+    "129 the terminal was closed, 130 Ctrl-C, 143 SIGTERM."
 )
 NARROWEST = 60
 """Columns that a text takes, however narrow the terminal is."""

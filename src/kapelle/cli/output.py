@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from kapelle.errors import ConfigError, OutputError
 from kapelle.runtime.characters import cleaned
+from kapelle.runtime.interrupts import gone_terminal
 
 if TYPE_CHECKING:
     from kapelle.runtime.ranks import Seat
@@ -34,6 +36,16 @@ def complain(reason: str) -> None:
     say_for_all(line)
 
 
+def complain_of_stop() -> None:
+    """Print that a signal has ended a command before there was anything to save."""
+    from kapelle.runtime.family import here
+
+    if here.launcher is None:
+        complain("stopped.")
+    elif is_first():  # the launcher has stopped all of them: nobody has to be told
+        print("kapelle: stopped.", file=sys.stderr)
+
+
 def say(text: str = "", stream: TextIO | None = None) -> None:
     """Print a text at once, without control characters; OutputError when it cannot be written (a full disk).
 
@@ -47,6 +59,8 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
         # A signal's message came in the middle of another line; it is the one that can be dropped.
         return
     except OSError as error:
+        if error.errno == errno.EIO and gone_terminal((stream or sys.stdout).fileno()):
+            return  # nobody looks any more; whether that ends the command is for SIGHUP to say
         raise OutputError(f"The output cannot be written: {error.strerror}. Send it elsewhere.") from error
 
 
@@ -101,11 +115,11 @@ def complain_of_defect(error: Exception) -> int | None:
     return say_defect(error)
 
 
-def leave_ranks_here() -> None:
-    """Leave the other ranks of a run, once all are done."""
+def leave_ranks_here(failure: str | None = None) -> None:
+    """Leave the other ranks of a run, once all are done, or with the reason of a failure."""
     held = sys.modules.get("kapelle.runtime.rank_group")
     if held is not None:
-        held.leave_ranks()
+        held.leave_ranks(failure)
 
 
 def printable(text: str, width: int | None = None) -> str:

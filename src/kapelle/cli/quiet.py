@@ -13,6 +13,8 @@ _DEFAULTS = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
+    # A rank that is lost breaks connections, of each of which torch would print a page.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 """Read by the libraries when they are imported; values set by the user stay."""
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kapelle.cli.lines import Lines
-from kapelle.cli.output import command, is_first, say
+from kapelle.cli.output import command, is_first, leave_ranks_here, say
 from kapelle.cli.progress import Progress, Watch, point_of
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
 from kapelle.runs.reader import is_run, read_evaluations, saved_steps
+from kapelle.runtime.family import doing, stalled_after
 
 if TYPE_CHECKING:
     from kapelle.cli.report import Report
@@ -27,7 +28,9 @@ NextCommands = Callable[[str], Sequence[tuple[str, str]]]
 
 
 def announce(title: str, *, as_json: bool) -> None:
-    """Print at once that something is happening: importing torch takes seconds."""
+    """Print at once that something is happening: importing torch takes seconds. Raises ConfigError for an environment that it cannot read."""
+    stalled_after()
+    doing("loading torch and transformers")
     if is_first():
         say(f"{title}: loading torch and transformers …", sys.stderr if as_json else sys.stdout)
 
@@ -49,6 +52,7 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
                 stopped_by = summary.stopped_by
         except KeyboardInterrupt as stop:
             stopped_by = exit_code(stop)
+            leave_ranks_here("a stop has broken it off")  # this one comes to no place where they meet
     if not is_first():
         return stopped_by
     report = _report(watch, summary, run_dir, parameters, stopped_by)

@@ -13,27 +13,45 @@ from types import FrameType
 
 from kapelle.early_stop import end_at_once
 from kapelle.runtime.interrupts import (
+    SIGNALS,
     Arrivals,
     begin_stop,
     commands,
     end_stops,
     handled_by,
+    hung_up,
     left_behind,
     listed,
+    pending_stop,
 )
 from kapelle.runtime.thread_starts import end_without_memory
 
-EXIT_INTERRUPTED = 128 + signal.SIGINT
-EXIT_TERMINATED = 128 + signal.SIGTERM
+EXIT_WRONG = 2
+"""The exit code of a command that ends with a reason."""
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM has arrived."""
 
+    number = int(signal.SIGTERM)
+
+
+class HungUp(Terminated):
+    """SIGHUP has arrived: the terminal was closed."""
+
+    number = 1
+
 
 def exit_code(stop: KeyboardInterrupt) -> int:
     """Return the exit code for the signal that ended a command."""
-    return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
+    return 128 + (stop.number if isinstance(stop, Terminated) else int(signal.SIGINT))
+
+
+def stopped_by() -> KeyboardInterrupt | None:
+    """Return the signal that is ending this command, where it has come out as another error; None without one."""
+    stop = pending_stop()
+    raised = None if stop is None else stop.again()
+    return raised if isinstance(raised, KeyboardInterrupt) else None
 
 
 def leave(code: int) -> None:
@@ -43,7 +61,7 @@ def leave(code: int) -> None:
     from here on ends it without a word.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if code in (EXIT_INTERRUPTED, EXIT_TERMINATED) or left_behind:
+    if code - 128 in SIGNALS or left_behind:
         atexit._run_exitfuncs()  # noqa: SLF001 - registered functions still run
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
@@ -67,9 +85,18 @@ def take_signals() -> None:
         signal.signal(signal.SIGINT, end_at_once)
 
 
+def _loading() -> bool:
+    """Return whether torch or transformers is being imported for the first time; nothing can be open before they are there.
+
+    An exception in the middle of that comes out as any other, and inside torch's C++ it aborts the process with a page of trace.
+    """
+    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in ("torch", "transformers"))
+    return any(getattr(spec, "_initializing", False) for spec in specs)
+
+
 @contextmanager
 def termination() -> Iterator[None]:
-    """Raise Terminated for a SIGTERM, KeyboardInterrupt for a Ctrl-C inside the block, so that what is open is closed.
+    """Raise Terminated for a SIGTERM, HungUp for a SIGHUP, KeyboardInterrupt for a Ctrl-C inside the block, so that what is open is closed.
 
     Code that swallows the exception gets it again a second later, and a process that has not ended by itself after
     `interrupts.LAST_RESORT` seconds is ended. So is one in which a thread finds no memory to begin with.
@@ -78,12 +105,16 @@ def termination() -> Iterator[None]:
         yield
         return
     kinds: dict[int, Callable[[], BaseException]] = {
+        HungUp.number: HungUp,
         signal.SIGTERM: Terminated,
         signal.SIGINT: KeyboardInterrupt,
     }
 
     def receive(number: int, _frame: FrameType | None) -> None:
         Arrivals.handled = True
+        hung_up(number)
+        if _loading():
+            end_at_once(number)
         begin_stop(number, kinds[number])
         error = kinds[number]()
         raise error

@@ -1,26 +1,51 @@
-"""`kapelle train … --launch torchrun`: torch's own launcher starts the processes of a run on this machine.
+"""`kapelle train … --launch torchrun`: starts the processes of a run on this machine, as torch's own launcher would.
 
-It runs here, without restarts: its signal handlers pass Ctrl-C and SIGTERM on to all processes, and wait for them to save.
+Each gets the variables that `torchrun` sets. Beyond `torchrun`, this one says of a process that is killed or stopped who it was
+and what it did, hands Ctrl-C, SIGTERM, SIGHUP and Ctrl-Z on, and ends all at the second Ctrl-C. There are no restarts.
 Several machines are for `torchrun` itself (docs/clusters.md).
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
 
-from kapelle.errors import ConfigError, EngineError
+from kapelle.cli.output import complain
+from kapelle.cli.stopping import EXIT_WRONG
+from kapelle.errors import ConfigError
+from kapelle.runtime.family import (
+    EXIT_ALONE,
+    LAST,
+    PLACE,
+    Signs,
+    how_it_ended,
+    is_stopped,
+    memory_hint,
+    wake_and_kill,
+)
+from kapelle.runtime.interrupts import Arrivals
+from kapelle.runtime.pulse import Pulse
 from kapelle.runtime.ranks import VARIABLES
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing import ProcessFailure
-
-SAVING = 24 * 3600
-"""Seconds that the processes have to save after a signal; afterwards they are killed."""
+LOOK = 0.1
+"""Seconds between two looks at the processes."""
+GRACE = 8.0
+"""Seconds that the others have to end by themselves once one has failed; those that can do nothing more are killed then."""
+LEAVING = 60.0
+"""Seconds that the others have once one has left: they have met for the last time then."""
+AT_ONCE = 3.0
+"""Seconds that all have to end after the second Ctrl-C."""
+STOPS = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+"""Exit codes of a process that was asked to stop and has saved."""
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -28,32 +53,10 @@ def launch(arguments: argparse.Namespace) -> int:
     refuse_second_launcher()
     words = words_of(arguments) + (["--no-rich"] if arguments.no_rich else [])
     processes = arguments.processes or _devices()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import get_args_parser, run
-
-    # What a process has to say it says itself.
-    logging.disable(logging.CRITICAL)
-    own = [
-        "--standalone",
-        f"--nproc-per-node={processes}",
-        "--max-restarts=0",
-        f"--shutdown-timeout={SAVING}",
-        "--module",
-        "kapelle",
-    ]
-    try:
-        run(get_args_parser().parse_args([*own, *words]))
-    except SignalException as stopped:
-        return 128 + stopped.sigval
-    except ChildFailedError as failed:
-        return _exit_code(failed.failures)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise EngineError(
-            f"torch's launcher did not start {processes} processes: {str(error).splitlines()[0]}."
-        ) from error
-    return 0
+    environ = {**os.environ}
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    with _started(words, processes, environ) as ranks:
+        return _Launcher(ranks).follow()
 
 
 def refuse_second_launcher() -> None:
@@ -82,10 +85,201 @@ def _devices() -> int:
     return found
 
 
-def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
-    """Return the exit code of the process that failed first; 128 + the signal where all were killed."""
-    rank, said = min(failures.items(), key=lambda each: (each[1].exitcode < 0, each[1].timestamp))
-    if said.exitcode < 0:
-        print(f"kapelle: Rank {rank} was killed by signal {-said.exitcode}.", file=sys.stderr)
-        return 128 - int(said.exitcode)
-    return int(said.exitcode)
+@dataclass(slots=True, eq=False)
+class Rank:
+    """One process of the run."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    pulse: Pulse
+    signs: Signs
+    gave_up: bool = False
+    """Whether this launcher has killed it."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.process.poll() is None
+
+    def __str__(self) -> str:
+        return f"Rank {self.number} (process {self.process.pid})"
+
+    @property
+    def at(self) -> str:
+        """What it did last."""
+        return self.pulse.doing or "its start"
+
+    @property
+    def left_when_asked(self) -> bool:
+        """Whether a second signal that asks it to stop, and is not acted on any more, has ended it when all was saved."""
+        code = self.process.returncode
+        return self.pulse.doing == LAST and code is not None and 128 - code in STOPS
+
+    def send(self, number: int) -> None:
+        """Send it a signal, and let it go on where it is stopped, so that it can act on the signal."""
+        if self.running:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+                self.send_group(signal.SIGCONT)
+
+    def send_group(self, number: int) -> None:
+        """Send a signal to it and to what it has started in its group."""
+        if self.running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """End it, and what it has started in its group, at once."""
+        if self.running:
+            self.gave_up = True
+            wake_and_kill(self.process.pid)
+
+
+@contextmanager
+def _started(words: Sequence[str], processes: int, environ: dict[str, str]) -> Iterator[list[Rank]]:
+    """Start all ranks, and end inside out whatever is left of them."""
+    ranks: list[Rank] = []
+    # Rank 0 keeps the store at a socket that is bound here, so that nobody takes the port in between.
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        try:
+            for number in range(processes):
+                pulse = Pulse()
+                kept = [listening.fileno()] if number == 0 else []
+                place = ",".join(
+                    str(each) for each in (os.getpid(), pulse.descriptor, kept[0] if kept else "")
+                )
+                variables = {
+                    "RANK": number,
+                    "LOCAL_RANK": number,
+                    "WORLD_SIZE": processes,
+                    "LOCAL_WORLD_SIZE": processes,
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": listening.getsockname()[1],
+                    PLACE: place,
+                }
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [sys.executable, "-m", "kapelle", *words],
+                    env={**environ, **{name: str(value) for name, value in variables.items()}},
+                    pass_fds=[pulse.descriptor, *kept],
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # what a terminal sends is this process's to pass on
+                )
+                ranks.append(
+                    Rank(number, process, pulse, Signs(process.pid, lambda pulse=pulse: pulse.beats))  # type: ignore[misc]
+                )
+        except BaseException:
+            for rank in ranks:
+                rank.kill()
+            raise
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.process.wait()
+            rank.pulse.close()
+
+
+class _Launcher:
+    """Follows the processes to their end."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self._ranks = ranks
+        self._cause: tuple[Rank, str] | None = None
+        """Who was lost first, and how."""
+        self._until = float("inf")
+        """When those that still run are killed."""
+        self._asked: list[int] = []
+        """Signals that have asked the run to stop."""
+
+    def follow(self) -> int:
+        """Wait until all have ended; return the run's exit code."""
+        looked, left = time.monotonic(), list(self._ranks)
+        with self._signals():
+            while left:
+                time.sleep(LOOK)
+                now = time.monotonic()
+                passed, looked = min(now - looked, 10 * LOOK), now
+                left = [rank for rank in left if self._runs(rank, passed)]
+                if now > self._until:
+                    for rank in left:
+                        if is_stopped(rank.process.pid):  # the others have seen it before this process did
+                            self._lost(rank, "stands still: it is stopped (by SIGSTOP or Ctrl-Z)")
+                        rank.kill()
+        return self._code()
+
+    def _runs(self, rank: Rank, passed: float) -> bool:
+        """Look at a rank and return whether it still runs."""
+        code = rank.process.poll()
+        if code is None:
+            still = rank.signs.look(passed)
+            if still is not None:
+                self._lost(rank, f"stands still: {still}")
+                rank.kill()
+        elif code < 0 and not rank.gave_up and -code not in self._asked and not rank.left_when_asked:
+            self._lost(rank, how_it_ended(code), memory_hint(code))
+        else:
+            self._end_soon(GRACE if code and code not in STOPS else LEAVING)
+        return code is None
+
+    def _lost(self, rank: Rank, how: str, why: str = "") -> None:
+        if self._cause is None and len(self._asked) < 2:
+            self._cause = rank, how
+            complain(
+                f"{rank} {how}, at: {rank.at}.{why} Resume the run: nothing is lost but the steps since its last checkpoint."
+            )
+        self._end_soon(GRACE)
+
+    def _end_soon(self, seconds: float) -> None:
+        self._until = min(self._until, time.monotonic() + seconds)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def stop(number: int, _frame: FrameType | None) -> None:
+            Arrivals.handled = True
+            self._asked.append(number)
+            for rank in self._ranks:
+                rank.send(number)
+            # Two SIGTERMs may come from two who want the same; a second Ctrl-C is somebody who waits.
+            if number == signal.SIGINT and len(self._asked) > 1:
+                self._end_soon(AT_ONCE if len(self._asked) == 2 else 0.0)
+
+        def pause(number: int, _frame: FrameType | None) -> None:
+            for rank in self._ranks:
+                rank.send_group(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            for rank in self._ranks:  # somebody has sent SIGCONT
+                rank.send_group(signal.SIGCONT)
+
+        handlers = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGHUP: stop, signal.SIGTSTP: pause}
+        before = {
+            number: signal.signal(number, handler)
+            for number, handler in handlers.items()
+            if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _code(self) -> int:
+        """Return what the run ends with: the signal that stopped it, else the code of the first rank that has one."""
+        codes = [rank.process.returncode for rank in self._ranks]
+        if self._cause is not None:
+            return EXIT_WRONG
+        if self._asked and any(code in STOPS or code < 0 for code in codes):
+            return 128 + self._asked[0]
+        said = [code for code in codes if code > 0 and code != EXIT_ALONE]
+        if said:
+            return int(said[0])
+        late = ", ".join(f"{rank}, at: {rank.at}" for rank in self._ranks if rank.gave_up)
+        if late:
+            complain(
+                f"Some processes did not end when the others had, and were killed: {late}. Resume the run."
+            )
+            return EXIT_WRONG
+        if EXIT_ALONE in codes:
+            complain("A rank has ended because it lost another one that still runs. Resume the run.")
+            return EXIT_WRONG
+        return next((128 - code for code in codes if code < 0), 0)

@@ -10,6 +10,7 @@ import select
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -53,7 +54,12 @@ class WorldHost:
         """Return what the process says next, or that it says nothing for a moment."""
         held = self._held
         assert held is not None, "a host begins first"
+        before = time.monotonic()
         ready, _, _ = select.select([held.connection], (), (), LOOK)
+        still = held.still(min(time.monotonic() - before, 2 * LOOK))
+        if still is not None:
+            held.end()
+            return b"", held.beats, held.session, still
         data = b""
         if ready:
             with suppress(OSError):
@@ -109,6 +115,15 @@ class HeldByActor:
             self._over.set()
             with suppress(OSError):
                 self._theirs.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def where(self) -> str:
+        """See `Holder`."""
+        return "an actor's process"
+
+    def still(self, passed: float) -> str | None:
+        """See `Holder`; the actor looks at the process."""
+        return None
 
     def wait(self, seconds: float) -> None:
         """See `Holder`."""

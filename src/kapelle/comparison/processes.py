@@ -14,9 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
+
+from kapelle.runtime.family import Signs, end_with_parent, how_it_ended, memory_hint
 
 Work = Callable[..., None]
 """A function of a module, found by name in the new process; its arguments are plain values."""
@@ -43,8 +46,12 @@ class Failure:
 class _Worker:
     process: SpawnProcess
     pipe: Connection
+    signs: Signs
+    """Whether it is stopped; one that only waits, for an endpoint say, lives."""
     doing: int | None = None
     """Number of its piece of work."""
+    still: str | None = None
+    """How it stood still, if it was ended for that."""
 
 
 def in_processes(
@@ -56,7 +63,7 @@ def in_processes(
     """Yield (number of the piece, None or why it failed) as pieces are done, `processes` at a time.
 
     `meanwhile` is called about once a second while none is done. When the iteration is left early, also by Ctrl-C or SIGTERM, every process is asked to stop (SIGTERM) and
-    waited for: a training run then saves first.
+    waited for: a training run then saves first. A process that is stopped for long is ended, and they all end with this one.
     """
     left = deque(range(len(pieces)))
     workers: list[_Worker] = []
@@ -80,11 +87,12 @@ def in_processes(
 
 def _start(context: SpawnContext, work: Work) -> _Worker:
     parent_end, child_end = context.Pipe()
-    process = context.Process(target=_serve, args=(child_end, work), daemon=False)
+    process = context.Process(target=_serve, args=(child_end, work, os.getpid()), daemon=False)
     with _without_ctrl_c():
         process.start()
     child_end.close()
-    return _Worker(process, parent_end)
+    assert process.pid is not None
+    return _Worker(process, parent_end, Signs(process.pid, count().__next__))
 
 
 @contextmanager
@@ -111,6 +119,11 @@ def _finished(workers: list[_Worker], meanwhile: Callable[[], None]) -> Iterator
     busy = {worker.pipe: worker for worker in workers}
     while not (ready := wait(list(busy), timeout=LOOKS)):
         meanwhile()
+        for worker in workers:
+            still = worker.signs.look(LOOKS)
+            if still is not None:
+                worker.process.kill()
+                worker.still = f"its process {worker.process.pid} stood still: {still}"
     for pipe in ready:
         assert isinstance(pipe, Connection)
         worker = busy[pipe]
@@ -121,7 +134,8 @@ def _finished(workers: list[_Worker], meanwhile: Callable[[], None]) -> Iterator
         except (EOFError, OSError):
             workers.remove(worker)
             worker.process.join()
-            reason = f"its process ended with exit code {worker.process.exitcode}"
+            code = worker.process.exitcode or 0
+            reason = worker.still or f"its process {how_it_ended(code)}.{memory_hint(code)}"
             yield number, Failure(reason, reason)
             continue
         worker.doing = None
@@ -136,13 +150,19 @@ def _dismiss(worker: _Worker) -> None:
 def _stop(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.process.terminate()
+        if worker.process.pid is not None and hasattr(signal, "SIGCONT") and worker.process.is_alive():
+            os.kill(worker.process.pid, signal.SIGCONT)  # one that is stopped saves, too
     for worker in workers:
-        worker.process.join()
+        while worker.process.is_alive():
+            worker.process.join(LOOKS)
+            if worker.signs.look(LOOKS) is not None:
+                worker.process.kill()
         worker.pipe.close()
 
 
-def _serve(pipe: Connection, work: Work) -> None:
-    """Take pieces of work until there are no more: the main function of a process."""
+def _serve(pipe: Connection, work: Work, parent: int) -> None:
+    """Take pieces of work until there are no more, or process `parent` has ended: the main function of a process."""
+    end_with_parent(parent)
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # nobody is left to work for
         while True:
             pipe.send(_tried(work, pipe.recv()))

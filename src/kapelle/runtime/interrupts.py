@@ -1,9 +1,10 @@
 """Stopping: a signal becomes a request to stop, met within seconds; unfinished work is repeated after a resume.
 
-The first SIGINT (Ctrl-C) or SIGTERM is remembered. Long work checks for it (`stop_if_asked`, between micro-batches) or
+The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal is closed) is remembered. Long work checks for it (`stop_if_asked`, between micro-batches) or
 is notified (`on_stop`, an event loop), and leaves by StopRequested; the trainer undoes the step, saves, and exits with
 128 + the signal's number, as shells do:
 
+    129  SIGHUP, after the checkpoint
     130  SIGINT, after the checkpoint
     143  SIGTERM, after the checkpoint
 
@@ -17,17 +18,20 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Those that ask; Windows has no SIGHUP."""
 
 commands: list[object] = []
 """Holds something while this process is a command of its own, which may end it."""
@@ -71,6 +75,7 @@ class Interrupts:
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
         """Remember a signal; raises KeyboardInterrupt for a Ctrl-C that was not the first to ask."""
         Arrivals.handled = True
+        hung_up(number)
         if self.received is None:
             self.received = signal.Signals(number)
             begin_stop(number, StopRequested)
@@ -79,6 +84,23 @@ class Interrupts:
                 notify()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
+
+
+def hung_up(number: int) -> None:
+    """On SIGHUP, have what is printed from now on go nowhere: a terminal that is closed refuses it, which looks like a full disk."""
+    if number == getattr(signal, "SIGHUP", None):
+        for stream in (1, 2):
+            with suppress(OSError):
+                if gone_terminal(stream):
+                    nowhere = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(nowhere, stream)
+                    os.close(nowhere)
+
+
+def gone_terminal(descriptor: int) -> bool:
+    """Return whether a descriptor leads to a terminal that is closed."""
+    found, nowhere = os.fstat(descriptor), Path(os.devnull).stat()
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev != nowhere.st_rdev and not os.isatty(descriptor)
 
 
 _stops: list[StopSignal] = []
@@ -250,7 +272,12 @@ class Arrivals:
 @contextmanager
 def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Let `receive` handle the signals of this process, and of none that it forks, inside the block."""
-    before: dict[int, Any] = {number: signal.signal(number, receive) for number in SIGNALS}
+    before: dict[int, Any] = {
+        number: signal.signal(number, receive)
+        for number in SIGNALS
+        # `nohup` has the closed terminal ignored.
+        if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN
+    }
     outermost = not _foreign
     if outermost:
         _foreign.update(before)
@@ -318,7 +345,7 @@ def _ignore(_received: signal.Signals) -> None:
 
 @contextmanager
 def catch_interrupts(notify: Callable[[signal.Signals], None] = _ignore) -> Iterator[Interrupts]:
-    """Turn SIGINT and SIGTERM into a flag inside the block and restore the handlers after it.
+    """Turn SIGINT, SIGTERM and SIGHUP into a flag inside the block and restore the handlers after it.
 
     `notify` is called once, inside the signal handler, so that people see that the request has arrived.
     Python handles signals in the main thread only: in any other one the flag stays unset, and who

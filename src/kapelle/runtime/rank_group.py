@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 import traceback
@@ -24,9 +23,10 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.aside import Aside, again, told_of
 from kapelle.runtime.characters import cleaned
+from kapelle.runtime.family import EXIT_ALONE, LAST, doing, here
 from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by
 from kapelle.runtime.ranks import ALONE, Ranks, Seat, seat_here
-from kapelle.runtime.roll_call import EXIT_WRONG, RollCall
+from kapelle.runtime.roll_call import EXIT_WRONG, RollCall, whereabouts
 
 BUCKET = 1 << 23
 """Most numbers that are summed at once; small tensors share a call."""
@@ -44,6 +44,7 @@ class RankGroup:
         """Join the others; every wait, also this one, takes `seconds` at most. Raises EngineError naming who is missing."""
         self.rank, self.size = seat.rank, seat.size
         self._seconds = seconds
+        doing("waiting for all ranks to start")
         store: Any = PrefixStore(_prefix(), _store(seat, seconds))
         self.roll = RollCall(store.clone(), seat.rank, seat.size)
         _wait_for_all(store, self.roll, seat, seconds)
@@ -68,6 +69,8 @@ class RankGroup:
         self._agreement = Agreement()
         self.heard = False
         """Whether what ends this rank is the error of another one, which says it."""
+        self.left_behind = False
+        """Whether what ends this rank is that another one is gone."""
         agreements.append(self._agreement)
         self.roll.begin()
 
@@ -174,6 +177,7 @@ class RankGroup:
         rank, why = self.roll.why_lost() if isinstance(error, RuntimeError) else (None, "")
         if rank is None:
             return None
+        self.left_behind = True
         self.heard = self.roll.failure() is not None
         self.roll.fail_for(rank, why)
         return f"Rank {rank} is gone: {why}. Resume the run from its last checkpoint."
@@ -183,6 +187,7 @@ class RankGroup:
         if failure is not None:
             self.roll.fail(failure)
         else:
+            doing(LAST)
             with suppress(EngineError):
                 self.together("end", bytes)
             self.roll.end()
@@ -214,6 +219,10 @@ def leave_ranks(failure: str | None = None) -> None:
 
 def say_for_all(reason: str) -> None:
     """Print why this process ends in error, if no other rank has printed it; tell the others."""
+    if here.told_of and _joined and _joined[0].left_behind:
+        # It sees who is gone, and how, and says so.
+        sys.stdout.flush()
+        os._exit(EXIT_ALONE)
 
     def say() -> None:
         print(cleaned(reason), file=sys.stderr, flush=True)  # noqa: T201 - of all ranks, one speaks
@@ -257,6 +266,7 @@ def _store(seat: Seat, seconds: float) -> Any:
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
             multi_tenant=True,
+            master_listen_fd=here.listening if leads else None,
         )
     except (RuntimeError, ValueError) as error:
         if leads:
@@ -272,7 +282,7 @@ def _store(seat: Seat, seconds: float) -> Any:
 
 def _wait_for_all(store: Any, roll: RollCall, seat: Seat, seconds: float) -> None:
     """Wait until every rank is there; EngineError names those that are not."""
-    store.set(f"here/{seat.rank}", f"{socket.gethostname()}, process {os.getpid()}")
+    store.set(f"here/{seat.rank}", json.dumps(whereabouts()))
     keys = [f"here/{rank}" for rank in range(seat.size)]
     until = time.monotonic() + seconds
     while not store.check(keys):

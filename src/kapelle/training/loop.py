@@ -27,6 +27,7 @@ from kapelle.rollout.shared import shared_rollout
 from kapelle.rollout.under_way import GroupUnderWay, unfinished_turns
 from kapelle.rows import Loads, Sample, Sampled, Signals, gathered, turns_of
 from kapelle.runs.traces import Trace
+from kapelle.runtime.family import doing
 from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import RunConfig
@@ -138,6 +139,7 @@ class Loop:
         self._parity, self._traces = {}, ()
         self._start = StepStart(self._queue.mark(), self._engine.versions)
         play = replace(self._play, timeline=clock)
+        doing(f"step {number}, rollout")
         groups = self._groups(replace(play, tree=self._algorithm.data.tree), number)
         halt_on_failures(groups, self._config.training.max_failed_share)
         metrics = rollout_metrics(groups, self._algorithm.returns or own_returns)
@@ -145,12 +147,14 @@ class Loop:
             metrics = demonstrated(metrics)
         if self._config.training.max_staleness:
             metrics |= {"staleness": self._queue.staleness(groups), **self._parity}
+        doing(f"step {number}, scores")
         clock.enter("score")
         sampled = Sampled(number, groups, play.team, lambda: self._greedily(play, groups, number))
         signals = gathered(self._algorithm.needs, sampled, self._engine)
         clock.leave()
         if signals.score:
             metrics |= verifier_metrics(groups, signals.score)
+        doing(f"step {number}, update")
         clock.enter("update")
         release_caches(self._play.engine)
         metrics |= self._update(self._paid(groups, signals), signals, number)
@@ -159,6 +163,7 @@ class Loop:
         self._settle()
         metrics |= self._parity
         clock.leave()
+        doing(f"step {number}, publishing its weights")
         clock.enter("publish")
         self._after_update(number)
         clock.leave()

@@ -25,6 +25,7 @@ from kapelle.runs.checkpoint_contents import (
 )
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.writer import RunDirectory, read_evaluations
+from kapelle.runtime.family import doing
 from kapelle.runtime.interrupts import StopRequested, stop_asked, unbroken
 from kapelle.runtime.manifest import step_of
 from kapelle.runtime.ranks import ALONE, Meeting, Ranks, told
@@ -126,6 +127,7 @@ class Progress:
         """Write a checkpoint, remove surplus ones, and return its folder; if that fails nothing is lost."""
         assert self.kept, "a trainer without a run directory keeps nothing"
         self.refuse_torn()
+        doing(f"the checkpoint of step {self.done}")
         folder = self._write()
         if self._run is not None and not stop_asked():  # pruning takes time, and the next save does it
             self._tidy(self._run, folder, self.done)

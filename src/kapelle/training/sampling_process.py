@@ -10,9 +10,12 @@ is the same, to the bit, with it and without it. If it dies it is started anew a
 from __future__ import annotations
 
 import json
+import logging
+import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -26,7 +29,9 @@ from kapelle.models.weights import copy_weights
 from kapelle.rollout.elsewhere import error_again, moves
 from kapelle.rollout.under_way import GroupUnderWay, dump_under_way, load_under_way
 from kapelle.runs.episode_json import load_groups
+from kapelle.runtime.family import Signs, how_it_ended
 from kapelle.runtime.interrupts import stop_if_asked
+from kapelle.runtime.pulse import Pulse
 from kapelle.runtime.randomness import (
     capture_random,
     random_as_lists,
@@ -38,7 +43,10 @@ from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
 from kapelle.training.step_play import PlayedStep
 
-SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.training.sampling_server import main; main({descriptor})"
+SERVE = (
+    "import sys; sys.path[:] = {path!r}; from kapelle.training.sampling_server import main; "
+    "main({descriptor}, {pulse}, {parent})"
+)
 """What the other process runs."""
 STDERR = 2
 """The descriptor of the standard error stream."""
@@ -79,6 +87,9 @@ class SamplingProcess:
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self._pulse: Pulse | None = None
+        self._still: str | None = None
+        """How long it has stood still, once that was too long."""
         self._busy = False
         self.seconds = 0.0
         """Seconds that the last step took to play."""
@@ -110,11 +121,20 @@ class SamplingProcess:
             self._pipe.send_bytes(json.dumps(question).encode())
 
     def answer(self) -> dict[str, Any] | None:
-        """Wait for the answer; None if the process has died. Raises what it raised, and StopRequested."""
+        """Wait for the answer; None if the process has died or stands still. Raises what it raised, and StopRequested."""
         assert self._pipe is not None
+        assert self._process is not None
+        assert self._pulse is not None
+        pulse, looked = self._pulse, time.monotonic()
+        signs = Signs(self._process.pid, lambda: pulse.beats)
         try:
             while not self._pipe.poll(LOOK):
                 stop_if_asked()
+                now = time.monotonic()
+                self._still = signs.look(min(now - looked, 5 * LOOK))
+                looked = now
+                if self._still is not None:
+                    return None
             answer: dict[str, Any] = json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
             return None
@@ -125,10 +145,11 @@ class SamplingProcess:
 
     def died(self) -> str:
         """Return how the process ended, and make room for another one."""
-        process = self._process
+        process, still = self._process, self._still
+        assert process is not None
         self._end()
-        code = None if process is None else process.returncode
-        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        how = how_it_ended(process.returncode) if still is None else f"stood still: {still}"
+        return f"process {process.pid} {how}"
 
     @property
     def versions(self) -> dict[str, int]:
@@ -146,12 +167,23 @@ class SamplingProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        self._pulse, self._still = Pulse(), None
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-c", SERVE.format(path=sys.path, descriptor=theirs.fileno())],
-                pass_fds=(theirs.fileno(), self._shared.descriptor),
+                [
+                    sys.executable,
+                    "-c",
+                    SERVE.format(
+                        path=sys.path,
+                        descriptor=theirs.fileno(),
+                        pulse=self._pulse.descriptor,
+                        parent=os.getpid(),
+                    ),
+                ],
+                pass_fds=(theirs.fileno(), self._pulse.descriptor, self._shared.descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR,  # what environments print there must not mix with this command's output
+                process_group=0,  # a Ctrl-C in the terminal is this process's to act on, also while that one starts
             )
         self._pipe = Connection(ours.detach())
         self._busy = False
@@ -162,14 +194,16 @@ class SamplingProcess:
         if self._pipe is not None:
             self._pipe.close()  # it reads the end and leaves
         if self._process is not None:
-            if self._busy:
+            if self._busy or self._still is not None:
                 self._process.kill()
             try:
                 self._process.wait(CLOSING)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._process, self._pipe, self._busy = None, None, False
+        if self._pulse is not None:
+            self._pulse.close()
+        self._process, self._pipe, self._pulse, self._busy = None, None, None, False
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -192,12 +226,17 @@ class Played:
         answer = self._process.answer()
         if answer is None:
             how = self._process.died()
+            logging.getLogger(__name__).warning(
+                "kapelle: The sampling process is lost: %s. If nobody did that, look at the machine's memory. Another one plays step %d.",
+                how,
+                self._question[0],
+            )
             self._process.ask(self._question)
             answer = self._process.answer()
             if answer is None:
                 raise EngineError(
-                    f"The sampling process died twice at step {self._question[0]} ({how}, then {self._process.died()}). "
-                    "Look above for what it wrote, check the machine's memory, or set `training.overlap: false`."
+                    f"The sampling process was lost twice at step {self._question[0]}: {how}, then "
+                    f"{self._process.died()}. Look above for what it wrote, check the machine's memory, or set `training.overlap: false`."
                 )
         self._process.check(answer["hashes"])
         self._process.seconds = answer["seconds"]

@@ -18,11 +18,16 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from kapelle.runtime.family import live
+from kapelle.runtime.interrupts import SIGNALS
+from kapelle.runtime.pulse import Pulse
 
-def main(descriptor: int) -> None:
-    """Serve until the other side closes the socket."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they ask the other process, which then closes the socket
+
+def main(descriptor: int, pulse: int, parent: int) -> None:
+    """Serve until the other side closes the socket; give signs of life, and end when process `parent` does."""
+    for number in SIGNALS:  # they ask the other process, which then closes the socket
         signal.signal(number, signal.SIG_IGN)
+    live(Pulse(pulse), parent)
     pipe = Connection(descriptor)
     questions: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, questions), daemon=True).start()

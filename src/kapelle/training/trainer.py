@@ -23,6 +23,7 @@ from kapelle.evaluation.evaluate import Evaluation
 from kapelle.former_names import observer_of
 from kapelle.models.language_model import LanguageModel
 from kapelle.runs.best import named_checkpoint, split_run
+from kapelle.runtime.family import doing
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
 from kapelle.runtime.ranks import told
 from kapelle.settings.keywords import check_keywords
@@ -110,6 +111,7 @@ class Trainer:
         self._closing = ExitStack()
         self._closing.callback(self._records.close)
         try:
+            doing("loading the models")
             made = load_pieces(prepared, engine, self.observer.warmup, partial(self._records.phase, 0), ranks)
             self._closing.push(made.closing)
             self.models, self.base_hashes = made.models, made.base_hashes
@@ -243,6 +245,7 @@ class Trainer:
         self.observer.phase("learning", text)
 
     def _phase(self, name: str, detail: str) -> None:
+        doing(f"{name} after step {self.done}")
         self._records.phase(self.done, name, detail)
 
     def save(self) -> Path:

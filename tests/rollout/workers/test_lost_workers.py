@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from kapelle.rollout.workers.pool import EnvironmentWorkers
 from kapelle.rollout.workers.process import HeldHere
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.family import is_stopped
 from kapelle.runtime.watchdog import GaveUp
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
@@ -141,6 +143,20 @@ class TestDeath:
         assert list(tmp_path.iterdir())
         assert [episode.error for episode in found] == [None] * len(TASKS)
 
+    def test_one_that_is_stopped_is_ended_however_long_a_call_may_take(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setenv("KAPELLE_STALLED_AFTER", "1")
+        deadly = Deadly(way="stop", one_in=8, folder=str(tmp_path))
+        with pool_for(deadly, patience=10 * FAR) as pool:
+            found = played(cast("Environment", deadly), pool)
+        assert list(tmp_path.iterdir())
+        assert [episode.error for episode in found] == [None] * len(TASKS)
+        assert re.search(
+            r"worker stood still: it has been stopped \(by SIGSTOP or Ctrl-Z\) for 1 s \(process \d+\)",
+            caplog.text,
+        )
+
 
 @pytest.mark.slow
 def test_a_call_that_takes_too_long_is_given_up_in_the_worker() -> None:
@@ -210,7 +226,8 @@ run_async(watch)
 
 
 @pytest.mark.slow
-def test_workers_end_with_a_player_that_is_killed() -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_workers_end_with_a_player_that_is_killed(stopped: bool) -> None:
     player = subprocess.Popen(
         [sys.executable, "-c", PLAYER],
         stdout=subprocess.PIPE,
@@ -219,6 +236,10 @@ def test_workers_end_with_a_player_that_is_killed() -> None:
     assert player.stdout is not None
     workers = [int(word) for word in player.stdout.readline().split()]
     assert len(workers) == 2
+    if stopped:
+        os.kill(workers[0], signal.SIGSTOP)
+        while not is_stopped(workers[0]):
+            time.sleep(0.01)
     player.send_signal(signal.SIGKILL)
     player.wait()
     player.stdout.close()

@@ -7,6 +7,7 @@ and no wait outlives the process that should answer. `server.py` is the other si
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import selectors
 import signal
@@ -24,9 +25,10 @@ from typing import Any, Protocol
 from kapelle.environments.elsewhere import WorkerLost, error_from
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.messages import Frames, engine_error, pack
-from kapelle.rollout.workers.pulse import Pulse
+from kapelle.runtime.family import Signs
+from kapelle.runtime.pulse import Pulse
 
-SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.rollout.workers.server import main; main({socket}, {pulse})"
+SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.rollout.workers.server import main; main({socket}, {pulse}, {parent})"
 """What the other process runs."""
 STDERR = 2
 """The descriptor of the standard error stream."""
@@ -57,6 +59,15 @@ class Holder(Protocol):
         """The session that computed when it was last heard of; 0 for none."""
         ...
 
+    @property
+    def where(self) -> str:
+        """Which process it is, for people."""
+        ...
+
+    def still(self, passed: float) -> str | None:
+        """Count the seconds since the last look; return how long it has stood still, once that is too long."""
+        ...
+
     def wait(self, seconds: float) -> None:
         """Wait until it has ended, as long as that."""
         ...
@@ -82,14 +93,25 @@ class HeldHere:
                 [
                     sys.executable,
                     "-c",
-                    SERVE.format(path=sys.path, socket=theirs.fileno(), pulse=self._pulse.descriptor),
+                    SERVE.format(
+                        path=sys.path,
+                        socket=theirs.fileno(),
+                        pulse=self._pulse.descriptor,
+                        parent=os.getpid(),
+                    ),
                 ],
                 pass_fds=(theirs.fileno(), self._pulse.descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR,  # what environments print there must not mix with this command's output
-                start_new_session=True,  # a Ctrl-C in the terminal is this process's to act on
+                process_group=0,  # a Ctrl-C in the terminal is this process's to act on
             )
         self.connection = ours
+        self._signs = Signs(self.process.pid, lambda: self.beats)
+
+    @property
+    def where(self) -> str:
+        """See `Holder`."""
+        return f"process {self.pid}"
 
     @property
     def pid(self) -> int:
@@ -106,9 +128,15 @@ class HeldHere:
         """See `Holder`."""
         return self._pulse.session
 
+    def still(self, passed: float) -> str | None:
+        """See `Holder`."""
+        found = self._signs.look(passed)
+        return None if found is None else f"an environment worker stood still: {found}"
+
     def wait(self, seconds: float) -> None:
         """See `Holder`."""
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired, ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)  # one that is stopped could not end
             self.process.wait(seconds)
 
     def end(self) -> str:
@@ -205,6 +233,7 @@ class Worker:
 
 
 def _how_it_ended(code: int) -> str:
+    # An episode that is given up keeps it, so it is the same whenever the run is repeated: no number of a process.
     if code >= 0:
         return f"an environment worker ended with exit code {code}"
     with suppress(ValueError):
@@ -311,14 +340,25 @@ class Exchange:
         if how is None:
             worker.holder.wait(LOOK)  # it has closed its socket and is about to end
         left = worker.end(how)
+        memory = " If nobody sent the signal, memory ran out." if "SIGKILL" in str(worker.lost) else ""
+        logging.getLogger(__name__).warning(
+            "kapelle: %s (%s).%s Its episodes are played again in another one.",
+            worker.lost,
+            worker.holder.where,
+            memory,
+        )
         self.deaths = 0 if worker.answered else self.deaths + 1
         _tell(left, worker)
 
     def _look_around(self, passed: float) -> None:
         # A longer time between two looks is a pause of this whole process and counts for one look.
         for worker in list(self._workers):
-            if worker.silent_for(min(passed, 2 * LOOK)) > self._silence:
-                self._bury(worker, f"an environment worker gave no sign of life for {self._silence:g} s")
+            counted = min(passed, 2 * LOOK)
+            still = worker.holder.still(counted if worker.waiting else 0.0)
+            if worker.silent_for(counted) > self._silence:
+                still = f"an environment worker gave no sign of life for {self._silence:g} s"
+            if still is not None:
+                self._bury(worker, still)
 
 
 def _deliver(given: list[tuple[Waiting, Any]]) -> None:

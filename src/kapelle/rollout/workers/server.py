@@ -20,12 +20,13 @@ from kapelle.environment import Environment
 from kapelle.environments.bounded_worlds import open_world
 from kapelle.errors import EpisodeError
 from kapelle.rollout.workers.messages import VERSION, Frames, error_form, pack
-from kapelle.rollout.workers.pulse import Pulse
 from kapelle.rollout.workers.session import Session
 from kapelle.runtime import interrupts
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.descriptors import raise_limit
 from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.family import end_with_parent
+from kapelle.runtime.pulse import Pulse
 from kapelle.runtime.stepped import Stepped
 from kapelle.setup.environment_forms import environment_from
 from kapelle.types import Task
@@ -38,14 +39,15 @@ CHUNK = 1 << 16
 """Bytes that are read at a time."""
 
 
-def main(descriptor: int, pulse: int) -> None:
-    """Serve worlds over a socket until its other side is closed."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they ask the other process, which then closes the socket
+def main(descriptor: int, pulse: int, parent: int) -> None:
+    """Serve worlds over a socket until its other side is closed, or process `parent` has ended."""
+    for number in interrupts.SIGNALS:  # they ask the other process, which then closes the socket
         signal.signal(number, signal.SIG_IGN)
     server = _Server(socket.socket(fileno=descriptor), Pulse(pulse))
     interrupts.commands.append(server)  # the watchdog may end this process where a world cannot be broken off
     raise_limit()
-    threading.Thread(target=server.live, args=(os.getppid(),), name="kapelle-pulse", daemon=True).start()
+    end_with_parent(parent, server.leave)
+    threading.Thread(target=server.live, name="kapelle-pulse", daemon=True).start()
     run_async(server.serve)
 
 
@@ -60,12 +62,14 @@ class _Server:
         self._left: float | None = None
         """When the other side left."""
 
-    def live(self, parent: int) -> None:
+    def leave(self) -> None:
+        """Wait while worlds close that nobody plays any more."""
+        time.sleep(LEAVING)
+
+    def live(self) -> None:
         """Say again and again that this process runs, and end it when nobody is left and it does not end by itself."""
         while True:
             self._pulse.beat()
-            if self._left is None and os.getppid() != parent:
-                self._left = time.monotonic()
             if self._left is not None and time.monotonic() - self._left > LEAVING:
                 os._exit(1)
             time.sleep(BEAT)
