@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.support.expected import ARMS, Game, Words, expected_update, multiples
+from tests.support.expected import ARMS, Game, Run, Tables, expected_update, multiples
+from tests.support.tables import Words
 
 from kapelle.algorithm import algorithm_class
 
@@ -41,7 +43,7 @@ UNEVEN = Game(("a", "a", "b"), lambda said: {"b": worth(said[1]) * worth(said[2]
 
 def update(name: str, game: Game, seed: int | None = None, **settings: Any) -> dict[str, float]:
     kind: Any = algorithm_class(name)
-    algorithm = kind.model_validate({"name": name, **settings}).build()
+    algorithm = kind.model_validate({"name": name, "epochs": 1, **settings}).build()
     return multiples(expected_update(algorithm, game, seed)[0])
 
 
@@ -133,6 +135,86 @@ def test_rewards_on_the_way(name: str, settings: dict[str, Any], game: Game, how
 @pytest.mark.parametrize("name", ["magrpo", "at_grpo"])
 def test_rewards_on_the_way_within_groups(name: str) -> None:
     assert positive(update(name, PAID_TOGETHER, team_reward="sum", group_size=2, scale="none"))
+
+
+def stops_early(said: Sequence[Words]) -> str | None:
+    """a speaks once or twice; its word (0,) ends the episode."""
+    return "a" if len(said) < 2 and (0,) not in said else None
+
+
+def answers_or_not(said: Sequence[Words]) -> str | None:
+    """a and b take turns up to three times; b's word (0,) ends the episode."""
+    return ("a", "b", "a")[len(said)] if len(said) < 3 and said[1:2] != [(0,)] else None
+
+
+def routed(said: Sequence[Words]) -> str | None:
+    """r picks by its word who answers, b or c, and b's answer is checked by c unless it is (1,)."""
+    if not said:
+        return "r"
+    if len(said) == 1:
+        return "b" if said[0] == (0,) else "c"
+    return "c" if len(said) == 2 and said[0] == said[1] == (0,) else None
+
+
+def in_all(said: Sequence[Words]) -> float:
+    """What the last word makes of all before it; 8 on average, so that a raw return stands out."""
+    return 8.0 + worth(said[-1]) * sum(worth(words) for words in said) - len(said)
+
+
+EVEN: dict[str, Any] = {"words": ((0,), (1,)), "counts": (1, 1)}
+UNALIKE = {
+    "stops": Game(stops_early, lambda said: {"a": in_all(said)}, seats=("a",), **EVEN),
+    "answers": Game(answers_or_not, lambda said: {"a": in_all(said)}, seats=("a", "b"), **EVEN),
+    "routed": Game(routed, lambda said: {"c": in_all(said)}, seats=("r", "b", "c"), **EVEN),
+    "fails": Game(("a", "b"), lambda said: {"b": in_all(said)}, failing=1, **EVEN),
+}
+"""Games whose comparison sets differ in size: who has a turn depends on what was said, or every third attempt fails."""
+
+SETS: list[tuple[str, dict[str, Any]]] = [
+    ("grpo", {"scale": "none"}),
+    ("grpo", {"scale": "none", "compare": "episode"}),
+    ("rloo", {}),
+    ("magrpo", {}),
+    ("at_grpo", {"scale": "none"}),
+    ("remax", {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "settings"), SETS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "size", "shared"),
+    [
+        ("stops", 3, False),
+        ("answers", 2, False),
+        ("answers", 2, True),
+        ("routed", 2, False),
+        ("routed", 2, True),
+        ("fails", 2, True),
+        ("fails", 3, False),
+    ],
+)
+def test_sets_of_every_size_weigh_alike(
+    name: str, settings: dict[str, Any], kind: str, size: int, *, shared: bool
+) -> None:
+    """One alone is compared with earlier returns: from the second step on the whole is an exact multiple of ∇J."""
+    game = replace(UNALIKE[kind], shared=shared)
+    found = second_step(name, game, group_size=size, **settings)
+    assert positive(found), found
+
+
+def second_step(name: str, game: Game, **settings: Any) -> dict[str, float]:
+    """What multiple of ∇J the update is that knows the returns of an earlier step."""
+    kind: Any = algorithm_class(name)
+    algorithm = kind.model_validate({"name": name, **settings}).build()
+    tables = Tables(game, None)
+    before, groups = dict(tables.logits), game.population(algorithm.data.group_size)
+    run = Run(algorithm, tables)
+    run.step(groups)
+    run.go_back(before)
+    run.step(groups)
+    tables.logits = before
+    return multiples(tables)
 
 
 STALE: list[tuple[str, dict[str, Any]]] = [

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from tests.support.episodes import group
-from tests.support.expected import Game, Tables
-from tests.support.tiny import team_of
+from tests.support.expected import Game, Run, Tables
 
-from kapelle.algorithm import UpdateSamples, algorithm_class
+from kapelle.algorithm import algorithm_class
 from kapelle.algorithms.sft import SFT
-from kapelle.engines.train.protocol import Objective, TrainEngine
-from kapelle.rows import Signals
-from kapelle.training.collate import demonstrated_samples, policy_samples
-from kapelle.training.updates import update_in_order
 from kapelle.types import Episode, Task
 
 TASK = Task("t", "")
@@ -90,35 +85,28 @@ def test_the_update_is_that_of_these_advantages(
     episodes = [episodes[0] for _, episodes in games]
     tables = Tables(games[0][0], seed=None)
     kind: Any = algorithm_class(name)
-    algorithm = kind.model_validate({"name": name, **settings}).build()
-    greedy = attempts(order[0], ((SHORT,), 1.0))[1][0]
-    signals = Signals(greedy={0: greedy})
-    groups = [group(*episodes)]
-    samples = policy_samples(groups, team_of("a"), algorithm.credit(groups, signals), signals)
-    engine = cast("TrainEngine", tables)
-    update_in_order(
-        engine, Objective(algorithm.policy_loss), algorithm.order, ("a",), UpdateSamples(samples, [], groups)
-    )
+    algorithm = kind.model_validate({"name": name, "epochs": 1, **settings}).build()
+    run = Run(algorithm, tables, greedy=lambda task: attempts(order[0], ((SHORT,), 1.0))[1][0])
+    (direction,) = torch.autograd.grad(mean_over_tokens(tables, episodes, by_hand), tables.logits["a"])
+    run.step([group(*episodes)])
+    torch.testing.assert_close(tables.ascent["a"], direction, rtol=1e-5, atol=1e-6)
 
-    turns = [turn for one in episodes for turn in one.turns]
-    expected = torch.zeros((), dtype=torch.float64)
-    for turn, advantage in zip(turns, by_hand, strict=True):
-        places = range(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids))
-        logp_T = tables.log_probs("a", turn.prompt_ids + turn.completion_ids, places)
-        expected = expected + advantage * logp_T.sum()
-    tokens = sum(len(turn.completion_ids) for turn in turns)
-    (direction,) = torch.autograd.grad(expected / tokens, tables.logits["a"])
-    torch.testing.assert_close(tables.ascent["a"], direction, rtol=1e-5, atol=1e-7)
+
+def mean_over_tokens(
+    tables: Tables, episodes: Sequence[Episode], advantages: Sequence[float]
+) -> torch.Tensor:
+    """Σ over turns of A · log π(turn), over the number of tokens."""
+    logp = [logp_T for episode in episodes for logp_T in tables.turns(episode)]
+    weighed = [a * logp_T.sum() for a, logp_T in zip(advantages, logp, strict=True)]
+    return torch.stack(weighed).sum() / sum(map(len, logp))
 
 
 def test_a_supervised_update() -> None:
     game, episodes = attempts("a", ((SHORT,), 0.0), ((LONG,), 0.0))
-    groups = [group(*episodes)]
     tables = Tables(game, seed=0)
-    samples = demonstrated_samples(groups, team_of("a"), 0.0)
-    tables.update(samples, Objective(SFT().build().policy_loss))
-    # Three tokens were shown, of two completions: the mean of their log-probs rises.
-    logp_K = torch.cat([tables.log_probs("a", one.tokens, one.targets) for one in samples])
+    # Three tokens are shown, of two completions: the mean of their log-probs rises.
+    logp_K = torch.cat([logp_T for episode in episodes for logp_T in tables.turns(episode)])
     assert len(logp_K) == 3
     (direction,) = torch.autograd.grad(logp_K.mean(), tables.logits["a"])
-    torch.testing.assert_close(tables.ascent["a"], direction)
+    Run(SFT().build(), tables).step([group(*episodes)])
+    torch.testing.assert_close(tables.ascent["a"], direction, rtol=1e-5, atol=1e-6)

@@ -1,9 +1,10 @@
 """The expected update of an algorithm, by enumeration: what its steps amount to when sampling noise is averaged out.
 
 A population is a step in which every outcome occurs as often as the sampling policies make it occur: their
-probabilities are quarters, so that counts are exact. Policies are tables over completions of one or two tokens. What an
-algorithm makes of the population (credit, collation, loss) is differentiated and compared with ∇J of the very same
-tables, from the definition of J.
+probabilities are quarters or thirds, so that counts are exact. It goes through the product's own path: the loop gathers the
+signals, gives credit, collates, packs, and the train engine `torch` takes its optimiser steps on a model that is a table
+(`tables.py`), by plain gradient descent. What the weights have moved by is compared with ∇J of the very same tables, from
+the definition of J.
 """
 
 from __future__ import annotations
@@ -12,80 +13,122 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import cast
 
 import torch
 from tests.support.episodes import group, turn
-from tests.support.tiny import team_of
+from tests.support.tables import ROWS, TOKENS, TableModel, Words
+from tests.support.tiny import LORA, sections
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, Outputs, Targets, UpdateSamples
-from kapelle.engines.train.protocol import Objective, TrainEngine
-from kapelle.rows import Sample, Signals, TurnKey, turns_of
-from kapelle.signals.proximal import ProximalLogProbs
+from kapelle.algorithm import Algorithm
+from kapelle.engines.rollout.protocol import RolloutEngine
+from kapelle.engines.train.protocol import TrainSetup, UpdateLimits
+from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.environment import Environment
+from kapelle.models.language_model import LanguageModel
+from kapelle.rollout.play import Play
+from kapelle.runtime.ranks import ALONE, Ranks
+from kapelle.settings.schema import OptimizerConfig
+from kapelle.setup.recipe import resolve
+from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.teacher import TEACHER
-from kapelle.training.collate import policy_samples
-from kapelle.training.updates import update_in_order
-from kapelle.types import Episode, Group, Payment, Task, Turn
+from kapelle.team import Agent, Critic, Policy, Team
+from kapelle.training.loop import Loop, Step
+from kapelle.types import Episode, Group, Payment, Sampling, Task
+from kapelle.workflow import Workflow
 
-Words = tuple[int, ...]
 Payoff = Callable[[Sequence[Words]], Mapping[str, float]]
 """What everybody said, in order → terminal reward by agent."""
+Speaker = Callable[[Sequence[Words]], str | None]
+"""What everybody said, in order → who speaks next; None at the end."""
 
 LONG_AND_SHORT: tuple[Words, ...] = ((0,), (1, 0), (1, 1))
 """Completions of one token and of two."""
 ARMS: tuple[Words, ...] = ((0,), (1,), (2,))
 COUNTS = (2, 1, 1)
 """How often, of four times, the sampling policies say each."""
-ROWS, TOKENS = 96, 3
+MARK = 7
+FAR = 1e6
+"""Far above every gradient: with it as Adam's ε, and its rate as many times larger, a step is one of gradient descent."""
 
 
 @dataclass(frozen=True)
 class Game:
     """Agents speak in the order given, each reading what was said before it; then they are paid."""
 
-    order: tuple[str, ...]
+    order: tuple[str, ...] | Speaker
     payoff: Payoff
     words: tuple[Words, ...] = LONG_AND_SHORT
     on_the_way: Payoff = lambda said: {}
     """What agents are paid right after what has been said so far."""
+    counts: tuple[int, ...] = COUNTS
+    """How often the sampling policies say each of `words`."""
+    seats: tuple[str, ...] = ()
+    """Names in seat order, where who speaks depends on what was said."""
+    shared: bool = False
+    """Whether one policy plays all agents."""
+    failing: int = 0
+    """How many attempts fail, whatever is said, for as many that do not as `counts` add up to."""
 
     @property
     def agents(self) -> tuple[str, ...]:
         """Names in seat order."""
-        return tuple(dict.fromkeys(self.order))
+        return self.seats or tuple(dict.fromkeys(cast("tuple[str, ...]", self.order)))
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of the policies."""
+        return ("team",) if self.shared else self.agents
+
+    def speaker(self, said: Sequence[Words]) -> str | None:
+        """Return who speaks next; None at the end."""
+        if not isinstance(self.order, tuple):
+            return self.order(said)
+        return self.order[len(said)] if len(said) < len(self.order) else None
 
     def chance(self, words: Sequence[int]) -> list[float]:
         """Return the sampling policies' chance of each next token after the first ones of a completion."""
         shares = [0.0] * TOKENS
-        for whole, count in zip(self.words, COUNTS, strict=True):
+        for whole, count in zip(self.words, self.counts, strict=True):
             if whole[: len(words)] == tuple(words) and len(whole) > len(words):
                 shares[whole[len(words)]] += count
         return [share / max(sum(shares), 1.0) for share in shares]
 
     def outcomes(self) -> list[tuple[tuple[int, ...], int]]:
         """Return all that can happen (everybody's place in `words`), with how often it does."""
-        places = itertools.product(range(len(self.words)), repeat=len(self.order))
-        return [(one, math.prod(COUNTS[k] for k in one)) for one in places]
+        over: list[tuple[tuple[int, ...], int]] = []
+        open_: list[tuple[tuple[int, ...], int]] = [((), 1)]
+        while open_:
+            places, count = open_.pop(0)
+            if self.speaker([self.words[k] for k in places]) is None:
+                over.append((places, count))
+            else:
+                open_ += [((*places, k), count * own) for k, own in enumerate(self.counts)]
+        longest = max(len(places) for places, _ in over)
+        return [(places, count * sum(self.counts) ** (longest - len(places))) for places, count in over]
 
     def episode(self, outcome: Sequence[int], task: Task) -> Episode:
         """Return one outcome as the sampling policies play it."""
         said = [self.words[k] for k in outcome]
+        speakers = [self.speaker(said[:place]) or "" for place in range(len(said))]
         turns = [
             turn(
                 name,
                 place,
+                policy="team" if self.shared else name,
                 prompt_ids=self.prompt(said[:place]),
                 completion_ids=words,
                 logprobs=tuple(math.log(self.chance(words[:k])[token]) for k, token in enumerate(words)),
             )
-            for place, (name, words) in enumerate(zip(self.order, said, strict=True))
+            for place, (name, words) in enumerate(zip(speakers, said, strict=True))
         ]
         payments = []
         for place in range(len(said)):
             for agent, reward in self.on_the_way(said[: place + 1]).items():
                 # Booked as a scene does: on the agent's last turn by then, which may be one before the move.
-                own = max(k for k in range(place + 1) if self.order[k] == agent)
+                own = max(k for k in range(place + 1) if speakers[k] == agent)
                 turns[own] = replace(turns[own], reward=turns[own].reward + reward)
                 payments.append(Payment(agent, place + 1, reward))
         return Episode(task, 0, self.agents, tuple(turns), self.payoff(said), payments=tuple(payments))
@@ -97,77 +140,99 @@ class Game:
 
     def prompt(self, said: Sequence[Words]) -> Words:
         """Return what the next agent reads: a mark, then each completion with a mark behind it."""
-        return (7, *(token for words in said for token in (*words, 7)))
+        return (MARK, *(token for words in said for token in (*words, MARK)))
+
+    def view(self, said: Sequence[Words]) -> Words:
+        """Return what a central critic reads of the next turn: prompts and completions in time."""
+        before = [token for place, words in enumerate(said) for token in (*self.prompt(said[:place]), *words)]
+        return (*before, *self.prompt(said))
+
+    def start(self, prefix: Words) -> list[float]:
+        """Return the sampling policies' chance of each token after all that was read and said."""
+        spoken = prefix[::-1].index(MARK) if MARK in prefix else 0
+        return self.chance(prefix[len(prefix) - spoken :])
 
     def population(self, group_size: int) -> list[Group]:
         """Return every group of so many episodes, as often as it occurs."""
+        attempts: list[tuple[tuple[int, ...] | None, int]] = list(self.outcomes())
+        if self.failing:
+            whole = sum(count for _, count in self.outcomes())
+            attempts.append((None, whole * self.failing // sum(self.counts)))
         groups: list[Group] = []
-        for chosen in itertools.product(self.outcomes(), repeat=group_size):
+        for chosen in itertools.product(attempts, repeat=group_size):
             for _ in range(math.prod(count for _, count in chosen)):
                 task = Task(f"t{len(groups)}", "")
-                groups.append(group(*(self.episode(outcome, task) for outcome, _ in chosen)))
+                groups.append(group(*(self._attempt(outcome, task) for outcome, _ in chosen)))
         return groups
+
+    def _attempt(self, outcome: Sequence[int] | None, task: Task) -> Episode:
+        if outcome is None:
+            return Episode(task, 0, self.agents, error="EpisodeError: the world went away")
+        return self.episode(outcome, task)
+
+    def team(self, algorithm: Algorithm, teachers: bool = False) -> Team:
+        """Return the agents with the policies and critics that an algorithm needs."""
+        critic_of: dict[str, str] = {}
+        if algorithm.critic is not None:
+            own = algorithm.critic.sharing == "own"
+            critic_of = {name: f"critic_{name}" if own else "critic" for name in self.agents}
+        return Team(
+            tuple(Agent(name, sampling=Sampling(max_tokens=8)) for name in self.agents),
+            {name: Policy(name, lora=LORA) for name in self.policies},
+            {name: "team" if self.shared else name for name in self.agents},
+            critics={name: Critic(name) for name in critic_of.values()},
+            critic_of=critic_of,
+            beside={
+                f"{TEACHER}:{name}": Policy(f"{TEACHER}:{name}", lora=LORA, trained=False)
+                for name in (self.policies if teachers else ())
+            },
+        )
 
 
 class Tables:
-    """A train engine whose policies are tables, one row of logits for each prompt and completion so far.
-
-    An update notes the gradient of each learner's loss and takes no step.
-    """
+    """Policies that are tables, one row of logits for each prompt and completion so far."""
 
     def __init__(self, game: Game, seed: int | None) -> None:
         """With a seed the tables differ from the sampling policies; with None they are these."""
-        self._game = game
-        self._rows: dict[tuple[str, Words], int] = {}
-        self._sampling = torch.zeros(ROWS, TOKENS, dtype=torch.float64)
+        self.game, self.stale = game, seed is not None
+        self.model = TableModel(game.start)
+        for read in (game.prompt, game.view):  # one order of rows for all tables, whatever is computed first
+            for outcome, _ in game.outcomes():
+                said = [game.words[k] for k in outcome]
+                for place, words in enumerate(said):
+                    for k in range(len(words)):
+                        self.model.row((*read(said[:place]), *words[:k]))
         generator = torch.Generator().manual_seed(seed or 0)
         self.logits: dict[str, Tensor] = {}
-        for name in game.agents:
-            drawn = torch.randn(ROWS, TOKENS, generator=generator, dtype=torch.float64)
-            self.logits[name] = (drawn * (seed is not None)).requires_grad_()
+        for name in game.policies:
+            drawn = torch.randn(ROWS, TOKENS, generator=generator)
+            self.logits[name] = (drawn * self.stale).double().requires_grad_()
         self.ascent: dict[str, Tensor] = {}
+        """What the last step moved each policy by, over the rate."""
 
     def log_probs(self, name: str, tokens: Sequence[int], targets: Sequence[int]) -> Tensor:
         """Return the log-prob of each target token after those before it."""
-        start = targets[0]
-        for k in targets:
-            at = (name, tuple(tokens[:k]))
-            if at not in self._rows:
-                chance = torch.tensor(self._game.chance(tokens[start:k]), dtype=torch.float64)
-                self._sampling[len(self._rows)] = chance.clamp(min=1e-30).log()
-                self._rows[at] = len(self._rows)
-        rows = [self._rows[name, tuple(tokens[:k])] for k in targets]
-        table = (self.logits[name] + self._sampling).log_softmax(-1)
-        return table[rows, [tokens[k] for k in targets]]
+        rows = [self.model.row(tuple(tokens[:k])) for k in targets]
+        table = (self.logits[name][rows] + self.model.starts(rows)).log_softmax(-1)
+        return table.gather(1, torch.tensor([tokens[k] for k in targets])[:, None])[:, 0]
 
-    def score(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return what the tables say of samples."""
-        return [self.log_probs(s.learner, s.tokens, s.targets).detach() for s in samples]
-
-    def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
-        """Note which way each learner would go: against the gradient of its loss."""
-        for name in sorted({sample.learner for sample in samples}):
-            own = [sample for sample in samples if sample.learner == name]
-            logp_K = torch.cat([self.log_probs(name, s.tokens, s.targets) for s in own])
-            counts = torch.tensor([len(s.targets) for s in own])
-            columns = {key: torch.cat([s.columns[key] for s in own]).double() for key in own[0].columns}
-            segment_K = torch.arange(len(own)).repeat_interleave(counts)
-            targets = Targets(segment_K, len(own), torch.ones_like(logp_K), columns)
-            loss = objective.policy_loss(Outputs(logp_K), targets)
-            self.ascent[name] = -torch.autograd.grad(loss.total / loss.weight, self.logits[name])[0]
-        return {}
+    def turns(self, episode: Episode) -> list[Tensor]:
+        """Return the log-probs of every turn's tokens."""
+        return [
+            self.log_probs(
+                one.policy,
+                one.prompt_ids + one.completion_ids,
+                range(len(one.prompt_ids), len(one.prompt_ids) + len(one.completion_ids)),
+            )
+            for one in episode.turns
+        ]
 
     def objective(self) -> Tensor:
         """J: the expected sum of the agents' rewards under the tables, exactly."""
-        game, total = self._game, torch.zeros((), dtype=torch.float64)
+        game, total = self.game, torch.zeros((), dtype=torch.float64)
         for outcome, _ in game.outcomes():
-            said = [game.words[k] for k in outcome]
-            logp = torch.zeros((), dtype=torch.float64)
-            for place, (name, words) in enumerate(zip(game.order, said, strict=True)):
-                prompt = game.prompt(said[:place])
-                places = range(len(prompt), len(prompt) + len(words))
-                logp = logp + self.log_probs(name, (*prompt, *words), places).sum()
-            total = total + logp.exp() * game.earned(said)
+            logp = sum((logp_T.sum() for logp_T in self.turns(game.episode(outcome, Task("t", "")))), 0.0)
+            total = total + torch.as_tensor(logp).exp() * game.earned([game.words[k] for k in outcome])
         return total
 
     def gradient(self) -> dict[str, Tensor]:
@@ -176,52 +241,128 @@ class Tables:
         return dict(zip(self.logits, of, strict=True))
 
 
+class Run:
+    """A run on tables, step by step: the product's loop and train engine, and episodes that are given."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        tables: Tables,
+        *,
+        rate: float = 1.0,
+        teacher: Tables | None = None,
+        greedy: Callable[[Task], Episode] | None = None,
+        ranks: Ranks = ALONE,
+        microbatch_tokens: int = 1 << 20,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        """Take tables that learn by steps of `rate`; `greedy` plays ReMax's episodes, by default with the first words."""
+        game = tables.game
+        self.tables, self._rate = tables, rate
+        self._game, self._greedy = game, greedy
+        team = game.team(algorithm, teacher is not None)
+        self.engine = TorchTrainEngine(
+            TrainSetup(
+                {"base": cast("LanguageModel", tables.model)},
+                tuple(team.every.values()),
+                tuple(team.critics.values()),
+                OptimizerConfig(lr=rate * FAR, eps=FAR, betas=(0.0, 0.0), max_grad_norm=max_grad_norm),
+                UpdateLimits(microbatch_tokens=microbatch_tokens),
+                0,
+                references=algorithm.need(ReferenceLogProbs) is not None,
+                ranks=ranks,
+            )
+        )
+        for name, logits in tables.logits.items():
+            self.engine.load_weights(name, {"table": logits.detach().float()})
+        for name in team.beside:
+            assert teacher is not None
+            taught = teacher.logits[name.removeprefix(f"{TEACHER}:")]
+            self.engine.load_weights(name, {"table": taught.detach().float()})
+        for k, name in enumerate(team.critics):
+            # Critics say something else after every prefix.
+            drawn = torch.randn(ROWS, TOKENS, generator=torch.Generator().manual_seed(100 + k)) / 4
+            self.engine.load_weights(
+                name,
+                {
+                    "table": drawn,
+                    "value_head.weight": torch.ones(1, TOKENS),
+                    "value_head.bias": torch.zeros(1),
+                },
+            )
+        config = resolve(
+            sections(
+                record={"credit_episodes": 0},
+                training={"steps": 9, "tasks_per_step": 1, "max_failed_share": 1.0},
+            )
+        )
+        self.seed = config.seed
+        nothing = SimpleNamespace(release_caches=lambda: None)
+        play = Play(
+            team,
+            cast("Environment", None),
+            cast("Workflow", None),
+            cast("RolloutEngine", nothing),
+        )
+        self._groups: list[Group] = []
+        self.loop = _Enumerated(config, algorithm, play, self.engine, lambda number: self._groups)
+        self.loop.greedy = self._greedily
+        if tables.stale:  # other weights sampled, on purpose
+            self.loop.sampled_by_others()
+        self.number = 0
+
+    def _greedily(self, groups: Sequence[Group]) -> list[Group]:
+        play = self._greedy or self._first_words
+        return [group(play(one.task)) for one in groups]
+
+    def _first_words(self, task: Task) -> Episode:
+        said: list[int] = []
+        while self._game.speaker([self._game.words[k] for k in said]) is not None:
+            said.append(0)
+        return self._game.episode(said, task)
+
+    def step(self, groups: Sequence[Group]) -> Step:
+        """Learn from groups; `tables` are then the weights, and know what moved them."""
+        self.number += 1
+        self._groups = list(groups)
+        done = self.loop.step(self.number)
+        for name, before in self.tables.logits.items():
+            now = self.weights(name)
+            self.tables.ascent[name] = (now - before.detach()) / self._rate
+            self.tables.logits[name] = now.requires_grad_()
+        return done
+
+    def weights(self, name: str) -> Tensor:
+        """Return a table, float64."""
+        return self.engine.weights(name)["table"].detach().double().clone()
+
+    def go_back(self, logits: Mapping[str, Tensor]) -> None:
+        """Set the policies' tables; what the algorithm remembers stays."""
+        for name, table in logits.items():
+            self.engine.load_weights(name, {"table": table.detach().float()})
+            self.tables.logits[name] = table
+
+
+class _Enumerated(Loop):
+    greedy: Callable[[Sequence[Group]], list[Group]]
+
+    def sampled_by_others(self) -> None:
+        self._objective = replace(self._objective, parity=False)
+
+    def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:
+        return self.greedy(groups)
+
+
 def expected_update(
     algorithm: Algorithm, game: Game, seed: int | None = None, teacher: Tables | None = None
 ) -> tuple[Tables, list[Group]]:
-    """Return tables that have noted the update of a whole population, and the population.
-
-    Critics say something else after every prompt and every token: with λ = 1 no baseline changes an expectation that
-    depends on what was said before the step alone.
-    """
+    """Return tables that a whole population has moved once, as they were before, and the population."""
     tables = Tables(game, seed)
+    before = dict(tables.logits)
     groups = game.population(algorithm.data.group_size)
-    team = team_of(*game.agents)
-    keyed = turns_of(groups)
-    per_turn = algorithm.critic is not None and algorithm.critic.unit == "turn"
-    values = {key: _values(t)[: 1 if per_turn else None] for key, t in keyed}
-    taught: dict[TurnKey, Tensor] = {}
-    if teacher is not None:
-        for key, t in keyed:
-            places = range(len(t.prompt_ids), len(t.prompt_ids) + len(t.completion_ids))
-            taught[key] = teacher.log_probs(t.agent, t.prompt_ids + t.completion_ids, places).detach()
-    proximal: dict[TurnKey, Tensor] = {}
-    if algorithm.need(ProximalLogProbs):
-        for key, t in keyed:
-            places = range(len(t.prompt_ids), len(t.prompt_ids) + len(t.completion_ids))
-            proximal[key] = tables.log_probs(t.agent, t.prompt_ids + t.completion_ids, places).detach()
-    signals = Signals(
-        values=values if algorithm.critic else {},
-        proximal=proximal,
-        greedy={g: game.episode((0,) * len(game.order), one.task) for g, one in enumerate(groups)},
-        more={TEACHER: taught},
-    )
-    give = algorithm.credit or (algorithm.memory(team, 0) if algorithm.memory else None)
-    assert give is not None
-    samples = policy_samples(groups, team, give(groups, signals), signals)
-    objective = Objective(algorithm.policy_loss)
-    engine = cast("TrainEngine", tables)
-    update_in_order(
-        engine, objective, algorithm.update.order, game.agents, UpdateSamples(samples, [], groups)
-    )
+    Run(algorithm, tables, teacher=teacher).step(groups)
+    tables.logits = before
     return tables, groups
-
-
-def _values(spoken: Turn) -> Tensor:
-    """Return a critic's value before every token of a turn."""
-    words = spoken.completion_ids
-    before = [sum(spoken.prompt_ids) + 3 * sum(words[:k]) - k for k in range(len(words))]
-    return torch.tensor(before, dtype=torch.float64) / 20
 
 
 def multiples(tables: Tables) -> dict[str, float]:
