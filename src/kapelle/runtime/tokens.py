@@ -9,6 +9,11 @@ from urllib.parse import urlsplit
 from kapelle.errors import ConfigError
 from kapelle.runtime.redaction import without_secrets
 
+TOKEN = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable with the token that every call of a server of ours has to carry; a command line would show it to others."""
+LEAST_TOKEN = 16
+"""Characters of a token beyond loopback."""
+
 
 def is_loopback(host: str) -> bool:
     """Return whether an address is reached from this machine alone; names other than `localhost` count as not."""

@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.tokens import is_loopback
+from kapelle.runtime.tokens import LEAST_TOKEN, TOKEN, is_loopback
 
-TOKEN = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable with the token that every call has to carry; a command line would show it to others."""
-LEAST_TOKEN = 16
-"""Characters of a token beyond loopback."""
+__all__ = ["LEAST_TOKEN", "TOKEN", "Binding", "token_here"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +29,8 @@ class Binding:
     """PEM file of the certificate's private key."""
     names: tuple[str, ...] = ()
     """Further names by which callers may address the service (`Host`), such as that of this machine."""
+    address: str | None = None
+    """The name or number by which callers reach it, where that is not `host` (which may be all addresses of the machine)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -64,9 +63,13 @@ class Binding:
 
         A page of somebody else whose name was made to point here (DNS rebinding) sends its own name.
         """
-        return frozenset(
-            name.lower() for name in ("localhost", "127.0.0.1", "[::1]", _in_url(self.host), *self.names)
-        )
+        names = ("localhost", "127.0.0.1", "[::1]", _in_url(self.host), _in_url(self.reached), *self.names)
+        return frozenset(name.lower() for name in names)
+
+    @property
+    def reached(self) -> str:
+        """The name or number by which callers reach it."""
+        return self.address or self.host
 
     @property
     def in_url(self) -> str:
@@ -91,7 +94,7 @@ class Binding:
     def url(self, port: int) -> str:
         """Return the address under which the service is found when it listens on a port."""
         scheme = "http" if self.certificate is None else "https"
-        return f"{scheme}://{_in_url(self.host)}:{port}"
+        return f"{scheme}://{_in_url(self.reached)}:{port}"
 
     def admits(self, token: str | None) -> bool:
         """Return whether a caller with this token may call; compared in constant time."""

@@ -22,6 +22,7 @@ from kapelle.environment import (
     pays_episodes,
 )
 from kapelle.environments.bounded_worlds import OpensItself, task_of
+from kapelle.environments.external import External
 from kapelle.environments.rewarded.environment import Rewarded
 from kapelle.errors import ConfigError
 from kapelle.models.eight_bit import check_bitsandbytes, check_four_bit
@@ -51,6 +52,8 @@ def check_run(
     if isinstance(config.engine, ChecksItself) and not elsewhere:
         config.engine.check()
     environment.check(team.names)
+    if training and not elsewhere and isinstance(environment, External):
+        environment.check_server()
     if config.episode.environment_workers:
         if isinstance(environment, OpensItself):
             raise ConfigError(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
+import os
+import re
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -11,6 +15,7 @@ from pydantic import Field, FiniteFloat
 from kapelle.environments.external.switchboard import board_of
 from kapelle.environments.external.world import ExternalWorld
 from kapelle.errors import ConfigError
+from kapelle.runtime.tokens import LEAST_TOKEN, TOKEN, is_loopback
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Split, Task
 
@@ -28,7 +33,15 @@ class External(Settings):
     programs: Annotated[int, FROM_HERE_ON] = Field(default=8, ge=1)
     """Most programs of `command` that run at once."""
     port: Annotated[int, FREE] = Field(default=8000, ge=0, le=65_535)
-    """Where programs call, on this machine alone; 0 takes a free port."""
+    """Where programs call; 0 takes a free port."""
+    host: Annotated[str, FREE] = Field(default="127.0.0.1", min_length=1)
+    """Address at which the server listens. Any but this machine's own needs TLS and a token in KAPELLE_TOKEN."""
+    address: Annotated[str | None, FREE] = None
+    """The name or number by which programs reach it, as in the certificate; null for `host`."""
+    tls_cert: Annotated[str | None, FREE] = None
+    """PEM file of its TLS certificate, chain included; null speaks plain HTTP."""
+    tls_key: Annotated[str | None, FREE] = None
+    """PEM file of the certificate's private key."""
     tasks: int | None = Field(default=None, ge=1)
     """How many tasks the program has to train on; null for tasks without end."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
@@ -64,6 +77,41 @@ class External(Settings):
         if self.rewards[0] >= self.rewards[1]:
             raise ConfigError(f"environment.rewards is {list(self.rewards)}. Put the lower end first.")
 
+    def check_server(self) -> None:
+        """Raise ConfigError where the server that programs call could not be started safely, or not be reached."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError(
+                "TLS needs a certificate and its key: set both `environment.tls_cert` and `environment.tls_key`."
+            )
+        if self.tls_cert is not None and self.tls_key is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key)
+            except OSError as error:  # ssl.SSLError is one
+                raise ConfigError(
+                    f"`environment.tls_cert` and `environment.tls_key` cannot be used ({self.tls_cert}, {self.tls_key}): "
+                    f"{error.strerror or error}."
+                ) from None
+        named = self.address is not None and not _is_number(self.address)
+        if named and not re.fullmatch(r"[A-Za-z0-9_.-]+", self.address or ""):
+            raise ConfigError(
+                f"`environment.address` is '{self.address}'. Give the name or number alone, without a scheme or a port."
+            )
+        if is_loopback(self.host):
+            return
+        lacking = [] if self.tls_cert else ["TLS (`environment.tls_cert` and `environment.tls_key`)"]
+        if len(os.environ.get(TOKEN, "")) < LEAST_TOKEN:
+            lacking.append(f"a token of {LEAST_TOKEN} characters or more (the environment variable {TOKEN})")
+        if lacking:
+            raise ConfigError(
+                f"`environment.host: {self.host}` can be reached from other machines, and that needs {' and '.join(lacking)}. "
+                "Add what is missing, or leave it out to serve programs of this machine only."
+            )
+        if self.address is None and _is_number(self.host) and ipaddress.ip_address(self.host).is_unspecified:
+            raise ConfigError(
+                f"`environment.host: {self.host}` listens at all addresses of this machine, and programs need one to call. Set "
+                "`environment.address` to the name or number in the certificate."
+            )
+
     def size(self, split: Split) -> int | None:
         """Return how many tasks there are to train on; those to test on come without end."""
         return self.tasks if split == "train" else None
@@ -80,3 +128,11 @@ class External(Settings):
     def key(self) -> str:
         """What its worlds and its server find each other by."""
         return self.model_dump_json()
+
+
+def _is_number(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True

@@ -32,7 +32,8 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
     if _without_port(named) not in binding.hosts:
         raise Refusal(
             421,
-            "This service is not known by the name in `Host`. Add it with --allow-host.",
+            "This service is not known by the name in `Host`. Add it with --allow-host; the server of a "
+            "training run has one name, `environment.address`.",
             None,
             "wrong_host",
         )

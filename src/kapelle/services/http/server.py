@@ -138,6 +138,6 @@ def _bound(binding: Binding) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"Nothing can listen on {binding.host}:{binding.port}: {error.strerror}. Name another --port or --host."
+            f"Nothing can listen on {binding.host}:{binding.port}: {error.strerror}. Name another port or host."
         ) from None
     return made

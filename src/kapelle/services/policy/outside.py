@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kapelle.engines.rollout.protocol import Completion, ServesCallers
@@ -50,7 +51,15 @@ def serve_outside(environment: External, play: Play, say: Callable[[str, str], N
     """
     if isinstance(play.engine, ServesCallers):
         play.engine.serve()  # programs wait for each answer, and no run of theirs repeats to the bit anyway
-    binding = Binding(port=environment.port, token=token_here())
+    environment.check_server()
+    binding = Binding(
+        environment.host,
+        environment.port,
+        token_here(),
+        certificate=None if environment.tls_cert is None else Path(environment.tls_cert),
+        key=None if environment.tls_key is None else Path(environment.tls_key),
+        address=environment.address,
+    )
     board = Switchboard("", binding.token, partial(say, "program"))
     agents = Agents(play, EngineThread())
     desk = OutsideDesk(board, agents, environment.absence)
