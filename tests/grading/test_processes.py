@@ -77,6 +77,15 @@ def test_work_that_waits_is_ended_by_the_clock() -> None:
         processes.ask({"do": "wait"})
 
 
+def test_who_computed_all_the_while_is_not_at_fault_that_the_clock_ran_out() -> None:
+    with (
+        pool(cpu_s=30.0, wall_s=1.0) as processes,
+        pytest.raises(GaveUp, match=r"longer than 1 s\.") as gave_up,
+    ):
+        processes.ask({"do": "loop"})
+    assert not isinstance(gave_up.value, TooCostly)
+
+
 def test_a_server_that_dies_is_replaced() -> None:
     with pool(cpu_s=10) as processes:
         processes.warm()

@@ -45,8 +45,8 @@ class AnswerLimits:
 
     cpu_s: float = 0.8
     """Seconds of CPU: the limit that counts, the same on a busy machine."""
-    wall_s: float = 8.0
-    """Seconds from fork to answer, for work that waits instead, or for its turn on a crowded machine."""
+    wall_s: float = 120.0
+    """Seconds from fork to answer, for a child that hangs without computing: so many that no crowded machine reaches them."""
     start_s: float = 60.0
     """Seconds that a server may take to import what it needs, once."""
     memory_bytes: int = 1 << 30
@@ -82,8 +82,8 @@ class KillableProcesses(Closing):
     def ask(self, question: Json) -> Json:
         """Return the worker's answer to a question; waits while every server is busy.
 
-        Raises TooCostly when it takes longer than `cpu_s`, needs more than `memory_bytes`, or fails, GaveUp when it takes
-        longer than `wall_s` without computing, or its process is gone.
+        Raises TooCostly when it takes longer than `cpu_s`, needs more than `memory_bytes`, or fails, GaveUp when the clock
+        reaches `wall_s` first, or its process is gone.
         """
         server = self._idle.get()
         try:

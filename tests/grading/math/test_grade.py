@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -133,9 +136,28 @@ def test_a_costly_answer_cannot_stop_a_run(math_pool: KillableProcesses) -> None
     assert "longer than" in grade.explanation
 
 
-def test_no_comparison_holds_a_grader_for_a_second_on_any_machine() -> None:
-    assert COMPARISON.cpu_s < 1.0, "work"
-    assert COMPARISON.wall_s < 1.0, "or waiting for a core"
+def test_a_grader_that_gets_no_core_for_seconds_still_pays_what_is_right() -> None:
+    with math_processes(size=1) as pool, ThreadPoolExecutor(1) as threads:
+        pool.warm()
+        (server,) = pool._running
+        os.killpg(server.pid, signal.SIGSTOP)
+        asked = threads.submit(
+            grade_math, r"\boxed{\frac{(2n)!}{n!\,n!}}", r"\binom{2n}{n}", ["only_box"], pool
+        )
+        time.sleep(1.5)
+        os.killpg(server.pid, signal.SIGCONT)
+        for _ in range(3):
+            # Its child too is stopped, wherever it is by then.
+            time.sleep(0.05)
+            os.killpg(server.pid, signal.SIGSTOP)
+            time.sleep(1.0)
+            os.killpg(server.pid, signal.SIGCONT)
+        assert asked.result().score == 1.0
+
+
+def test_a_comparison_costs_seconds_of_cpu_and_no_load_reaches_the_clock() -> None:
+    assert COMPARISON.cpu_s <= 3.0
+    assert COMPARISON.wall_s / COMPARISON.cpu_s >= 40
     assert math_processes()._limits is COMPARISON
 
 

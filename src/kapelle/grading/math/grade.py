@@ -28,8 +28,8 @@ from kapelle.grading.text.exact import plain_text
 from kapelle.grading.text.extraction import ExtractionRule, clean, extract
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
-COMPARISON = AnswerLimits(cpu_s=0.8, wall_s=0.9)
-"""What one comparison by math-verify may cost, so that no answer holds a grader for a second."""
+COMPARISON = AnswerLimits(cpu_s=3.0)
+"""What one comparison by math-verify may cost: five times the CPU of the most expensive honest one (0.6 s at a load of 20)."""
 
 
 def math_processes(size: int = 2, limits: AnswerLimits = COMPARISON) -> KillableProcesses:
@@ -69,7 +69,7 @@ def grade_math(
     """Return whether the final answer of a text means the same as the gold one.
 
     `ungraded` where the machine or the gold answer is the reason; an answer that is itself oversized, ambiguous or undefined,
-    or on which math-verify needs more time or memory than `processes` gives it, is `no_answer`.
+    or on which math-verify needs more seconds of CPU or memory than `processes` gives it, is `no_answer`.
     """
     read = read_math(text, gold, rules, percent)
     return compare_math(read, processes) if isinstance(read, Undecided) else read
