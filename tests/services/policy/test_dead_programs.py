@@ -153,6 +153,15 @@ def test_a_started_program_that_ends_while_its_answer_is_sampled_is_noticed_at_o
     )
 
 
+def test_what_a_program_that_failed_has_left_behind_does_not_hold_its_place(play: Play) -> None:
+    """A browser, or a server of tools, that shares its output and outlives it."""
+    command = ("sh", "-c", "sleep 3600 & echo left; exit 3")
+    with staged(play, Reciting(lambda _: "words"), 1, NEVER, command=command) as stage:
+        [episode] = stage.wait()
+    assert episode.error is not None
+    assert "ended with code 3 and posted no reward. It said: left" in episode.error
+
+
 def test_a_started_program_may_tidy_up_when_its_episode_is_over(play: Play, tmp_path: Path) -> None:
     """As the client of a container ends its container; one that does not end is ended."""
     left = tmp_path / "tidied"

@@ -68,5 +68,5 @@ def test_a_reward_that_is_posted_again_is_one_episode(client: OpenAI) -> None:
     ask(client, "paid")
     first = reward(client, "paid", reward=0.25)
     assert reward(client, "paid", reward=0.25) == first
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError, match="its first reward, which stays"):
         reward(client, "paid", reward=0.5)

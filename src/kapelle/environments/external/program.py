@@ -35,11 +35,24 @@ def variables(seat: Seat, url: str, token: str | None) -> Mapping[str, str]:
     }
 
 
+class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
+    """Tells when a process has ended; `Process.wait` also waits for all that it started and that share its output."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=1 << 16, loop=asyncio.get_running_loop())
+        self.ended = asyncio.Event()
+
+    def process_exited(self) -> None:
+        self.ended.set()
+        super().process_exited()
+
+
 class Program:
     """A process of its own group, which ends with its episode."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, transport: asyncio.SubprocessTransport, exited: _Exit) -> None:
+        self._transport, self._exited = transport, exited
+        self._process = asyncio.subprocess.Process(transport, exited, asyncio.get_running_loop())
         self._said = bytearray()
         self._reading = asyncio.ensure_future(self._read())
 
@@ -47,7 +60,8 @@ class Program:
     async def start(cls, command: Sequence[str], seat: Seat, url: str, token: str | None) -> Program:
         """Start a program; EpisodeError where that fails."""
         try:
-            process = await asyncio.create_subprocess_exec(
+            transport, exited = await asyncio.get_running_loop().subprocess_exec(
+                _Exit,
                 *command,
                 env=variables(seat, url, token),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -59,12 +73,14 @@ class Program:
             raise EpisodeError(
                 f"`environment.command` cannot be started: {error.strerror} ({command[0]})."
             ) from None
-        return cls(process)
+        return cls(transport, exited)
 
     async def ended(self) -> str:
         """Wait until it ends and return how, in words."""
-        code = await self._process.wait()
-        await asyncio.shield(self._reading)  # who waits may stop; what it started may go on and say more
+        await self._exited.ended.wait()
+        code = self._process.returncode
+        # What it started may play on where it ended well, as a wrapper does. One that failed has left it behind.
+        await asyncio.wait((self._reading,), timeout=LAST_S if code else None)
         said = " ".join(self._said.decode("utf-8", "replace").split())[-SHOWN:]
         return f"The program ended with code {code} and posted no reward. It said: {said or '(nothing)'}"
 
@@ -73,13 +89,14 @@ class Program:
         self._signal(signal.SIGTERM)
         with suppress(TimeoutError):
             async with asyncio.timeout(TIDY_S):
-                await self._process.wait()
+                await self._exited.ended.wait()
         self._signal(signal.SIGKILL)
-        await self._process.wait()
+        await self._exited.ended.wait()
         await asyncio.wait((self._reading,), timeout=LAST_S)
         self._reading.cancel()
         with suppress(asyncio.CancelledError):
             await self._reading
+        self._transport.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):

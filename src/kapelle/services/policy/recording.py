@@ -117,8 +117,12 @@ class Recorder:
             raise Refusal(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
         reward = read_reward(call.body, self._agents.play.team.names, self._taker.bounds)
-        if self.sessions.known(name) is None and (known := self._repeats.reward(name, call.body)) is not None:
-            return Answer(dict(known))
+        if self.sessions.known(name) is None and self._repeats.was_rewarded(name):
+            if (known := self._repeats.reward(name, call.body)) is not None:
+                return Answer(dict(known))
+            raise Refusal(
+                404, "This session ended with its first reward, which stays.", None, "session_not_found"
+            )
         session = self.sessions.get(name)
         if not session.turns:
             raise Refusal(409, "No agent has said anything in this session.", None, "session_empty")

@@ -61,6 +61,10 @@ class Repeats:
         """Keep what came of a session's reward."""
         _keep(self._rewards, name, (_digest(body), told))
 
+    def was_rewarded(self, name: str) -> bool:
+        """Return whether a session has had its reward."""
+        return name in self._rewards
+
     def reward(self, name: str, body: Json) -> Mapping[str, Json] | None:
         """Return what came of the same reward of a session; None where it had another or none."""
         known = self._rewards.get(name)
