@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Iterator
@@ -89,10 +90,9 @@ def test_a_program_that_ends_the_interpreter_costs_its_variables_only(
         assert said in answer
     python._call_s = 30.0
     for _ in range(3):
-        # A forged reply may stand before the real one, for this agent alone.
         try:
-            if run(python, "6 * 7") == "42":
-                break
+            assert run(python, "6 * 7") == "42"
+            break
         except ToolFault:
             continue
     else:
@@ -112,6 +112,67 @@ def test_it_is_a_sandbox(python: Interpreter) -> None:
 def test_a_reply_that_a_program_has_written_itself_is_no_longer_than_another(python: Interpreter) -> None:
     run(python, "import json; json.dumps = lambda printed: '\"' + 'x' * 500_000 + '\"'")
     assert run(python, "1") == "x" * MAX_PRINTED
+
+
+AHEAD = """
+import json, os, sys
+def write(line):
+    for fd in range(3, 16):
+        try:
+            os.write(fd, line)
+        except OSError:
+            pass
+"""
+WITH_NO_NUMBER = "write(b'\"forged\"\\n' * 3)"
+WITH_A_GUESS = "write(b''.join(b'%032x \"forged\"\\n' % guess for guess in range(20)))"
+WITH_AN_EMPTY_NUMBER = "write(b' \"forged\"\\n')"
+WITH_ITS_OWN_NUMBER = """
+frame = sys._getframe()
+while "number" not in frame.f_locals:
+    frame = frame.f_back
+write((frame.f_locals["number"] + b' "forged"\\n') * 3)
+"""
+LATER = """
+import threading, time
+def later():
+    time.sleep(0.3)
+    write(b'"forged"\\n')
+threading.Thread(target=later).start()
+"""
+OF_THE_CHILD = """
+if os.fork() == 0:
+    write(b'"forged"\\n')
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [WITH_NO_NUMBER, WITH_A_GUESS, WITH_AN_EMPTY_NUMBER, WITH_ITS_OWN_NUMBER, LATER, OF_THE_CHILD],
+    ids=["no number", "guesses", "an empty number", "its own number", "later", "by a child"],
+)
+def test_no_program_writes_the_reply_to_a_later_one(python: Interpreter, forgery: str) -> None:
+    with contextlib.suppress(ToolFault):  # to the program itself it may reply what it likes
+        run(python, AHEAD + forgery)
+    if forgery == LATER:
+        time.sleep(1.0)
+    replies = []
+    for _ in range(3):
+        try:
+            replies.append(run(python, "6 * 7"))
+        except ToolFault:
+            continue
+    assert set(replies) == {"42"}
+    assert len(replies) >= 2, "the interpreter is lost once at most"
+
+
+def test_what_an_honest_program_prints_is_its_reply_and_no_other(python: Interpreter) -> None:
+    assert run(python, "import os, subprocess, sys") == "(nothing was printed)"
+    assert run(python, "os.write(1, b'loud\\n'); os.system('echo loud'); print('mine')").endswith("mine")
+    said = run(python, "subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True).stdout")
+    assert said == r"b'7\n'"
+    assert run(python, "print('a\\nb c')\n'0123 \"d\"'") == "a\nb c\n'0123 \"d\"'"
 
 
 @pytest.mark.slow

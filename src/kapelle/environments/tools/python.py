@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -71,17 +72,22 @@ class Interpreter:
         if self._session is None:
             command = [self._sandbox.python, "-I", "-B", "-c", _BEGIN]
             self._session = start(self._sandbox, {"interpreter.py": _driver()}, command, self._limits)
-        self._session.send(json.dumps(arguments["program"]).encode() + b"\n")
+        # Unknown until now: nothing that an earlier program has written ahead begins with it.
+        number = secrets.token_hex(16).encode()
+        self._session.send(number + b" " + json.dumps(arguments["program"]).encode() + b"\n")
         line = self._session.receive(self._call_s)
         if line is None:
             raise ToolFault(f"{self._lost()} Its variables are gone; the next program starts afresh.")
+        answered, _, reply = line.partition(b" ")
         try:
-            printed = json.loads(line)
+            printed = json.loads(reply) if answered == number else None
         except (ValueError, RecursionError):
             printed = None
         if not isinstance(printed, str):
             self.close()
-            raise ToolFault("The program broke the interpreter. The next program starts afresh.")
+            raise ToolFault(
+                "The program wrote on the interpreter's own channel and broke it. The next program starts afresh."
+            )
         # The driver shares its process with the program: how long its reply is, is the program's choice.
         return printed[: tool_python_driver.MAX_PRINTED].rstrip() or "(nothing was printed)"
 

@@ -1,8 +1,9 @@
 """Runs inside the sandbox: an interpreter that keeps its variables from one program to the next.
 
-A request is one line, the JSON text of a program; a reply is one line, the JSON text of what it printed. Nothing that
-comes out of here is trusted by anyone: the program shares this process. Standard library only: the file is copied
-into sandboxes as it stands.
+A request is one line: a number, a space, and the JSON text of a program. Its reply is one line: the same number, a space, and the
+JSON text of what the program printed. The number is new and random for each request, so that what a program writes on this
+channel answers no later request. Nothing else that comes out of here is trusted by anyone: the program shares this
+process. Standard library only: the file is copied into sandboxes as it stands.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def serve() -> None:
         os.dup2(nothing, 1)
         interpreter = code.InteractiveInterpreter({"__name__": "__main__"})
         for line in requests:
-            replies.write(json.dumps(run(interpreter, json.loads(line))).encode() + b"\n")
+            number, _, program = line.partition(b" ")
+            replies.write(number + b" " + json.dumps(run(interpreter, json.loads(program))).encode() + b"\n")
             replies.flush()
 
 
