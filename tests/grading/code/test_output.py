@@ -24,6 +24,12 @@ from kapelle.sandbox.contract import Limits
         ("2\n", "2.0\n"),
         ("2.5e3", "2500.0"),
         (".5", "0.5"),
+        ("0.5", "0.500000"),
+        ("1.10", "1.10"),
+        ("1.1", "1.100"),
+        ("2", "2.00"),
+        ("0.30000000000000004", "0.3"),
+        ("1\v2\f3", "1 2 3"),
         ("", "\n"),
     ],
 )
@@ -50,6 +56,13 @@ def test_outputs_that_say_the_same(printed: str, expected: str) -> None:
         ("1_000.0", "1000.0"),
         ("٣.0", "3.0"),
         ("Yes", "yes"),
+        ("1.1", "1.10"),
+        ("1.10", "1.1"),
+        ("1\x1c2", "1 2"),
+        ("1 2", "1\x1c2"),
+        ("1\u20282", "1 2"),
+        ("1\xa02", "1 2"),
+        ("1\x852", "1 2"),
         ("", "0"),
         ("1.0 1.0", "1.0"),
         ("1.0" + "0" * 10_000 + "9", "1.0"),
@@ -69,6 +82,28 @@ def test_each_input_is_a_run_of_its_own(sandbox: Bubblewrap) -> None:
     # What one run leaves does not reach the next.
     leaves = "import os\nprint(0 if os.path.exists('x') else int(input()) ** 2)\nopen('x', 'w').close()"
     assert grade_output(leaves, tests, sandbox).solved
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("raise SystemExit(1)", "exit code 1"),
+        ("import sys; sys.exit('sorry')", "exit code 1; sorry"),
+        ("1 / 0", "exit code 1; ZeroDivisionError: division by zero"),
+        ("import os; os._exit(3)", "exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
+        ("import os; os.abort()", "signal 6"),
+    ],
+)
+def test_a_program_that_does_not_end_well_has_not_passed(sandbox: Bubblewrap, end: str, said: str) -> None:
+    [outcome] = grade_output(f"print(7, flush=True)\n{end}", (OutputTest("", "7\n"),), sandbox).tests
+    assert outcome.status == "error"
+    assert f"the program ended with {said}" in outcome.explanation
+
+
+@pytest.mark.parametrize("end", ["exit()", "import sys; sys.exit(0)", "import os; os._exit(0)", "pass"])
+def test_a_program_that_ends_well_has_passed(sandbox: Bubblewrap, end: str) -> None:
+    assert grade_output(f"print(7, flush=True)\n{end}", (OutputTest("", "7\n"),), sandbox).solved
 
 
 def test_why_an_output_is_worth_nothing_is_said(sandbox: Bubblewrap) -> None:

@@ -6,6 +6,7 @@ shown stays in this process or in the tests' own sandbox.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from kapelle.grading.code.calls import CallTest, grade_calls
 from kapelle.grading.code.grade import grade_program
 from kapelle.grading.code.output import OutputTest, grade_output
 from kapelle.grading.code.tasks import humaneval_task, mbpp_task
+from kapelle.grading.code.trees import tree_of
 from kapelle.grading.code.verdict import CodeGrade
 from kapelle.sandbox.contract import Backend, Limits
 from kapelle.types import Json, Split
@@ -62,9 +64,24 @@ def humaneval_problem(row: Row) -> Problem:
     begun = task.prompt.rstrip("\n") + "\n"
 
     def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
-        return grade_program(begun + program, task.tests, sandbox, limits)
+        first, rest = _futures_first(program)
+        return grade_program(first + begun + rest, task.tests, sandbox, limits)
 
     return Problem(task.prompt, (), grade, task.solution.removeprefix(task.prompt))
+
+
+def _futures_first(program: str) -> tuple[str, str]:
+    """Return the `from __future__ import …` lines of a whole program and the program without them: they must stand before the prompt."""
+    try:
+        body = tree_of(program).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "", program  # a body that goes on where the prompt ends
+    lines = program.split("\n")
+    futures = [node for node in body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    for node in futures:
+        for place in range(node.lineno - 1, node.end_lineno or node.lineno):
+            lines[place] = ""
+    return "".join(f"{ast.unparse(node)}\n" for node in futures), "\n".join(lines)
 
 
 def stdio_problem(row: Row, question: str, tests: str = "input_output") -> Problem:

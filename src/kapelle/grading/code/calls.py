@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
-from kapelle.grading.code import collected
 from kapelle.grading.code.candidates import Candidate, CandidateGone
-from kapelle.grading.code.values import Coroutine, Plain, Reference, encode
+from kapelle.grading.code.values import Plain, ValueFault, encode, plain
 from kapelle.grading.code.verdict import CodeGrade, TestOutcome
 from kapelle.sandbox.contract import Backend, Limits
 
@@ -25,7 +27,7 @@ class CallTest:
     tolerance: float = 0.0
     """Most by which finite floats may differ, absolutely or relative to the expected one; whole numbers are exact."""
     one_of_one: bool = False
-    """Whether an expected list of one item also stands for the item, and a tuple may be returned for a list: APPS's rule."""
+    """Whether an expected list of one item also stands for the item, and a tuple may be returned for a list, and a number be a key for its text: APPS's rule."""
 
 
 def grade_calls(
@@ -36,7 +38,9 @@ def grade_calls(
     Raises SandboxError when the machine cannot give a sandbox, ValueFault for arguments that have no encoding.
     """
     for test in tests:
-        encode((list(test.arguments), dict(test.keywords)))
+        encode((test.arguments, dict(test.keywords)))
+    if not tests:
+        return CodeGrade((), "ungraded", "there is no test")
     candidate = Candidate(solution, sandbox, limits or Limits())
     try:
         return CodeGrade(tuple(_outcome(candidate, test) for test in tests))
@@ -44,22 +48,47 @@ def grade_calls(
         candidate.close()
 
 
+class _Stays:
+    """An object that stays with the candidate."""
+
+    def __init__(self, number: str, nature: str) -> None:
+        self.number, self.nature = number, nature
+
+
+def _resolve(kind: str, *parts: Plain) -> Plain:
+    """Return what stands here for a part of a reply: objects stay, values of the candidate's classes are the values that they are."""
+    if kind == "object" and list(map(type, parts)) == [str, str]:
+        return _Stays(*parts)
+    if kind in ("sub", "nan"):
+        return parts[0]
+    raise ValueFault(f"the unknown kind {kind[:20]!r}")
+
+
+def _refer(value: Plain) -> tuple[str, ...] | None:
+    return ("object", value.number) if isinstance(value, _Stays) else None
+
+
 def _outcome(candidate: Candidate, test: CallTest) -> TestOutcome:
+    def ask(*question: Plain) -> tuple[str, Plain]:
+        return candidate.ask(*question, refer=_refer, resolve=_resolve)
+
     try:
-        kind, *rest = candidate.ask("call", test.function, list(test.arguments), dict(test.keywords))
-        if kind == "value" and isinstance(rest[0], Coroutine):
-            kind, *rest = candidate.ask("await", rest[0])
+        kind, found = ask("call named", test.function, test.arguments, dict(test.keywords))
+        if kind == "value" and isinstance(found, _Stays) and found.nature == "coroutine":
+            kind, found = ask("await", found)
         if kind == "value" and isinstance(test.expected, list):
-            kind, *rest = _listed(candidate, rest, _length(test))
+            kind, found = _listed(ask, found, _length(test))
     except CandidateGone as gone:
         candidate.renew()
         return TestOutcome("error", f"the candidate did not answer: {gone}")
     if kind == "error":
-        names, text, _ = rest
+        names, text, *_ = found if type(found) is tuple and len(found) > 1 else (("an error",), "")
         return TestOutcome("error", f"{names[0] if names else 'an error'}: {text}"[:500])
-    if kind == "value" and _right(rest[0], test):
-        return TestOutcome("passed")
-    return TestOutcome("failed", "the call returned another value")
+    try:
+        right = _right(found, test)
+    except RecursionError:  # what is right is as deep as what is expected
+        right = False
+    return TestOutcome("passed") if right else TestOutcome("failed", "the call returned another value")
 
 
 def _length(test: CallTest) -> int:
@@ -73,31 +102,43 @@ def _right(got: Plain, test: CallTest) -> bool:
         return True
     if not test.one_of_one:
         return False
-    got, listed = _as_lists(got), isinstance(test.expected, list) and len(test.expected) == 1
+    listed = isinstance(test.expected, list) and len(test.expected) == 1
     return any(
-        same_value(got, expected, test.tolerance)
+        same_value(_as_json(got, expected), expected, test.tolerance)
         for expected in (test.expected, *(test.expected if listed else ()))
     )
 
 
-def _as_lists(value: Plain) -> Plain:
-    """Return a value with a list for each tuple: JSON has none."""
-    if isinstance(value, (list, tuple)):
-        return [_as_lists(item) for item in value]
+def _as_json(value: Plain, like: Plain) -> Plain:
+    """Return a value as JSON would say it: with a list for each tuple, and a text for each key where a text is expected."""
+    value = plain(value)
+    if isinstance(value, (list, tuple)) and isinstance(like, list) and len(value) == len(like):
+        return [_as_json(item, each) for item, each in zip(value, like, strict=True)]
+    if isinstance(value, dict) and isinstance(like, dict):
+        found = {}
+        for key, item in value.items():
+            told = json.dumps(key) if isinstance(key, (bool, int, float)) or key is None else key
+            name = told if type(key) is not str and told in like and told not in value else key
+            found[name] = _as_json(item, like.get(name))
+        return found
     return value
 
 
-def _listed(candidate: Candidate, reply: list[Plain], size: int) -> tuple[Plain, ...]:
+def _listed(ask: Callable[..., tuple[str, Plain]], found: Plain, size: int) -> tuple[str, Plain]:
     """Return a reply with the items of a range, a generator or another object that is iterated, one past `size` at most."""
-    value = collected.plain(reply[0])
-    if isinstance(value, range):
-        return "value", list(value[: size + 1]), {}
-    if not isinstance(value, Reference):
-        return "value", *reply
-    iterator = candidate.ask("iterate", value)
-    if iterator[0] != "value" or not isinstance(iterator[1], Reference):
-        return iterator
-    return candidate.ask("take", iterator[1], size + 1)
+    value: Any = plain(found)
+    if type(value) in (range, *_VIEWS):
+        return "value", list(islice(value, size + 1))
+    if not isinstance(value, _Stays):
+        return "value", value
+    kind, found = ask("iterate", value)
+    if kind == "value" and isinstance(found, _Stays):
+        kind, found = ask("take", found, size + 1)
+        return kind, found[0] if kind == "value" and type(found) is tuple and found else found
+    return kind, found
+
+
+_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
@@ -105,22 +146,27 @@ def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
 
     NaN is the same as nothing, so it never matches; a list is never a tuple, a set never a frozenset, and `{True}` not `{1}`.
     """
-    got, expected = collected.plain(got), collected.plain(expected)
-    if _is_number(got) and _is_number(expected):
-        return _same_number(got, expected, tolerance)
-    if type(got) is not type(expected):
-        return False
-    if isinstance(expected, (list, tuple)):
-        pairs = zip(got, expected, strict=False)
-        return len(got) == len(expected) and all(same_value(a, b, tolerance) for a, b in pairs)
-    if isinstance(expected, (set, frozenset)):
-        return set(map(_exact, got)) == set(map(_exact, expected))
-    if isinstance(expected, dict):
-        ours, theirs = ({_exact(key): each[key] for key in each} for each in (got, expected))
-        return ours.keys() == theirs.keys() and all(
-            same_value(ours[key], theirs[key], tolerance) for key in theirs
-        )
-    return bool(got == expected)
+    left = [(got, expected)]  # values may be nested deeper than calls
+    while left:
+        one, other = map(plain, left.pop())
+        if _is_number(one) and _is_number(other):
+            same = _same_number(one, other, tolerance)
+        elif type(one) is not type(other):
+            same = False
+        elif isinstance(other, (list, tuple)):
+            same = len(one) == len(other)
+            left += zip(one, other, strict=False)
+        elif isinstance(other, (set, frozenset)):
+            same = set(map(_exact, one)) == set(map(_exact, other))
+        elif isinstance(other, dict):
+            ours, theirs = ({_exact(key): each[key] for key in each} for each in (one, other))
+            same = ours.keys() == theirs.keys()
+            left += [(ours[key], theirs[key]) for key in theirs] if same else []
+        else:
+            same = bool(one == other)
+        if not same:
+            return False
+    return True
 
 
 def _exact(key: Plain) -> Plain:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import secrets
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from kapelle.grading.code import candidate_driver, collected
+from kapelle.grading.code import candidate_driver
 from kapelle.grading.code import values as code_values
-from kapelle.grading.code.values import Callback, Plain, ValueFault, decode, encode
+from kapelle.grading.code.text import runnable
+from kapelle.grading.code.values import Plain, Refer, Resolve, ValueFault, decode, encode
 from kapelle.sandbox.contract import Backend, Limits, Session, start
 
-REPLIES = 32 * 1024**2
+REPLIES = 64 * 1024**2
 """Bytes that a candidate may answer in all, whatever it may print."""
 MOST_STARTS = 3
 """How often one candidate is started: a test that ends it costs the next ones nothing, within bounds."""
@@ -27,16 +29,14 @@ class Candidate:
 
     def __init__(self, solution: str, sandbox: Backend, limits: Limits) -> None:
         self._files = {
-            "solution.py": solution.encode("utf-8", "surrogatepass"),
+            "solution.py": runnable(solution).encode("utf-8", "surrogatepass"),
             "kapelle/grading/code/candidate_driver.py": source_of(candidate_driver),
             "kapelle/grading/code/values.py": source_of(code_values),
-            "kapelle/grading/code/collected.py": source_of(collected),
         }
         self._sandbox = sandbox
         self._limits = replace(limits, output_bytes=max(limits.output_bytes, REPLIES))
         self._session: Session | None = None
         self._starts = 0
-        self._asked = 0
         self._lost = ""
 
     def start(self) -> None:
@@ -51,31 +51,42 @@ class Candidate:
         """Why it answers no more, until `renew`; empty while it does."""
         return self._lost
 
-    def ask(self, *question: Plain) -> tuple[Plain, ...]:
-        """Return its reply: `("value", value, changed)`, `("error", type names, text, attributes)` or a callback.
-
-        A callback, `("callback", function, args, kwargs)`, waits for the next question to be its result.
+    def ask(
+        self, *question: Plain, refer: Refer | None = None, resolve: Resolve | None = None
+    ) -> tuple[str, Plain]:
+        """Return the kind and the content of its reply: `"value"` and what it is, or `"error"` and what was raised.
 
         Raises CandidateGone, and goes on doing so until `renew`; ValueFault for a question that is too large.
         """
+        try:
+            reply = decode(self.carry(encode(question, refer).encode()), resolve)
+            if type(reply) is tuple and len(reply) == len(_REPLY) and reply[0] in ("value", "error"):
+                return reply[0], reply[1]
+            self._lost = "it sent something that is not a reply to its question"
+        except ValueFault as fault:
+            self._lost = f"it sent {fault}"
+        raise CandidateGone(self._lost)
+
+    def carry(self, question: bytes) -> bytes:
+        """Return the text of its reply to the text of a question, which whoever asks must check. Raises CandidateGone like `ask`."""
         if self._lost:
             raise CandidateGone(self._lost)
         if self._session is None:
             self.start()
         assert self._session is not None, "started above"
-        self._asked += 1
-        message = encode((self._asked, *question)).encode()
-        try:
-            self._session.send(message + b"\n")
-            line = self._session.receive(self._limits.wall_s)
-            if line is not None:
-                return _checked_reply(decode(line), self._asked)
+        # A reply belongs to its question by a mark that no program can write ahead of it.
+        mark = secrets.token_hex(8).encode()
+        self._session.send(mark + b" " + question + b"\n")
+        line = self._session.receive(self._limits.wall_s)
+        if line is not None and line.startswith(mark + b" "):
+            return line[len(mark) + 1 :]
+        if line is not None:
+            self._lost = "it sent something that is not a reply to its question"
+        else:
             result = self._session.finish(kill=True)
             self._lost = (
                 f"it reached its limit of {result.limit}" if result.limit else "it ended without an answer"
             )
-        except ValueFault as fault:
-            self._lost = f"it sent {fault}"
         raise CandidateGone(self._lost)
 
     def renew(self) -> None:
@@ -90,28 +101,7 @@ class Candidate:
             self._session.finish(kill=True)
 
 
-def _checked_reply(reply: Plain, asked: int) -> tuple[Plain, ...]:
-    if type(reply) is not tuple or len(reply) < 4 or type(reply[0]) is not int or reply[0] != asked:
-        raise ValueFault("something that is not a reply to its question")
-    kind, *rest = reply[1:]
-    well_formed = (
-        (kind == "value" and _are(rest, object, dict))
-        or (
-            kind == "error"
-            and _are(rest, tuple, str, dict)
-            and all(type(name) is str for name in (*rest[0], *rest[2]))
-        )
-        or (kind == "callback" and _are(rest, Callback, list, dict) and all(type(k) is str for k in rest[2]))
-    )
-    if not well_formed:
-        raise ValueFault("something that is not a reply to its question")
-    return (kind, *rest)
-
-
-def _are(parts: list[Plain], *kinds: type) -> bool:
-    return len(parts) == len(kinds) and all(
-        kind is object or type(part) is kind for part, kind in zip(parts, kinds, strict=True)
-    )
+_REPLY = ("kind", "content", "changes", "kept", "printed")
 
 
 @functools.cache

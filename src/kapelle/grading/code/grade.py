@@ -11,20 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kapelle.grading.code import (
-    arguments,
-    channel,
-    collected,
-    frames,
-    likeness,
-    no_number,
-    raised,
-    remote,
-    test_driver,
-)
+from kapelle.grading.code import remote, rewriting, test_driver
 from kapelle.grading.code import values as code_values
 from kapelle.grading.code.candidates import REPLIES, Candidate, CandidateGone, driver_command, source_of
-from kapelle.grading.code.values import Plain, ValueFault, decode, encode
+from kapelle.grading.code.values import ValueFault, decode, encode
 from kapelle.grading.code.verdict import TEST_STATUSES, CodeGrade, TestOutcome
 from kapelle.sandbox.contract import Backend, Limits, Session
 
@@ -74,9 +64,7 @@ def grade_program(
         ready.discard()
 
 
-_MODULES = (
-    test_driver, remote, channel, raised, arguments, frames, likeness, no_number, collected, code_values,
-)  # fmt: skip
+_MODULES = (test_driver, remote, rewriting, code_values)
 """What runs in the tests' sandbox."""
 
 
@@ -106,6 +94,9 @@ def _carry(candidate: Candidate, tests: Session, count: int, within_s: float) ->
                 else "the tests ended early"
             )
             return CodeGrade(tuple(outcomes), explanation=": ".join([why, *said]))
+        if line.startswith(b"?"):
+            tests.send(_reply(candidate, line[1:]) + b"\n")
+            continue
         try:
             message = decode(line)
         except ValueFault as fault:
@@ -123,16 +114,11 @@ def _carry(candidate: Candidate, tests: Session, count: int, within_s: float) ->
                 status, explanation = "error", f"the candidate did not answer: {candidate.lost}"
             outcomes[index] = TestOutcome(status, explanation)
             candidate.renew()
-        else:
-            tests.send(_reply(candidate, message).encode() + b"\n")
 
 
-def _reply(candidate: Candidate, question: tuple[Plain, ...]) -> str:
-    """Return the text of the candidate's reply, or of an error in its place."""
+def _reply(candidate: Candidate, question: bytes) -> bytes:
+    """Return the text of the candidate's reply as it stands, or behind `!` why there is none: it is read in the tests' sandbox."""
     try:
-        return encode(candidate.ask(*question))
+        return candidate.carry(question)
     except CandidateGone as gone:
-        return encode(("error", ("CandidateGone",), f"{gone}", {}))
-    except ValueFault as fault:
-        # Values grow when they are written again: the tests may pass on what is as large as may be.
-        return encode(("error", ("ValueError",), f"a value that cannot be passed on: {fault}", {}))
+        return b"!" + encode(f"{gone}").encode()

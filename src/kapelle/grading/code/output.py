@@ -6,11 +6,14 @@ import math
 import re
 from dataclasses import dataclass
 
+from kapelle.grading.code.text import runnable
 from kapelle.grading.code.verdict import CodeGrade, TestOutcome
 from kapelle.sandbox.contract import Backend, Limits, Result, run
 
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.[0-9]{0,40}|\.[0-9]{1,40}|[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?")
 _REAL = re.compile(r".*[.eE].*")
+_ONE_DECIMAL = re.compile(r"[+-]?[0-9]+\.[1-9]")
+_SPACES = re.compile(r"[ \t\r\f\v]+")
 MOST_STOPPED = 3
 """Tests in which one program may reach a limit: a problem may have hundreds of tests, and each would take as long."""
 MOST_SECONDS = 20
@@ -26,7 +29,7 @@ class OutputTest:
     """Never enters the sandbox."""
     tolerance: float = 1e-6
     """Most by which a printed number may differ, absolutely or relatively, where this one has a point or an
-    exponent; whole numbers must match digit by digit."""
+    exponent; whole numbers must match digit by digit, and so must `1.1` and `1.10`."""
 
 
 def grade_output(
@@ -37,7 +40,7 @@ def grade_output(
     Raises SandboxError when the machine cannot give a sandbox.
     """
     limits = limits or Limits()
-    files = {"solution.py": solution.encode("utf-8", "surrogatepass")}
+    files = {"solution.py": runnable(solution).encode("utf-8", "surrogatepass")}
     command = [sandbox.python, "-I", "-B", "solution.py"]
     outcomes, stopped, seconds = list[TestOutcome](), 0, 0.0
     for test in tests:
@@ -57,9 +60,13 @@ def _outcome(result: Result, test: OutputTest) -> TestOutcome:
         printed = result.stdout.decode("utf-8")
     except UnicodeDecodeError:
         return TestOutcome("failed", "the output is not text in UTF-8")
-    if same_output(printed, test.stdout, test.tolerance):
+    same = same_output(printed, test.stdout, test.tolerance)
+    if same and result.ok:
         return TestOutcome("passed")
     said = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    if same:
+        ended = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
+        return TestOutcome("error", "; ".join([f"the program ended with {ended}", *said])[:500])
     shown = repr(printed.strip()[:200]) if printed.strip() else "nothing"
     return TestOutcome("failed", "; ".join([f"the program printed {shown}", *said])[:500])
 
@@ -67,7 +74,7 @@ def _outcome(result: Result, test: OutputTest) -> TestOutcome:
 def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:
     """Return whether two outputs say the same: the same lines of the same words.
 
-    Spaces between words, at line ends and empty lines at the end do not count; line breaks do.
+    Spaces and tabs between words, at line ends and empty lines at the end do not count; line breaks do.
     """
     ours, theirs = _lines(printed), _lines(expected)
     return len(ours) == len(theirs) and all(
@@ -77,7 +84,9 @@ def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:
 
 
 def _lines(text: str) -> list[list[str]]:
-    lines = [line.split() for line in text.replace("\r\n", "\n").split("\n")]
+    # Python's own `split` takes U+001C and a dozen other characters for spaces.
+    lines = [_SPACES.split(line.strip(" \t\r\f\v")) for line in text.replace("\r\n", "\n").split("\n")]
+    lines = [words if words != [""] else [] for words in lines]
     while lines and not lines[-1]:
         lines.pop()
     return lines
@@ -87,6 +96,10 @@ def _same_word(printed: str, expected: str, tolerance: float) -> bool:
     if printed == expected:
         return True
     if not (_REAL.fullmatch(expected) and _DECIMAL.fullmatch(expected) and _DECIMAL.fullmatch(printed)):
+        return False
+    # `1.1` and `1.10` are one number, and two versions, sections or prices.
+    short, long = sorted((printed, expected), key=len)
+    if long == f"{short}0" and _ONE_DECIMAL.fullmatch(short):
         return False
     a, b = float(printed), float(expected)
     return math.isfinite(a) and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)

@@ -1,398 +1,1246 @@
 """What stands for the candidate's objects inside the tests' sandbox; using one sends a message and waits.
 
-Nothing of the candidate's decides a comparison here. An object of its own equals itself, as the tests hold it or passed it,
-and all other comparisons of it, or of NaN, raise, so that neither `==` nor `!=` can be passed by what is no value. An
-operator of its own that was given a value gives an object that is no number (`f(3) - 9.0`). What a candidate raises cannot
-end an iteration of the tests. Only a call whose result nobody uses changes its arguments, or one behind which they are compared
-with what stands there: `f(x) == expected(x)` does not.
+Plain values come as such. Of an object that stays with the candidate, nothing decides a comparison alone that the candidate could say once
+it knows what is expected: it equals an object that the tests made where its class says so, and where it showed, before the tests made
+the other one, the very attributes that tell what that was made of. What is refused here fails the test, whatever the test catches.
 
-Standard library and the encoding only: the file is copied into sandboxes as it stands.
+Standard library only: the file is copied into sandboxes as it stands.
 """
 
 from __future__ import annotations
 
+import builtins
+import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from types import FrameType, TracebackType
-from typing import Any
+from collections.abc import Callable, Collection, Generator
+from inspect import CO_COROUTINE
+from threading import RLock
+from types import GeneratorType, TracebackType
+from typing import Any, BinaryIO, NoReturn, cast
 
-from kapelle.grading.code.arguments import change, changeable, classes
-from kapelle.grading.code.channel import Channel, say
-from kapelle.grading.code.collected import mapped
-from kapelle.grading.code.frames import awaits_end, is_unused
-from kapelle.grading.code.likeness import Made, alike, shows
-from kapelle.grading.code.no_number import ARITHMETIC, NoNumber
-from kapelle.grading.code.raised import CandidateError, is_said, raise_again
-from kapelle.grading.code.values import Callback, Coroutine, Reference, ValueFault, decode, said_by
+from kapelle.grading.code.values import Named, ValueFault, decode, encode, plain, said_by, type_name
 
-
-class Remote:
-    """An object, function or name of the candidate's."""
-
-    __slots__ = (
-        "_constructed",
-        "_made_at",
-        "_made_of",
-        "_makes",
-        "_met_value",
-        "_passed",
-        "_state",
-        "_target",
-    )
-
-    def __init__(self, target: Any, *, met_value: bool = False) -> None:
-        object.__setattr__(self, "_target", target)
-        # Whether the tests made it by calling a class, gave it to the candidate, and whether an operator made it of a value.
-        object.__setattr__(self, "_constructed", False)
-        object.__setattr__(self, "_makes", isinstance(target, str) and target[:1].isupper())
-        object.__setattr__(self, "_made_of", ())
-        object.__setattr__(self, "_passed", False)
-        object.__setattr__(self, "_met_value", met_value)
-        # With what, and when, the tests made it; else what it was, and when, before they made another one.
-        object.__setattr__(self, "_made_at", Channel.moment)
-        object.__setattr__(self, "_state", None)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 (a call, passed on)
-        given = [_outside(a) for a in args], {k: _outside(v) for k, v in kwargs.items()}
-        _check_known((*args, *kwargs.values()))
-        if self._makes:
-            _look_at_recent()
-        value, changed = _ask("call", self._target, *given)
-        caller = sys._getframe(1)  # noqa: SLF001
-        unused = value is None and bool(changed) and is_unused(caller)
-        for place, new in changed.items():
-            argument = args[place] if isinstance(place, int) else kwargs[place]
-            if unused or _is_only_compared(argument, caller):
-                change(argument, _here(new))
-        if self._target in Channel.classes and not isinstance(value, Remote) and not shows(value, args):
-            raise TypeError(f"{self._target} made no object, and nothing of what it was given")
-        if isinstance(value, Remote) and self._makes:
-            _was_made(value, (*args, *kwargs.values()), by_class=isinstance(self._target, str))
-        _refresh()
-        return value
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in _SAID:
-            raise AttributeError(name)
-        of_class = isinstance(self._target, str) and self._makes
-        member = of_class and name.isupper()
-        if member:
-            _look_at_recent()
-        value = _ask("get", self._target, name)[0]
-        if name in _SAID and not isinstance(value, str):
-            raise AttributeError(name)
-        if isinstance(value, Remote) and of_class:
-            if member:
-                _was_made(value, (name,), by_class=True)
-            # `Point.of(1, 2)` makes one, too.
-            object.__setattr__(value, "_makes", not member)
-        return value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _ask("set", self._target, name, _outside(value))
-
-    def __bool__(self) -> bool:
-        # Only where the tests make objects of its classes (`while node:`): elsewhere a value belongs.
-        asked = Channel.has_classes and not self._met_value
-        truth = _ask("truth", self._target)[0] if asked else None
-        if type(truth) is not bool:
-            raise TypeError("the candidate returned an object of its own where a value belongs")
-        return truth
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Remote):
-            if self is other:
-                return True
-            if self._constructed and other._constructed:
-                return _its_word(self, "__eq__", other)
-            same = _same_state(self, other) or _same_state(other, self)
-            if same is not None:
-                return same[0]
-            # Of two objects that the candidate names one after the other, only its word says that they are one.
-            if self._passed or other._passed:
-                return bool(_target(self) == _target(other))
-            raise TypeError("two objects of the candidate's were compared with each other")
-        if other is None:
-            return False
-        raise TypeError("the candidate's own object was compared with a value")
-
-    def __hash__(self) -> int:
-        return hash(_target(self))
-
-    def __iter__(self) -> Iterator[Any]:
-        _need_own(self)
-        iterator = _ask("iterate", self._target)[0]
-        if not isinstance(iterator, Remote):
-            raise TypeError("the candidate's object is not iterable")
-        count, size = 1, 0
-        while True:
-            items = _ask("take", _target(iterator), count)[0]
-            size += len(items)
-            if len(items) < count:
-                _agree(self, size)
-            yield from items
-            if len(items) < count:
-                return
-            count = min(2 * count, 256)
-
-    def __next__(self) -> Any:
-        items = _ask("take", self._target, 1)[0]
-        if not items and not awaits_end(sys._getframe(1)):  # noqa: SLF001 (its caller)
-            raise CandidateError("the candidate's iterator has no more items")
-        if not items:
-            raise StopIteration
-        return items[0]
-
-    def __len__(self) -> int:
-        _need_own(self)
-        size = _ask("operate", self._target, "__len__", [])[0]
-        if type(size) is int:
-            _agree(self, size)
-        return size  # type: ignore[no-any-return]
-
-    def __contains__(self, item: object) -> bool:
-        _need_own(self)
-        if self._constructed:
-            return bool(_ask("contains", self._target, _outside(item))[0])
-        # What a function returns does not learn what is looked for in it.
-        return any(each == item for each in self)
-
-    def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, Remote) and _ask("is of", self._target, _outside(instance))[0] is True
-
-    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> bool:
-        if error is None:
-            _ask("operate", self._target, "__exit__", [None, None, None])
-            return False
-        names = [each.__name__ for each in type(error).__mro__[:16]]
-        left = _ask("leave", self._target, names, said_by(error))[0]
-        # Only what a test raises by itself may be kept from it: a failed assert never.
-        return left is True and is_said(error, trace)
-
-    def __aiter__(self) -> Any:
-        _need_own(self)
-        return _ask("operate", self._target, "__aiter__", [])[0]
-
-    async def __anext__(self) -> Any:
-        items = _ask("anext", self._target)[0]
-        if not items:
-            raise StopAsyncIteration
-        return items[0]
-
-    async def __aenter__(self) -> Any:
-        return _ask("aoperate", self._target, "__aenter__", [])[0]
-
-    async def __aexit__(self, *_: object) -> None:
-        _ask("aoperate", self._target, "__aexit__", [None, None, None])
+MOST_FOUND = 64
+"""Objects of the candidate's whose states are looked at before the tests make another one."""
+MOST_SHARED = 64
+"""Arguments that are watched because the candidate holds them."""
 
 
-_MADE_OF_A_VALUE = "an operator of the candidate's was given a value, and made another of it"
+class Channel:
+    """The conversation of the tests with the candidate, and what is remembered while it lasts."""
+
+    requests: BinaryIO
+    replies: BinaryIO
+    heard = False
+    """Whether the candidate has said anything: before that, what goes wrong is the tests' fault."""
+    lost = ""
+    """Why the candidate answers no more."""
+    refused = ""
+    """Why the test that runs is not passed, whatever it catches."""
+    checks = 0
+    """What the test that runs has checked."""
+    takes_nan = False
+    """Whether the test that runs has to do with NaN."""
+    classes: Collection[str] = ()
+    """Names of the candidate's that the test takes for classes."""
+    used: Any = None
+    """The object that the message is about; what else is in it is given to the candidate."""
+    moment = 0
+    """How many messages were sent."""
+    looked = 0
+    """The moment at which states were looked at."""
+    objects: dict[int, tuple[Any, str]] = {}  # noqa: RUF012 (one conversation in a process)
+    """The tests' own objects that were passed to the candidate, by their identity, with their kind."""
+    shared: dict[str, tuple[Any, str]] = {}  # noqa: RUF012
+    """Arguments that the candidate may hold, by number, with their texts as both sides know them."""
+    kept: Collection[str] = ()
+    """Those that it does hold."""
+    frozen: dict[int, Any] = {}  # noqa: RUF012
+    """Arguments that no call may change, by identity."""
+    found: list[Remote] = []  # noqa: RUF012
+    parameters: dict[str, list[str]] = {}  # noqa: RUF012
+    stand_in: Callable[..., Any] | None = None
+    """Answers in the candidate's place, where the tests themselves are tried."""
+    texts: Collection[str] = ()
+    """The texts that the test that runs is written with."""
+    ahead: dict[Any, tuple[Any, ...]] = {}  # noqa: RUF012
+    """Items of iterators that were taken before anybody asked for them, the last one first, and what came at the end."""
+    sizes: dict[Any, int] = {}  # noqa: RUF012
+    """How many items objects said or showed that they have, until something may have changed that."""
 
 
-_SAID = frozenset({"__name__", "__qualname__", "__doc__"})
+def connect(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Begin a conversation."""
+    Channel.requests, Channel.replies = requests, replies
+
+
+def begin(*, takes_nan: bool, classes: Collection[str], texts: Collection[str]) -> None:
+    """Prepare for a test."""
+    Channel.takes_nan, Channel.classes, Channel.texts = takes_nan, classes, texts
+    Channel.refused, Channel.lost, Channel.checks = "", "", 0
+    Channel.frozen, Channel.found = {}, []
+    Channel.shared, Channel.kept, Channel.ahead = {}, (), {}
+
+
+def say(*message: Any) -> None:
+    """Send a message to the referee."""
+    Channel.requests.write(encode(message).encode() + b"\n")
+    Channel.requests.flush()
+
+
+def capture(*, prints: bool, reads: Callable[..., str] | None) -> None:
+    """Have the candidate print where the tests print, and read what they read."""
+    _ask("capture", prints, reads)
+    Channel.heard = False
+
+
+class CandidateError(Exception):
+    """What the candidate raised, where it is no built-in exception."""
 
 
 class NotSent(ValueFault):
     """An object of a class of the tests' own, which no candidate can be given."""
 
 
+def refuse(why: str) -> NoReturn:
+    """Fail the test that runs: what it compares is no value."""
+    Channel.refused = Channel.refused or why
+    raise TypeError(why)
+
+
+class Remote:
+    """An object, function or name of the candidate's."""
+
+    __slots__ = ("_by_tests", "_looks", "_made", "_met_value", "_nature", "_passed", "_target", "_used")
+
+    def __init__(self, target: str, nature: str = "", *, is_name: bool = False) -> None:
+        _set = functools.partial(object.__setattr__, self)
+        _set("_target", ("name" if is_name else "object", target))
+        # What is known of it: "true" of functions and classes, the name of the built-in type that it extends.
+        _set("_nature", nature)
+        # When, of what, and by what name the tests made it; what it showed, and when, before they made others.
+        _set("_made", None)
+        _set("_looks", [])
+        # Whether the tests gave it to the candidate, or used it in any other way, and whether an operator made it of a value.
+        _set("_passed", False)
+        _set("_used", False)
+        # Whether an operator made it of a value; and whether it comes from objects of the tests by operators alone.
+        _set("_met_value", False)
+        _set("_by_tests", False)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        if self._nature == "generator":
+            return GeneratorType
+        return getattr(builtins, self._nature) if self._nature in _LIVE else Remote
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 (a call, passed on)
+        _check_known((*args, *kwargs.values()))
+        name = self._target[1]
+        makes = self._target[0] == "name" and name[:1].isupper()
+        if makes:
+            _look(name)
+        value = _ask(
+            "call", self, tuple(map(_share, args)), {key: _share(each) for key, each in kwargs.items()}
+        )
+        if makes and name in Channel.classes and not isinstance(value, Remote) and not shows(value, args):
+            refuse(f"{name} made no object, and nothing of what it was given")
+        if makes:
+            _was_made(value, name, args, kwargs)
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__") and name not in _SAID:
+            raise AttributeError(name)
+        of_class = self._target[0] == "name" and self._target[1][:1].isupper()
+        if of_class:
+            _look(self._target[1])
+        value = _ask("get", self, name)
+        if name in ("__name__", "__qualname__", "__doc__") and not isinstance(value, str):
+            raise AttributeError(name)
+        if of_class and isinstance(value, Remote) and value._nature != "true":  # noqa: SLF001
+            # A member of an Enum is made of its name.
+            _was_made(value, "", (), {"name": name})
+        elif of_class and isinstance(value, Remote):
+            # `Point.of(1, 2)` makes one, too.
+            return functools.partial(_by_method, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _ask("set", self, name, _share(value))
+
+    def __delattr__(self, name: str) -> None:
+        _ask("delete", self, name)
+
+    def __bool__(self) -> bool:
+        if self._nature == "true":
+            return True
+        # Only where the tests make objects of its classes (`if node.left`): elsewhere a value belongs.
+        if not Channel.parameters or self._met_value:
+            refuse("the candidate returned an object of its own where a value belongs")
+        return truth(self)  # type: ignore[no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        if other is None:
+            return False
+        if type(other) is Remote:
+            return _equal(self, other)
+        return _equals_value(self, other)
+
+    def __hash__(self) -> int:
+        return hash(_ask("hash", self))
+
+    def __iter__(self) -> Generator[Any, Any, Any]:
+        _need_own(self)
+        iterator = _ask("iterate", self)
+        if type(iterator) is not Remote:
+            raise TypeError("the candidate's object is not iterable")
+        size = 0
+        while True:
+            try:
+                # Many at once, once it is seen to be long: what is taken too early is kept for who asks next.
+                item = iterator._next(1 if size < _ONE_BY_ONE else 256)  # noqa: SLF001
+            except StopIteration as end:
+                _agree(self, size)
+                return end.value
+            size += 1
+            yield item
+
+    def __next__(self) -> Any:
+        return self._next(1)
+
+    def _next(self, count: int) -> Any:
+        ahead, *end = Channel.ahead.pop(self._target, ([],))
+        if not ahead and not end:
+            items, result = _ask("take", self, count)
+            ahead, end = items[::-1], [] if len(items) == count else [result]
+        if not ahead:
+            raise StopIteration(*end)
+        item = ahead.pop()
+        if ahead or end:
+            Channel.ahead[self._target] = (ahead, *end)
+        return item
+
+    def __len__(self) -> int:
+        _need_own(self)
+        size = _ask("operate", self, "__len__", ())
+        if type(size) is int:
+            _agree(self, size)
+        return size  # type: ignore[no-any-return]
+
+    def __contains__(self, item: object) -> bool:
+        _need_own(self)
+        if self._made is not None:
+            return _ask("contains", self, item) is True
+        # What a function returns does not learn what is looked for in it.
+        return any(each == item for each in self)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        known = (
+            instance
+            if type(instance) is Remote
+            else vars(instance).get("_remote")
+            if _is_sub(instance)
+            else None
+        )
+        return known is not None and _ask("is of", self, known) is True
+
+    def __subclasscheck__(self, other: Any) -> bool:
+        return type(other) is Remote and _ask("is below", self, other) is True
+
+    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is None:
+            _ask("operate", self, "__exit__", (None, None, None))
+            return False
+        left = _ask("leave", self, [each.__name__ for each in type(error).__mro__[:16]], said_by(error))
+        # Only what a test raises by itself may be kept from it: a failed assert never.
+        return left is True and getattr(error, "said_by_the_tests", False) is True
+
+    def __aiter__(self) -> Any:
+        _need_own(self)
+        return _ask("operate", self, "__aiter__", ())
+
+    async def __anext__(self) -> Any:
+        items = _ask("anext", self)
+        if not items:
+            raise StopAsyncIteration
+        return items[0]
+
+    async def __aenter__(self) -> Any:
+        return _ask("aoperate", self, "__aenter__", ())
+
+    async def __aexit__(self, *_: object) -> None:
+        _ask("aoperate", self, "__aexit__", (None, None, None))
+
+    def __await__(self) -> Any:
+        return _awaited(self).__await__()
+
+
+_LIVE = frozenset({"list", "dict", "set", "bytearray"})
+_ONE_BY_ONE = 64
+_SAID = frozenset(
+    {"__name__", "__qualname__", "__doc__", "__dict__", "__wrapped__", "__annotations__", "__slots__", "__module__", "__mro__"}
+    | {"__match_args__", "__dataclass_fields__", "__members__", "__bases__", "__func__", "__self__", "__cause__", "__defaults__"}
+)  # fmt: skip
+_MADE_OF_A_VALUE = "an operator of the candidate's was given a value, and made another of it"
+
+
+def _by_method(method: Remote, *args: Any, **kwargs: Any) -> Any:
+    value = method(*args, **kwargs)
+    _was_made(value, "", args, kwargs)
+    return value
+
+
 def _check_known(given: tuple[Any, ...]) -> None:
     for value in given:
-        inside = value if isinstance(value, (list, tuple)) else (value,)
-        for each in inside:
-            if type(each).__module__ in ("setup", "test") and not callable(each):
+        for each in value if isinstance(value, (list, tuple)) and not isinstance(value, Named) else (value,):
+            if type(each).__module__ in ("setup", "test") and not (
+                callable(each) or hasattr(each, "__next__")
+            ):
                 raise NotSent(
                     f"an object of the tests' own class {type(each).__name__} was given to the candidate"
                 )
 
 
-def _its_word(one: Remote, name: str, other: Remote) -> bool:
-    """Return what the candidate's class says of two objects that the tests made of it."""
-    return _ask("operate", _target(one), name, [_outside(other)])[0] is True
+# -------- What equals an object
 
 
-def _ordering(name: str) -> Callable[[Remote, object], Any]:
+def _was_made(value: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if type(value) is Remote:
+        known = Channel.parameters.get(name, [])
+        given = (
+            dict(zip(known, args, strict=False))
+            if not (known[:1] and known[0][:1] == "*")
+            else {known[0][1:]: args}
+        )
+        object.__setattr__(value, "_made", (Channel.moment, {**given, **kwargs}, (*args, *kwargs.values())))
+        Channel.found[:] = [each for each in Channel.found if each is not value]
+
+
+def _look(name: str) -> None:
+    """Ask what objects of the candidate's are, before it hears what the tests make to compare them with."""
+    if name not in Channel.parameters:
+        found = _ask("parameters", Remote(name, is_name=True))
+        Channel.parameters[name] = (
+            found if type(found) is list and all(type(each) is str for each in found) else []
+        )
+    if Channel.found and Channel.looked < Channel.moment:
+        states = _ask("states", Channel.found)
+        Channel.looked = Channel.moment
+        for remote, state in zip(Channel.found, states if type(states) is list else (), strict=False):
+            remote._looks.append((Channel.moment, state))  # noqa: SLF001
+
+
+def _equal(one: Remote, other: Remote) -> bool:
+    made = [each for each in (one, other) if each._made is not None]  # noqa: SLF001
+    known = [each for each in made if each._passed]  # noqa: SLF001
+    if one is other or (one._target == other._target and len(made) != 1):  # noqa: SLF001
+        return True
+    if len(made) == 1 and not known:
+        # One is an answer and the other one what is expected: both must show what that was made of.
+        found = other if made[0] is one else one
+        return _says_equal(one, other) and _is_told(found, made[0])
+    if one._target == other._target:  # noqa: SLF001
+        return True
+    if not _says_equal(one, other):
+        return False
+    states = _ask("states", [one, other]) if len(made) < 2 else None
+    if states is not None and not alike(*states):
+        refuse("two objects of the candidate's are equal by their class's word alone")
+    return True
+
+
+def _says_equal(one: Remote, other: Remote) -> bool:
+    if one._target == other._target:  # noqa: SLF001
+        return True
+    said = _ask("equal", one, other)
+    return type(said) is list and said == [True, True]
+
+
+def _is_told(found: Remote, made: Remote) -> bool:
+    """Return whether an object shows, since before another one was made, what that was made of; refuse where it cannot tell."""
+    moment, by_name, given = made._made  # noqa: SLF001
+    before = [state for since, state in found._looks if since < moment]  # noqa: SLF001
+    state = _ask("states", [made])[0]
+    if not before or not tells(state, by_name, given):
+        refuse("the candidate's object equals an expected one by its class's word alone")
+    return alike(before[-1], state)
+
+
+def tells(state: Any, by_name: dict[str, Any], given: tuple[Any, ...]) -> bool:
+    """Return whether a state tells what an object was made of, so that nobody is in it who does not know that.
+
+    Each argument stands in an attribute of its name; or all of them, and nothing else, stand in the attributes in their order.
+    """
+    if not _is_state(state) or not given:
+        return False
+    shown = {name.strip("_"): value for name, value in state[2].items()}
+    shown |= {name.removeprefix(f"_{state[0]}__"): value for name, value in state[2].items()}
+    if len(by_name) and all(_stands_in(shown, name, value) for name, value in by_name.items()):
+        return bool(leaves(list(by_name.values())))
+    wanted = [each for each in leaves(_shown(given)) if not _is_empty(each)]
+    return bool(wanted) and alike(
+        [each for each in leaves(list(state[2].values())) if not _is_empty(each)], wanted
+    )
+
+
+def _stands_in(shown: dict[str, Any], name: str, value: Any) -> bool:
+    if name not in shown:
+        return False
+    value = _shown(value)
+    found = shown[name]
+    return alike(found, value) or (type(value) is tuple and alike(found, list(value)))
+
+
+def _shown(value: Any) -> Any:
+    """Return an argument as a state shows it: objects by their states, tuples as lists."""
+    if type(value) is Remote:
+        return _ask("states", [value])[0]
+    return [_shown(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _is_state(state: Any) -> bool:
+    return (
+        type(state) is list
+        and list(map(type, state)) == [str, bool, dict]
+        and all(type(name) is str for name in state[2])
+    )
+
+
+def _is_empty(leaf: Any) -> bool:
+    return leaf is None or leaf == ""
+
+
+def _equals_value(one: Remote, other: object) -> bool:
+    state: Any
+    if one._nature in _LIVE or not one._met_value:  # noqa: SLF001
+        content = _ask("plain", one)
+        if type(content) is list and len(content) == 1:
+            return bool(content[0] == other)
+    state = None if one._met_value else _ask("states", [one])[0]  # noqa: SLF001
+    if _is_state(state) and state[1]:
+        # Its class has a word on it, which is not asked for: it would hear what is expected.
+        same = alike(leaves(list(state[2].values())), leaves(plain(other)))
+        if same or one._made is not None:  # noqa: SLF001
+            return same
+    refuse("the candidate's own object was compared with a value")
+
+
+def shows(state: Any, given: Any) -> bool:
+    """Return whether all values stand in a state, in this order."""
+    shown = iter(leaves(state))
+    return all(any(alike(leaf, each) for each in shown) for leaf in leaves(given))
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Return whether two values are the same, types included; nothing is like an object of the candidate's."""
+    left, right = leaves(one), leaves(other)
+    same_shape = len(left) == len(right) and (isinstance(one, (list, tuple)) or type(one) is type(other))
+    return (
+        same_shape and all(map(_same_leaf, left, right)) and (not isinstance(one, dict) or [*one] == [*other])
+    )
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and type(one) is not Remote and bool(one == other)
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return the values that stand in lists, tuples and dictionaries, in their order."""
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in leaves(item)]
+    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, (list, tuple)) else [value]
+
+
+def _ordering(name: str, opposite: str) -> Callable[[Remote, object], Any]:
     def compare(self: Remote, other: object) -> Any:
-        if isinstance(other, Remote) and self._constructed and other._constructed:  # noqa: SLF001
-            return _its_word(self, name, other)
-        return NotImplemented
+        if type(other) is not Remote:
+            return NotImplemented
+        said = [
+            _ask("operate", one, each, (two,))
+            for one, each, two in ((self, name, other), (other, opposite, self))
+        ]
+        if not all(type(each) is bool for each in said[:1]):
+            return NotImplemented
+        # What is below another one is not above it.
+        if said[0] and said[1] is True:
+            refuse("the order of the candidate's objects is none")
+        return said[0]
 
     return compare
 
 
-for _name in ("__lt__", "__le__", "__gt__", "__ge__"):
-    setattr(Remote, _name, _ordering(_name))
+# A docstring of the class would hide that of a function which the candidate has made.
+Remote.__doc__ = property(lambda self: self.__getattr__("__doc__"))  # type: ignore[assignment]
+
+for _name, _opposite in (
+    ("__lt__", "__lt__"),
+    ("__le__", "__lt__"),
+    ("__gt__", "__gt__"),
+    ("__ge__", "__gt__"),
+):
+    setattr(Remote, _name, _ordering(_name, _opposite))
 
 
-def _was_made(remote: Remote, given: tuple[Any, ...], *, by_class: bool) -> None:
-    object.__setattr__(remote, "_constructed", by_class)
-    object.__setattr__(remote, "_made_of", given)
-    Channel.has_classes = Channel.has_classes or by_class
-    if by_class:
-        Channel.recent[:] = [each for each in Channel.recent if each is not remote]
-    if by_class and Channel.made.wants_more():
-        Channel.made.add(_ask("state", _target(remote))[0], given)
-    object.__setattr__(remote, "_made_at", Channel.moment)
-
-
-def _look_at_recent() -> None:
-    """Ask what objects of late are, before the candidate hears what the tests make to compare them with."""
-    for remote in Channel.recent[-MOST_RECENT:]:
-        object.__setattr__(remote, "_state", _ask("state", _target(remote))[0])
-        object.__setattr__(remote, "_made_at", Channel.moment)
-    Channel.recent.clear()
-
-
-MOST_RECENT = 8
-
-
-def _same_state(found: Remote, made: Remote) -> tuple[bool] | None:
-    """Return whether an object is in the state of one that the tests made after it came; None where that says nothing."""
-    state, since, before = found._state, found._made_at, made._made_at  # noqa: SLF001
-    if state is None or since >= before:
-        return None
-    wanted = _ask("state", _target(made))[0]
-    given = made._made_of  # noqa: SLF001
-    return (alike(state, wanted),) if Channel.made.tells(wanted, given) else None
-
-
-def values_of(names: Sequence[str]) -> dict[str, Any]:
-    """Return those of the candidate's names that are plain values, with what they are now."""
-    Channel.values, Channel.heard = tuple(names), False
-    found = _values_now()
-    Channel.values, Channel.heard = tuple(found), False
-    return found
-
-
-def _values_now() -> dict[str, Any]:
-    found = _ask("values", list(Channel.values))[0]
-    # No other name of the tests is the candidate's to define.
-    return {name: found[name] for name in Channel.values if type(found) is dict and name in found}
-
-
-def _refresh() -> None:
-    """Give the tests what the candidate's plain values are after a call."""
-    if Channel.values:
-        found = _values_now()
-        for running in ("setup", "test"):
-            if running in sys.modules:
-                vars(sys.modules[running]).update(found)
+# -------- Operators
 
 
 def _need_own(remote: Remote) -> None:
-    """Raise TypeError for what an operator made of a value: `len(f(3) - {1, 2})` could be anything."""
-    if object.__getattribute__(remote, "_met_value"):
-        raise TypeError(_MADE_OF_A_VALUE)
+    """Refuse what an operator made of a value: `len(f(3) - {1, 2})` could be anything."""
+    if remote._met_value:  # noqa: SLF001
+        refuse(_MADE_OF_A_VALUE)
 
 
 def _agree(remote: Remote, size: int) -> None:
-    """Raise TypeError where an object said or showed another number of items before, and nothing was called since."""
-    if Channel.sizes.setdefault(_target(remote), size) != size:
-        raise TypeError("the candidate's object does not have as many items as it says")
+    """Refuse an object that said or showed another number of items before, and nothing was asked of it since."""
+    if Channel.sizes.setdefault(remote._target, size) != size:  # noqa: SLF001
+        refuse("the candidate's object does not have as many items as it says")
+
+
+_ARITHMETIC = tuple(
+    f"__{side}{name}__"
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
+    for side in ("", "r", "i")
+)
+_CONVERSIONS = (
+    *("__int__", "__float__", "__complex__", "__index__", "__abs__", "__str__", "__repr__", "__bytes__"),
+    *("__neg__", "__pos__", "__invert__", "__round__", "__format__", "__trunc__", "__floor__", "__ceil__"),
+)
 
 
 def _operation(name: str) -> Callable[..., Any]:
     def operate(self: Remote, *args: Any) -> Any:
+        if self._nature in _LIVE and name in _ARITHMETIC and not all(type(each) is Remote for each in args):
+            content = _ask("plain", self)[0]
+            return getattr(content, name, lambda *_: NotImplemented)(*args)
+        objects = [each for each in (self, *args) if type(each) is Remote]
+        # What the tests make, and give to its class's operators, is what they test: no answer is in it.
+        by_tests = all(each._by_tests or each._made is not None for each in objects)  # noqa: SLF001
         met_value = any(
-            object.__getattribute__(each, "_met_value") if isinstance(each, Remote) else name in ARITHMETIC
+            each._met_value if type(each) is Remote else name in _ARITHMETIC and not by_tests  # noqa: SLF001
             for each in (self, *args)
         )
-        value = _ask("operate", _target(self), name, [_outside(each) for each in args])[0]
-        if met_value and name in (*ARITHMETIC, *_CONVERSIONS):
-            if not isinstance(value, Remote) or name in _CONVERSIONS:
-                raise TypeError(_MADE_OF_A_VALUE)
-            found = Remote(_target(value), met_value=True)
-            Channel.recent.append(found)
-            return found
+        value = _ask("operate", self, name, tuple(map(_share, args)))
+        if by_tests and type(value) is Remote:
+            object.__setattr__(value, "_by_tests", True)
+        if met_value and name in (*_ARITHMETIC, *_CONVERSIONS):
+            if value is NotImplemented:
+                return value
+            if type(value) is not Remote or name in _CONVERSIONS:
+                refuse(_MADE_OF_A_VALUE)
+            object.__setattr__(value, "_met_value", True)
         return value
 
     return operate
 
 
-_CONVERSIONS = (
-    "__int__",
-    "__float__",
-    "__abs__",
-    "__str__",
-    "__repr__",
-    "__neg__",
-    "__round__",
-    "__format__",
-)
 for _name in (
-    *ARITHMETIC,
+    *_ARITHMETIC,
     *_CONVERSIONS,
     "__getitem__",
     "__setitem__",
     "__delitem__",
     "__enter__",
+    "__reversed__",
 ):
     setattr(Remote, _name, _operation(_name))
 
 
-def _is_only_compared(argument: Any, caller: FrameType) -> bool:
-    """Return whether all names of an argument, where it is used, are among those that `changeable` finds."""
-    names = {name for name, value in caller.f_locals.items() if value is argument}
-    return bool(names) and names <= Channel.changeable
+# -------- Immutable values of the candidate's classes
 
 
-def begin(program: str, own: Collection[str]) -> None:
-    """Prepare for a test."""
-    Channel.changeable, Channel.classes = changeable(program, own), classes(program, own)
-    Channel.made = Made()
+def _is_sub(value: object) -> bool:
+    return isinstance(getattr(type(value), "_is_sub", None), frozenset)
 
 
-def _target(value: Remote) -> Any:
-    return object.__getattribute__(value, "_target")
+@functools.lru_cache(maxsize=512)
+def _sub_class(base: Any, overridden: frozenset[str]) -> Any:
+    """Return a class of values that are those of a built-in type, and whose methods are asked of the candidate."""
 
+    def forwarded(name: str) -> Callable[..., Any]:
+        own = getattr(base, name, None)
 
-def _outside(value: Any) -> Any:
-    """Return a value with the targets of the remote objects in it, and numbers for the tests' own functions."""
-    if isinstance(value, Remote):
-        object.__setattr__(value, "_passed", True)
-        return _target(value)
-    if callable(value) and not isinstance(value, type):
-        Channel.functions.append(value)
-        return Callback(len(Channel.functions) - 1)
-    return mapped(_outside, value)
-
-
-def _here(value: Any) -> Any:
-    """Return a decoded value with a remote object for each reference in it."""
-    if isinstance(value, Coroutine):
-        return _awaited(Reference(value.number))
-    if isinstance(value, Reference):
-        remote = Remote(value)
-        Channel.recent.append(remote)
-        del Channel.recent[:-MOST_RECENT]
-        return remote
-    if isinstance(value, (float, complex)) and value != value:  # noqa: PLR0124 (NaN alone is not itself)
-        return NoNumber()
-    return mapped(_here, value)
-
-
-async def _awaited(target: Reference) -> Any:
-    return _ask("await", target)[0]
-
-
-def _ask(*message: Any) -> tuple[Any, dict[Any, Any]]:
-    """Return the candidate's value, and the arguments that it changed; its calls of the tests' functions are made meanwhile."""
-    say(*message)
-    if message[0] in ("call", "set") or message[2:3] in [("__setitem__",), ("__delitem__",)]:
-        Channel.sizes.clear()
-    while True:
-        kind, *rest = decode(Channel.replies.readline())
-        Channel.heard = True
-        if kind == "value":
-            return _here(rest[0]), rest[1]
-        if kind == "error":
-            raise_again(rest[0], rest[1], {name: _here(item) for name, item in rest[2].items()})
-        function, args, kwargs = rest
-        try:
-            value = Channel.functions[function.number](
-                *map(_here, args), **{name: _here(item) for name, item in kwargs.items()}
+        def method(self: Any, *args: Any) -> Any:
+            # With a value on the other side, what is the candidate's own and nobody made counts as the value that it is.
+            theirs = name in ("__str__", "__repr__", "__format__", "__neg__", "__abs__") or all(
+                map(_is_sub, args)
             )
-        except Exception as error:  # noqa: BLE001 (the candidate called it, and gets what it raises)
-            say("raised", type(error).__name__, said_by(error))
+            if not theirs and own is not None:
+                return own(self, *args)
+            value = _ask("operate", self._remote, name, args)
+            return own(self, *args) if value is NotImplemented and own is not None else value
+
+        return method
+
+    def __getattr__(self: Any, name: str) -> Any:  # noqa: N807
+        if name.startswith("__") or name in ("_remote", "_fields"):
+            raise AttributeError(name)
+        return getattr(self._remote, name)
+
+    body: dict[str, Any] = {name: forwarded(name) for name in overridden if name in _FORWARDED_BY_VALUE}
+    body["__hash__"] = base.__hash__
+    return type(base.__name__, (base,), {**body, "__getattr__": __getattr__, "_is_sub": overridden})
+
+
+_FORWARDED_BY_VALUE = frozenset(
+    {"__str__", "__repr__", "__format__", "__neg__", "__abs__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__"}
+    | {"__rmul__", "__truediv__", "__rtruediv__", "__floordiv__", "__mod__", "__pow__"}
+    | {"__lt__", "__le__", "__gt__", "__ge__"}
+)  # fmt: skip
+
+
+def _sub(base: Any, number: str, overridden: str) -> Any:
+    base_type: Any = type(base)
+    kind: Any = _sub_class(base_type, frozenset(overridden.split()))
+    if isinstance(base, Named):
+        made = kind.__new__(kind, base._called(), base._fields, tuple(base))  # noqa: SLF001
+    else:
+        made = kind.__new__(kind, base)
+    made._remote = Remote(number)  # noqa: SLF001
+    return made
+
+
+# -------- Messages
+
+
+def _refer(value: Any) -> tuple[Any, ...] | None:
+    """Return how an object is told to the candidate: its own by number, the tests' as what stands for them there."""
+    if type(value) is Remote:
+        object.__setattr__(value, "_passed" if value is not Channel.used else "_used", True)
+        return value._target  # type: ignore[no-any-return]  # noqa: SLF001
+    if isinstance(value, _Shared):
+        return "shared", value.number, value.value
+    if _is_sub(value):
+        return _refer(value._remote)  # noqa: SLF001
+    if isinstance(value, type):
+        if type_name(value):
+            return None
+        bases = [each.__name__ for each in value.__mro__ if vars(builtins).get(each.__name__) is each]
+        return _theirs(value, "error", bases) if issubclass(value, BaseException) else _theirs(value, "class")
+    if isinstance(value, (functools.partial, *_ROUTINES)) or (callable(value) and not _is_plain_kind(value)):
+        is_async = bool(getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE)
+        about = getattr(value, "__doc__", None), _annotations(value), _parameters(value)
+        return _theirs(value, "async function" if is_async else "function", *about)
+    if type(value).__module__ == "_io":
+        return _theirs(value, "object")
+    if hasattr(value, "__next__"):
+        return _theirs(value, "iterator")
+    if type(value).__module__ in ("setup", "test") and id(value) in Channel.objects:
+        return _theirs(value, "object")
+    return None
+
+
+_ROUTINES = (type(len), type(lambda: 0))
+
+
+def _is_plain_kind(value: Any) -> bool:
+    return isinstance(value, (str, int, float, complex, bytes, bytearray, list, tuple, set, frozenset, dict))
+
+
+def _theirs(value: Any, kind: str, *about: Any) -> tuple[Any, ...]:
+    Channel.objects[id(value)] = (value, kind)
+    name = getattr(value, "__name__", type(value).__name__)
+    return "theirs", str(id(value)), kind, name if type(name) is str else "", *about
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    found = getattr(function, "__annotations__", None)
+    return (
+        {name: each for name, each in found.items() if isinstance(each, type) and type_name(each)}
+        if found
+        else {}
+    )
+
+
+def _parameters(function: Any) -> list[Any]:
+    """Return the parameters of a function of the tests', for decorators that look at them."""
+    if getattr(function, "__code__", None) is None:
+        return []
+    import inspect
+
+    try:
+        found = inspect.signature(function).parameters.values()
+        made = [
+            (each.name, int(each.kind), [] if each.default is each.empty else [each.default])
+            for each in found
+        ]
+        encode(made)
+    except (ValueError, TypeError, ValueFault):
+        return []
+    return made
+
+
+class _Shared:
+    """An argument that a call may change in place."""
+
+    __slots__ = ("number", "value")
+
+    def __init__(self, number: str, value: Any) -> None:
+        self.number, self.value = number, value
+
+
+def _share(value: Any) -> Any:
+    """Return an argument as it is sent: what can be changed in place has a number, so that it is the same one at the next call."""
+    if type(value) not in (list, dict, set, bytearray) or id(value) in Channel.frozen:
+        return value
+    Channel.shared[str(id(value))] = (value, "")
+    return _Shared(str(id(value)), value)
+
+
+def _forget_shared() -> None:
+    """Forget the arguments that the candidate does not hold."""
+    Channel.shared = {number: each for number, each in Channel.shared.items() if number in Channel.kept}
+    for number in list(Channel.shared)[:-MOST_SHARED]:
+        del Channel.shared[number]
+
+
+def _tell_shared() -> None:
+    """Tell the candidate what has become of the arguments that it holds."""
+    changed = []
+    for number, (value, text) in Channel.shared.items():
+        now = encode(value, _refer)
+        if now != text:
+            Channel.shared[number] = (value, now)
+            changed.append(_Shared(number, value))
+    if changed:
+        _exchange("share", changed)
+
+
+def change(old: Any, new: Any) -> None:
+    """Give a container the content of another one, in place, as deep as both go alike; what is frozen stays."""
+    if id(old) in Channel.frozen:
+        return
+    if isinstance(old, list) and isinstance(new, list):
+        kept = list(old)
+        old[:] = [_changed(before, after) for before, after in zip(kept, new, strict=False)] + new[
+            len(kept) :
+        ]
+    elif isinstance(old, dict) and isinstance(new, dict):
+        items = {key: _changed(old[key], item) if key in old else item for key, item in new.items()}
+        old.clear()
+        old.update(items)
+    elif isinstance(old, set) and isinstance(new, set):
+        old.clear()
+        old.update(new)
+    elif isinstance(old, bytearray) and isinstance(new, bytearray):
+        old[:] = new
+
+
+def _changed(before: Any, after: Any) -> Any:
+    if type(before) is type(after) and isinstance(before, (list, dict, set, bytearray)):
+        change(before, after)
+        return before
+    return after
+
+
+def _resolve(kind: str, *parts: Any) -> Any:
+    """Return what stands here for a part of the candidate's message."""
+    if kind == "object":
+        number, nature = parts
+        if type(number) is not str or not number.isdigit() or type(nature) is not str:
+            raise ValueFault("an object without a number")
+        remote = Remote(number, nature)
+        if nature == "coroutine":
+            return _awaited(remote)
+        Channel.found.append(remote)
+        del Channel.found[:-MOST_FOUND]
+        return remote
+    if kind == "sub":
+        return _sub(*parts)
+    if kind == "yours":
+        return Channel.shared[parts[0]][0]
+    if kind == "loan":
+        number, value = parts
+        if type(number) is not str or not number.startswith("c"):
+            raise ValueFault("a container without a number")
+        known = Channel.shared.get(number, (value, ""))[0]
+        if known is not value and type(known) is type(value):
+            change(known, value)
+        Channel.shared[number] = (known, "")
+        return known
+    if kind == "theirs":
+        return Channel.objects[int(parts[0])][0]
+    if kind == "nan":
+        if not Channel.takes_nan:
+            Channel.refused = Channel.refused or "the candidate returned NaN where a number belongs"
+        return parts[0]
+    raise ValueFault(f"the unknown kind {kind[:20]!r}")
+
+
+async def _awaited(target: Remote) -> Any:
+    return _ask("await", target)
+
+
+def _ask(*message: Any) -> Any:
+    """Return the candidate's value; its uses of the tests' objects are carried out meanwhile."""
+    # Threads of the tests ask one after another; what the candidate asks of the tests meanwhile comes to the thread that waits.
+    with _turn:
+        if Channel.shared:
+            _tell_shared()
+        try:
+            return _exchange(*message)
+        finally:
+            _forget_shared()
+
+
+_turn = RLock()
+
+
+def _exchange(*message: Any) -> Any:
+    if Channel.stand_in is not None:
+        Channel.heard = True
+        return Channel.stand_in(*message)
+    if Channel.lost:
+        raise CandidateError(Channel.lost)
+    if message[0] in ("call", "set", "operate", "await", "aoperate", "take", "get"):
+        if message[0] in ("call", "set") or (
+            message[0] == "operate" and message[2] in ("__setitem__", "__delitem__")
+        ):
+            Channel.sizes.clear()
+        Channel.looked = min(Channel.looked, Channel.moment)
+    Channel.moment += 1
+    if message[0] in ("equal", "states"):
+        known = [(each, each._passed) for each in (message[1] if message[0] == "states" else message[1:])]  # noqa: SLF001
+    else:
+        known, Channel.used = [], message[1] if len(message) > 1 else None
+    _send(encode(message, _refer))
+    Channel.used = None
+    for each, passed in known:
+        object.__setattr__(each, "_passed", passed)
+    while True:
+        line = Channel.replies.readline()
+        Channel.heard = True
+        if line.startswith(b"!") or not line:
+            _lose(decode(line[1:]) if line else "")
+        try:
+            reply = decode(line, _resolve)
+            if type(reply) is not tuple or not reply:
+                raise ValueFault("something that is not a reply")  # noqa: TRY301 (one boundary for all that it may send)
+            kind, *rest = reply
+            if kind == "callback":
+                operation, number, args, kwargs = rest
+                _answer(operation, number, args, kwargs)
+                continue
+            content, changes, kept, printed = rest
+            if kind not in ("value", "error") or type(changes) is not dict or type(kept) is not list:
+                raise ValueFault("something that is not a reply")  # noqa: TRY301
+        except (ValueFault, ValueError, TypeError, KeyError, IndexError, OverflowError) as fault:
+            _lose(f"it sent {fault}")
+        if type(printed) is str and printed:
+            sys.stdout.write(printed)
+        Channel.kept = kept
+        for number, new in changes.items():
+            if number in Channel.shared:
+                old = Channel.shared[number][0]
+                change(old, new)
+                Channel.shared[number] = (old, encode(old, _refer))
+        for number in kept:
+            if number in Channel.shared and not Channel.shared[number][1]:
+                Channel.shared[number] = (
+                    Channel.shared[number][0],
+                    encode(Channel.shared[number][0], _refer),
+                )
+        if Channel.refused and not Channel.takes_nan and "NaN" in Channel.refused:
+            raise TypeError(Channel.refused)
+        if kind == "error":
+            raise made_error(content)
+        return content
+
+
+def _send(text: str) -> None:
+    Channel.requests.write(b"?" + text.encode() + b"\n")
+    Channel.requests.flush()
+
+
+def _lose(why: Any) -> NoReturn:
+    Channel.lost = f"the candidate did not answer: {why}"
+    raise CandidateError(Channel.lost)
+
+
+def _answer(operation: Any, number: Any, args: Any, kwargs: Any) -> None:
+    """Use an object of the tests as the candidate asks, and say what came of it."""
+    target, kind = Channel.objects[int(number)]
+    try:
+        if operation == "call" and kind in ("function", "class", "error", "async function"):
+            value = target(*args, **kwargs)
+            value = _finished(value) if kind == "async function" else value
+            if type(value).__module__ in ("setup", "test"):
+                Channel.objects[id(value)] = (value, "object")
+        elif operation in ("next", "send", "close") and kind == "iterator":
+            try:
+                value = [next(target) if operation == "next" else getattr(target, operation)(*args)]
+            except StopIteration:
+                value = []
+        elif operation in ("get", "set") and kind in ("object", "class") and not args[0].startswith("_"):
+            value = {"get": getattr, "set": setattr}[operation](target, *args)
         else:
-            say("returned", _outside(value))
+            raise AttributeError(f"no {operation} of a {kind} of the tests'")  # noqa: TRY301
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the candidate asked, and gets what it raises)
+        _send(_raised(error))
+        return
+    try:
+        text = encode(("returned", value), _refer)
+    except ValueFault as fault:
+        text = _raised(TypeError(f"{fault}"))
+    _send(text)
+
+
+def _raised(error: BaseException) -> str:
+    return encode(("raised", [each.__name__ for each in type(error).__mro__[:16]], said_by(error)))
+
+
+def _finished(coroutine: Any) -> Any:
+    """Return the result of a coroutine of the tests', from a thread: a loop of theirs may be running in this one."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+# -------- What the candidate raised
+
+_known: dict[str, type[Exception]] = {}
+_ENDS_ITERATIONS = (StopIteration, StopAsyncIteration)
+
+
+def exception_class(name: str, above: Collection[str] = ()) -> type[Exception]:
+    """Return the class by which tests catch an exception of the candidate's, derived from the built-in one of these names."""
+    if name not in _known:
+        built_in = _built_in(above)
+        bases = (CandidateError,) if built_in is CandidateError else (CandidateError, built_in)
+        _known[name] = type(name, bases, {})
+    return _known[name]
+
+
+def _built_in(names: Collection[Any]) -> Any:
+    found = [getattr(builtins, name, None) for name in names if type(name) is str]
+    expected = (Exception, SystemExit, KeyboardInterrupt)
+    kind = next((each for each in found if isinstance(each, type) and issubclass(each, expected)), Exception)
+    # What the candidate raises must not end an iteration of the tests.
+    return CandidateError if kind is Exception or issubclass(kind, _ENDS_ITERATIONS) else kind
+
+
+def is_candidates(error: BaseException) -> bool:
+    """Return whether the candidate raised it, and not the tests."""
+    return getattr(error, "raised_by_candidate", False) is True
+
+
+def made_error(content: Any) -> BaseException:
+    """Return what the candidate raised, by the names of its class and of what that derives from, with its arguments and attributes."""
+    kinds = [tuple, str, tuple, dict]
+    if type(content) is not tuple or list(map(type, content[:4])) != kinds or len(content) != len(kinds) + 2:
+        _lose("it sent something that is not an error")
+    names, text, args, attributes, itself, cause = content
+    if not all(type(name) is str for name in (*names, *attributes)):
+        _lose("it sent something that is not an error")
+    own: list[Any] = [
+        kind for kind, nature in Channel.objects.values() if nature == "error" and kind.__name__ in names[:1]
+    ]
+    own += _standard(names)
+    if own:
+        # A class of the tests' own, which they gave to the candidate, or one of the standard library's.
+        raised: Any = _made(own[0], args, text)
+    else:
+        built_in = _built_in(names)
+        known = next((_known[name] for name in names if name in _known), None)
+        bases = tuple(dict.fromkeys(each for each in (known, built_in) if each is not None))
+        if known is not None and (built_in is CandidateError or issubclass(known, built_in)):
+            bases = (known,)
+        name = "".join(names[:1])[:100].replace("\0", "") or "CandidateError"
+        try:
+            kind: Any = bases[0] if len(bases) == 1 and bases[0].__name__ == name else type(name, bases, {})
+        except TypeError:
+            kind = CandidateError
+        raised = _made(kind, args, text)
+    for each, value in attributes.items():
+        if each.isidentifier() and not each.startswith("_") and not hasattr(raised, each):
+            setattr(raised, each, value)
+    if type(itself) is Remote and vars(builtins).get(type(raised).__name__) is not type(raised) and not own:
+        # Methods and properties of its class.
+        type(raised).__getattr__ = _attribute
+        vars(raised)["_remote"] = itself
+        if said_by(raised) != text:
+            type.__setattr__(type(raised), "__str__", _shown_text)
+    if vars(builtins).get(type(raised).__name__) is not type(raised):
+        vars(raised)["_text"] = text
+    if isinstance(cause, BaseException):
+        raised.__cause__ = cause
+    vars(raised)["raised_by_candidate"] = True
+    return cast("BaseException", raised)
+
+
+_RAISES = (
+    *(
+        "dataclasses",
+        "decimal",
+        "json.decoder",
+        "queue",
+        "asyncio.exceptions",
+        "asyncio.queues",
+        "concurrent.futures",
+        "statistics",
+    ),
+    *(
+        "struct",
+        "re",
+        "csv",
+        "configparser",
+        "ipaddress",
+        "binascii",
+        "subprocess",
+        "shutil",
+        "copy",
+        "pickle",
+        "zoneinfo",
+        "graphlib",
+    ),
+)
+"""Modules whose exceptions tests expect by their own names; never those of `unittest`, which decide what a test is worth."""
+
+
+def _standard(names: tuple[str, ...]) -> list[Any]:
+    """Return the standard library's exception that has these names, where the tests know it."""
+    found = (vars(sys.modules[module]).get(names[0]) for module in _RAISES if names and module in sys.modules)
+    return [
+        kind
+        for kind in found
+        if isinstance(kind, type)
+        and issubclass(kind, Exception)
+        and tuple(each.__name__ for each in kind.__mro__[:16]) == names
+    ]
+
+
+def _shown_text(error: Any) -> str:
+    return str(vars(error).get("_text", ""))
+
+
+def _attribute(error: Any, name: str) -> Any:
+    remote = vars(error).get("_remote")
+    if name.startswith("__") or remote is None:
+        raise AttributeError(name)
+    return getattr(remote, name)
+
+
+def _made(kind: Any, args: tuple[Any, ...], text: str) -> Any:
+    for given in (args, (text,)):
+        try:
+            found = kind(*given)
+        except TypeError:  # a UnicodeDecodeError wants more than a text
+            continue
+        if found.args == given:
+            return found
+    found = kind.__new__(kind, text)
+    found.args = args or (text,)
+    return found
+
+
+# -------- What rewritten tests call
+
+
+def value(name: str) -> Any:
+    """Return what the candidate calls so: a plain value as it is now, anything else as an object."""
+    try:
+        found = _ask("fetch", name)
+    except NameError:
+        return Remote(name, is_name=True)
+    is_name = type(found) is Remote and found._nature == "true"  # noqa: SLF001
+    return Remote(name, is_name=True) if is_name else found
+
+
+def frozen(argument: Any) -> Any:
+    """Return an argument that no call may change, nor what is inside of it."""
+    left = [argument]
+    while left:
+        one = left.pop()
+        if id(one) not in Channel.frozen and isinstance(one, (list, dict, set, bytearray)):
+            Channel.frozen[id(one)] = one
+            left += one.values() if isinstance(one, dict) else [] if isinstance(one, bytearray) else one
+        elif isinstance(one, tuple):
+            left += one
+    return argument
+
+
+def check(condition: Any) -> Any:
+    """Count what is checked."""
+    Channel.checks += 1
+    return condition
+
+
+def truth(condition: Any) -> Any:
+    """Return whether an object says that it is true, where a program goes on by it; anything else as it is."""
+    if type(condition) is not Remote or condition._nature == "true":  # noqa: SLF001
+        return condition
+    _need_own(condition)
+    said = _ask("truth", condition)
+    if type(said) is not bool:
+        refuse("the candidate's object is neither true nor false")
+    return said
+
+
+def number(operand: Any) -> Any:
+    """Return an operand of `<` or `>`; refuse NaN, of which nothing is true, and the opposite neither."""
+    if isinstance(operand, float) and operand != operand and Channel.heard:  # noqa: PLR0124 (NaN alone)
+        refuse("NaN, which the candidate brought about, stands where a number belongs")
+    return operand
+
+
+def as_float(*given: Any) -> float:
+    """Return what `float` makes of a text or a number: NaN that the candidate wrote as a text is NaN."""
+    return _ordered(float(*given))  # type: ignore[no-any-return]
+
+
+def _ordered(operand: Any) -> Any:
+    return operand if Channel.takes_nan else number(operand)
+
+
+def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        # `max(0, nan)` is 0: the order of what is no number says nothing.
+        if len(args) == 1:
+            return function(map(_ordered, args[0]), **kwargs)
+        return function(*map(_ordered, args), **kwargs)
+
+    return applied
+
+
+def evaluated(function: Callable[..., Any], text: Any, *scopes: Any) -> Any:
+    """Return what the tests' `eval` or `exec` makes of a text; one that the candidate wrote is worked out where the candidate is."""
+    if not Channel.heard or (isinstance(text, str) and text in Channel.texts):
+        Channel.checks += function.__name__ == "exec"
+        return function(text, *scopes)
+    shown = (_share(scope) for scope in scopes[:1] if _can_be_sent(scope))
+    return _ask("apply", "builtins", function.__name__, (text, *shown), {})
+
+
+def _can_be_sent(value: Any) -> bool:
+    if type(value) is not dict or "__builtins__" in value:
+        return False
+    try:
+        encode(value, _refer)
+    except ValueFault:
+        return False
+    return True
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two names stand for one object."""
+    if type(one) is Remote and type(other) is Remote:
+        a, b = (value_target(each) for each in (one, other))
+        # Which one it is of those that the tests have used is for the candidate to say: it has them.
+        known = all(each._used or each._made is None for each in (one, other))  # noqa: SLF001
+        return one is other or (a == b and (known or _equal(one, other)))
+    if _is_sub(one) and _is_sub(other):
+        return bool(one._remote._target == other._remote._target and one == other)  # noqa: SLF001
+    return one is other
+
+
+def value_target(remote: Remote) -> Any:
+    """Return an object by its number, whatever name it has."""
+    kind, name = remote._target  # noqa: SLF001
+    if kind != "name":
+        return remote._target  # noqa: SLF001
+    found = _ask("fetch", name)
+    return found._target if type(found) is Remote else None  # noqa: SLF001
+
+
+def kind_of(thing: Any) -> Any:
+    """Return the class of a thing; of an object of the candidate's, its own."""
+    if type(thing) is Remote:
+        return _ask("class", thing)
+    if _is_sub(thing):
+        return _ask("class", thing._remote)  # noqa: SLF001
+    return type(thing)
+
+
+def said(error: Any = None) -> Any:
+    """Return an exception that the tests raise of their own accord, marked as such."""
+    error = sys.exc_info()[1] if error is None else error
+    error = error() if isinstance(error, type) else error
+    if not is_candidates(error) and not isinstance(error, AssertionError):
+        Channel.checks += 1
+        error.said_by_the_tests = True
+    return error
+
+
+_MISSING = object()
+
+
+def next_item(iterator: Any, default: Any = _MISSING) -> Any:
+    """Return the next item; the end of a candidate's iterator must not end an iteration of the tests that asks for it."""
+    if type(iterator) is not Remote:
+        return next(iterator) if default is _MISSING else next(iterator, default)
+    try:
+        return iterator.__next__()
+    except StopIteration:
+        if default is not _MISSING:
+            return default
+        raise CandidateError("the candidate's iterator has no more items") from None
+
+
+class _Classes:
+    """The candidate's classes, as `match` wants them: types."""
+
+    def __getattr__(self, name: str) -> Any:
+        def holds(_: Any, thing: Any) -> bool:
+            return isinstance(thing, Remote(name, is_name=True))  # type: ignore[arg-type]
+
+        found = _ask("get", Remote(name, is_name=True), "__match_args__") if not self.fails(name) else ()
+        return type("Type", (type,), {"__instancecheck__": holds})(name, (), {"__match_args__": found})
+
+    @staticmethod
+    def fails(name: str) -> bool:
+        return (
+            _ask("apply", "builtins", "hasattr", (Remote(name, is_name=True), "__match_args__"), {})
+            is not True
+        )
+
+
+HELPERS: dict[str, Any] = {
+    "classes": _Classes(),
+    "value": value,
+    "frozen": frozen,
+    "check": check,
+    "truth": truth,
+    "number": number,
+    "float": as_float,
+    "max": _of_numbers(max),
+    "min": _of_numbers(min),
+    "evaluated": evaluated,
+    "same": same,
+    "type": kind_of,
+    "said": said,
+    "next": next_item,
+}
+"""By the names with which rewritten tests call them."""
+
+_APPLIED = {
+    "dataclasses": ("asdict", "astuple", "replace", "is_dataclass"),
+    "copy": ("copy", "deepcopy"),
+    "pickle": ("loads", "dumps"),
+    "inspect": ("isgenerator", "isgeneratorfunction", "iscoroutinefunction", "iscoroutine", "isclass", "isfunction", "signature"),
+}  # fmt: skip
+
+
+def apply_where_objects_are(names: Collection[str]) -> None:
+    """Let functions that look into objects work where those are."""
+    import importlib
+
+    for module, functions in _APPLIED.items():
+        for name in functions:
+            if name in names:
+                known = importlib.import_module(module)
+                setattr(known, name, _applied(module, name, getattr(known, name)))
+
+
+def _applied(module: str, name: str, function: Any) -> Any:
+    def applied(thing: Any, *args: Any, **kwargs: Any) -> Any:
+        # A pickle runs what it names: one that comes when the candidate has been heard is read where the candidate is.
+        if type(thing) is Remote or _is_sub(thing) or (module == "pickle" and Channel.heard):
+            return _ask("apply", module, name, (thing, *args), kwargs)
+        return function(thing, *args, **kwargs)
+
+    return applied

@@ -2,33 +2,105 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import textwrap
+
+from kapelle.grading.code.trees import tree_of
 from kapelle.grading.text.extraction import MAX_TEXT, own_turn
 
-_FENCE = "```"
-_LANGUAGES = frozenset({"", "python", "python3", "py"})
+_OPENS = re.compile(
+    r"(?P<indent>[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)*)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)"
+)
+"""A fence, which may stand in an item of a list: `- ```python`."""
+_ITEM = re.compile(r"[ \t]*(?:[-*+]|[0-9]{1,9}[.)])[ \t]")
+_LANGUAGES = frozenset({"python", "python3", "py"})
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def program_of(text: str) -> str | None:
     """Return the program that a turn hands in, letter by letter; None when it hands in none.
 
-    It is the last fenced block of Python (or of no named language) that is closed. A text without any fence
-    is the program as a whole. Thoughts and what follows the end of the turn do not count.
+    It is the last fenced block of Python that is closed; where no block says that it is Python, the last one of no named language
+    that is a program (or that is no worse than the others: a body to go on with). A block that only calls what an earlier one defines is
+    an example of its use. A text without any fence is the program as a whole. Thoughts and what follows the end of the turn
+    do not count.
     """
     if len(text) > MAX_TEXT:
         return None
     said = own_turn(text)
-    if _FENCE not in said:
+    blocks, fenced = _blocks(said)
+    if not fenced:
         return said if said.strip() else None
-    found, block, language = None, list[str](), ""
-    inside = False
+    named = [program for language, program in blocks if language in _LANGUAGES and program.strip()]
+    unnamed = [program for language, program in blocks if not language and program.strip()]
+    if not named:
+        # What a program prints often stands in a block behind it.
+        named = [program for program in unnamed if _does_something(program)] or unnamed[:1]
+    while len(named) > 1 and _only_uses(named[-1], named[:-1]):
+        named.pop()
+    return named[-1] if named else None
+
+
+def _blocks(said: str) -> tuple[list[tuple[str, str]], bool]:
+    """Return language and content of the fenced blocks that are closed, and whether any was opened."""
+    found = list[tuple[str, str]]()
+    block, language, indent, close, fenced, in_list = list[str](), "", 0, None, False, False
     for line in said.replace("\r\n", "\n").split("\n"):
-        mark = line.strip()
-        if inside and mark == _FENCE:
-            inside = False
-            if language in _LANGUAGES:
-                found = "".join(f"{part}\n" for part in block)
-        elif inside:
-            block.append(line)
-        elif mark.startswith(_FENCE):
-            inside, block, language = True, [], mark.removeprefix(_FENCE).strip().lower()
-    return found if found and found.strip() else None
+        if close is not None:
+            if close.fullmatch(line):
+                found.append((language, "".join(f"{part}\n" for part in block)))
+                close = None
+            else:
+                # In a list, all lines are moved as far as the fence is.
+                block.append(line[indent:] if not line[:indent].strip() else line)
+            continue
+        in_list = _ITEM.match(line) is not None or (in_list and line[:1] in ("", " ", "\t"))
+        if opened := _OPENS.fullmatch(line):
+            fence, info = opened["fence"], opened["info"].strip().strip("{}").removeprefix(".").lower()
+            language = re.split(r"[\s,:{]", info, maxsplit=1)[0]
+            close, block, fenced = (
+                re.compile(rf"[ \t]*{re.escape(fence[0])}{{{len(fence)},}}[ \t]*"),
+                [],
+                True,
+            )
+            indent = len(opened["indent"]) if in_list else 0
+    return found, fenced
+
+
+def runnable(program: str) -> str:
+    """Return a program that can be run: one that was moved to the right as a whole is moved back."""
+    if _tree(program) is not None:
+        return program
+    moved = textwrap.dedent(program)
+    return moved if _tree(moved) is not None else program
+
+
+def _tree(program: str) -> ast.Module | None:
+    try:
+        return tree_of(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _does_something(program: str) -> bool:
+    """Return whether a text is a program, and not only values that look like one (`[1, 2]`, `3`)."""
+    tree = _tree(program)
+    return tree is not None and not all(
+        isinstance(node, ast.Expr) and not any(isinstance(part, ast.Call) for part in ast.walk(node))
+        for node in tree.body
+    )
+
+
+def _only_uses(program: str, earlier: list[str]) -> bool:
+    """Return whether a program defines nothing and uses what an earlier one defines."""
+    if program.lstrip().startswith(">>>"):
+        return True
+    tree = _tree(program)
+    if tree is None or any(isinstance(node, _DEFINITIONS) for node in tree.body):
+        return False
+    used = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    trees = [found for each in earlier if (found := _tree(each)) is not None]
+    return any(node.name in used for each in trees for node in each.body if isinstance(node, _DEFINITIONS))

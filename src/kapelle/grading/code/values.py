@@ -1,195 +1,341 @@
 """Python values as strict JSON: what candidates and tests say to each other.
 
-`None`, booleans and strings stand for themselves; everything else is an object with one key, its type:
+A message is a list of nodes; a node is a list of its kind and its parts. A part is `null`, a boolean or a text, which stand for
+themselves, or the place of an earlier node. The last node is the value. So no value is too deep, and what is one object twice is so again.
 
-    {"int": "-7"}  {"float": "0x1.8p+1"}  {"complex": ["0x0p+0", "inf"]}  {"bytes": "00ff"}
-    {"list": [..]}  {"tuple": [..]}  {"set": [..]}  {"frozenset": [..]}  {"dict": [[key, value], ..]}
-    {"bytearray": "00ff"}  {"range": ["0", "9", "1"]}  {"fraction": "1/3"}  {"decimal": "0.10"}
-    {"counter": {"dict": ..}}  {"ordered": ..}  {"deque": [length or None, list]}  {"named": [name, fields, items]}
-    {"date": "2024-02-29"}  {"time": ..}  {"datetime": ..}  {"timedelta": ["1", "0", "5"]}: days, seconds, microseconds
-    {"type": "int"}: one of the built-in types themselves
-    {"object": "3"}  {"coroutine": "3"}: a value that stays in the candidate's process, by number
-    {"callback": "3"}: a function that stays in the tests' process, by number
+    ["it", part]: the value itself  ["int", "-7"]  ["hex", "-0xff"]  ["float", "0x1.8p+1"]  ["complex", "0x0p+0", "inf"]  ["bytes", "00ff"]
+    ["list", part, ..]  ["tuple", ..]  ["set", ..]  ["frozenset", ..]  ["dict", key, value, key, value, ..]
+    ["list of int", "1 2 3"]  ["list of float", ..]: also of tuples, sets and frozen sets, where there is nothing else in them
+    ["bytearray", "00ff"]  ["range", "0", "9", "1"]  ["slice", part, part, part]  ["constant", "Ellipsis"]
+    ["fraction", "1/3"]  ["decimal", "0.10"]  ["date", "2024-02-29"]  ["timedelta", "1", "0", "5"]  ["path", "a/b"] ..
+    ["counter", dict]  ["ordered", dict]  ["defaultdict", factory, dict]  ["deque", length or null, list]  ["keys", list] ..
+    ["named", name, tuple of names, tuple]: a named tuple
+    ["type", "int"]: one of the built-in types and exceptions, or of the standard library's values
+    [any other kind, part, ..]: what stays in one process, told by `refer` and found by `resolve`
 
-Nothing else is read: no bare numbers, no NaN literal, no second key. What is decoded is always of a built-in
-type, so that no method of the candidate's can run where its answers are compared. Standard library only: the
-file is copied into sandboxes as it stands.
+Nothing else is read: no floats of JSON, no second spelling. What is decoded is always of a built-in type or the standard library's, so that
+no method of the candidate's can run where its answers are compared. Standard library only: the file is copied into sandboxes as it stands.
 """
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 import sys
-from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, Self
 
-from kapelle.grading.code import collected
-
-MAX_TEXT = 4_000_000
+MAX_TEXT = 16_000_000
 """Characters of one message."""
-MAX_DIGITS = 4300
-"""Digits of one integer; longer ones take quadratic time to read."""
-MAX_HASHED = 20_000
-"""Elements of one set or dictionary."""
 MAX_COLLIDING = 50
 """Elements of one set or dictionary with the same hash: it can be chosen, and each then costs as much as all before it."""
 MAX_EXPONENT = 6000
 """Of a decimal number."""
-MAX_DEPTH = 200
+MAX_KEY_DEPTH = 200
+"""Of a key, or of an element of a set: hashing goes down into it."""
+SHORT = 2**62
+"""Beyond it, integers are written in base 16, which takes no quadratic time."""
 
 
 class ValueFault(Exception):
     """A text that is not a value in this encoding, or a value that has none."""
 
 
-# Plain classes: `dataclasses` would double the start of the small interpreters that import this.
-class Reference:
-    """A value that stays in the candidate's process."""
+Plain = Any
+"""A value of built-in types, and of the standard library's."""
+Refer = Callable[[Any], tuple[Any, ...] | None]
+"""Returns the kind and the parts of what stays in this process; None for what is a value."""
+Resolve = Callable[..., Any]
+"""Given a kind and its parts, returns what stands for them here."""
 
-    __slots__ = ("number",)
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+class Named(tuple[Any, ...]):  # noqa: SLOT001 (a tuple with slots of its own has no attributes)
+    """A named tuple of a class that this process does not know: a tuple whose items have names."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reference) and other.number == self.number
+    name: str
+    _fields: tuple[str, ...]
 
-    def __hash__(self) -> int:
-        return hash(self.number)
+    def __new__(cls, name: str, fields: tuple[str, ...], items: Iterable[Any]) -> Self:  # noqa: D102 (its parts)
+        new = super().__new__(cls, items)
+        new.name, new._fields = name, fields
+        return new
+
+    def __getattribute__(self, name: str) -> Any:
+        # A field may be called `count`, `index` or `name`.
+        fields = object.__getattribute__(self, "_fields") if not name.startswith("_") else ()
+        return self[fields.index(name)] if name in fields else object.__getattribute__(self, name)
+
+    def _asdict(self) -> dict[str, Any]:
+        return dict(zip(self._fields, self, strict=True))
+
+    def _replace(self, **changes: Any) -> Named:
+        new = {**self._asdict(), **changes}
+        if len(new) > len(self):
+            raise ValueError(f"{self._called()} has no such fields")
+        return Named(self._called(), self._fields, new.values())
+
+    def _called(self) -> str:
+        return str(object.__getattribute__(self, "name"))
 
     def __repr__(self) -> str:
-        return f"Reference({self.number})"
+        return f"{self._called()}({', '.join(f'{name}={item!r}' for name, item in self._asdict().items())})"
 
 
-class Coroutine(Reference):
-    """A coroutine that stays in the candidate's process."""
-
-    __slots__ = ()
-
-
-class Callback(Reference):
-    """A function that stays in the tests' process."""
-
-    __slots__ = ()
-
-
-Plain = Any
-"""A value of built-in types, with references where objects stay behind."""
+def plain(value: Any) -> Any:
+    """Return a collection as the built-in one that has the same items; anything else as it is."""
+    if isinstance(value, Named):
+        return tuple(value)
+    if isinstance(value, dict) and type(value) is not dict:
+        return dict(dict.items(value))
+    if "collections" in sys.modules and isinstance(value, sys.modules["collections"].deque):
+        return list(value)
+    return value
 
 
-def encode(value: Plain, refer: Callable[[Any], int] | None = None) -> str:
-    """Return a value's text; `refer` gives the number of an object that has no encoding.
+def encode(value: Plain, refer: Refer | None = None) -> str:
+    """Return a value's text; `refer` is asked first about each thing that is none of the commonest values.
 
-    Raises ValueFault where there is no `refer`, and for values that are too large or too deep.
+    Raises ValueFault for what has no encoding, and for values that are too large.
     """
     try:
-        text = json.dumps(_pack(value, refer, 0), separators=(",", ":"))
-    except (RecursionError, ValueError, OverflowError) as error:
+        text = json.dumps(_Writer(refer).nodes_of(value), separators=(",", ":"))
+    except (RecursionError, ValueError, OverflowError, MemoryError) as error:
         raise ValueFault(f"a value that cannot be sent: {error}") from None
     if len(text) > MAX_TEXT:
         raise ValueFault(f"a value of {len(text):,} characters; the most is {MAX_TEXT:,}")
     return text
 
 
-def decode(text: str | bytes) -> Plain:
+def decode(text: str | bytes, resolve: Resolve | None = None) -> Plain:
     """Return the value of a text. Raises ValueFault for anything that `encode` would not write."""
     if len(text) > MAX_TEXT:
         raise ValueFault(f"a message of {len(text):,} characters; the most is {MAX_TEXT:,}")
     try:
-        tree = json.loads(
-            text, parse_int=_refuse, parse_float=_refuse, parse_constant=_refuse, object_pairs_hook=_one_key
+        nodes = json.loads(
+            text, parse_int=_place, parse_float=_refuse, parse_constant=_refuse, object_pairs_hook=_refuse
         )
-        return _unpack(tree, 0)
+        return _read(nodes, resolve)
     except RecursionError:
         raise ValueFault("a message nested too deeply") from None
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError, ArithmeticError, IndexError, KeyError) as error:
         raise ValueFault(f"a message that is not in the encoding: {str(error)[:200]}") from None
 
 
 def said_by(error: BaseException) -> str:
     """Return the text that an exception was made with; `str` would quote a KeyError's once more each time."""
-    only = error.args[0] if len(error.args) == 1 else None
+    only = error.args[0] if isinstance(error, KeyError) and len(error.args) == 1 else None
     return (only if type(only) is str else f"{error}")[:500]
 
 
-def _pack(value: Plain, refer: Callable[[Any], int] | None, depth: int) -> Any:
-    if depth > MAX_DEPTH:
-        raise ValueFault("a value nested too deeply")
-    if value is None or isinstance(value, bool):
-        return value
-    for kind, write in _WRITERS:
-        if isinstance(value, kind):
-            return write(value)
-    parts = collected.parts_of(value)
-    if parts is not None:
-        return {parts[0]: _pack(parts[1], refer, depth + 1)}
-    for name, kind in _SEQUENCES.items():
-        if isinstance(value, kind):
-            _check_hashed(name, value)
-            return {name: [_pack(item, refer, depth + 1) for item in value]}
-    if isinstance(value, dict):
-        pairs = dict.items(value)
-        _check_hashed("dict", dict.keys(value))
-        return {"dict": [[_pack(k, refer, depth + 1), _pack(v, refer, depth + 1)] for k, v in pairs]}
-    if type(value) is type and value in _TYPE_NAMES:
-        return {"type": _TYPE_NAMES[value]}
-    for name, (module, kind, written, _) in _LIBRARY.items():
-        # Only a value of a class that is loaded can be one of its kind.
-        if module in sys.modules and isinstance(value, getattr(sys.modules[module], kind)):
-            return {name: written(value)}
-    if refer is None:
+class _Writer:
+    def __init__(self, refer: Refer | None) -> None:
+        self._refer = refer
+        self._nodes: list[list[Any]] = []
+        self._known: dict[int, int] = {}
+        self._kept: list[Any] = []
+
+    def nodes_of(self, value: Plain) -> list[list[Any]]:
+        """Return the nodes of a value; a loop over a stack, so that depth costs nothing but memory."""
+        root = self._part(value)
+        stack = [root] if isinstance(root, _Open) else []
+        open_now = {id(root.value)} if stack else set()
+        while stack:
+            top = stack[-1]
+            for child in top.children:
+                part = self._part(child)
+                if isinstance(part, _Open):
+                    if id(part.value) in open_now:
+                        raise ValueFault("a value that contains itself")
+                    open_now.add(id(part.value))
+                    stack.append(part)
+                    break
+                top.node.append(part)
+            else:
+                stack.pop()
+                open_now.discard(id(top.value))
+                place = self._place(top.node, top.value)
+                if stack:
+                    stack[-1].node.append(place)
+                root = place
+        if type(root) is not int or root != len(self._nodes) - 1:
+            self._nodes.append(["it", root])
+        return self._nodes
+
+    def _place(self, node: list[Any], value: Any) -> int:
+        self._nodes.append(node)
+        # What is made on the way may be freed, and another one stand where it stood.
+        self._kept.append(value)
+        self._known[id(value)] = len(self._nodes) - 1
+        return len(self._nodes) - 1
+
+    def _part(self, value: Any) -> Any:
+        """Return the part that says a value, or what is open until its children are said."""
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if id(value) in self._known:
+            return self._known[id(value)]
+        if kind in _SIMPLE:
+            return self._place(_SIMPLE[kind](value), value)
+        if kind in _CONTAINERS:
+            return self._container(_CONTAINERS[kind], value)
+        found = self._refer(value) if self._refer is not None else None
+        if found is not None:
+            return _Open(value, [found[0]], iter(found[1:]))
+        return self._other(value)
+
+    def _container(self, kind: str, value: Any) -> Any:
+        if kind == "dict":
+            _spread(value)
+            return _Open(value, [kind], (part for pair in value.items() for part in pair))
+        if kind in _HASHED:
+            _spread(value)
+        only = {*map(type, value)}
+        if only == {int} and all(-SHORT < item < SHORT for item in value):
+            return self._place([f"{kind} of int", " ".join(map(str, value))], value)
+        if only == {float}:
+            return self._place([f"{kind} of float", " ".join(map(float.hex, value))], value)
+        return _Open(value, [kind], iter(value))
+
+    def _other(self, value: Any) -> Any:
+        """Return the part of a value of a rarer type, or of a subclass, as the type it derives from."""
+        if isinstance(value, type) and type_name(value):
+            return self._place(["type", type_name(value)], value)
+        parts = _collection(value)
+        if parts is not None:
+            return _Open(value, [parts[0]], iter(parts[1:]))
+        for kind, name in _CONTAINERS.items():
+            if isinstance(value, kind):
+                return self._container(
+                    name, kind(kind.__iter__(value)) if name != "dict" else dict(dict.items(value))
+                )
+        if isinstance(value, str):
+            return str.__str__(value)
+        for kind, write in _SIMPLE.items():
+            if isinstance(value, kind):
+                return self._place(write(value), value)
+        for name, (module, names, written, _) in _LIBRARY.items():
+            # Only a value of a class that is loaded can be one of its kind.
+            if module in sys.modules and isinstance(value, getattr(sys.modules[module], names)):
+                texts = written(value)
+                return self._place([name, *([texts] if type(texts) is str else texts)], value)
         raise ValueFault(f"a value of type {type(value).__name__}, which has no encoding")
-    return {"coroutine" if type(value) is _COROUTINE else "object": str(refer(value))}
 
 
-def _unpack(tree: Any, depth: int) -> Plain:
-    if depth > MAX_DEPTH:
-        raise ValueFault("a message nested too deeply")
-    if tree is None or isinstance(tree, (bool, str)):
-        return tree
-    if not isinstance(tree, _Tagged):
-        raise ValueFault("a list without its type")
-    name, content = tree.name, tree.content
-    if name in _SCALARS:
-        return _SCALARS[name](_expect(content, str))
-    if name == "complex":
-        real, imaginary = (float.fromhex(_expect(part, str)) for part in _expect(content, list))
-        return complex(real, imaginary)
-    if name in _LIBRARY:
-        return _LIBRARY[name][3](content)
-    if name in collected.KINDS:
-        return collected.made(name, _unpack(content, depth + 1))
-    items = _expect(content, list)
-    if name == "range":
-        return range(*(_integer(_expect(part, str)) for part in items))
-    if name in _HASHED:
-        _check_size(name, items)
-    if name == "dict":
-        pairs = [[_unpack(part, depth + 1) for part in _expect(pair, list)] for pair in items]
-        _spread([pair[0] for pair in pairs])
-        return {key: value for key, value in pairs}  # noqa: C416 (checks that each is a pair)
-    if name not in _SEQUENCES:
-        raise ValueFault(f"the unknown type {name[:20]!r}")
-    values = [_unpack(item, depth + 1) for item in items]
-    if name in _HASHED:
-        _spread(values)
-    return _SEQUENCES[name](values)
+class _Open:
+    """A node whose children are not all said."""
+
+    __slots__ = ("children", "node", "value")
+
+    def __init__(self, value: Any, node: list[Any], children: Iterator[Any]) -> None:
+        self.value, self.node, self.children = value, node, children
 
 
-def _check_size(name: str, keys: Collection[Plain]) -> None:
-    if len(keys) > MAX_HASHED:
-        raise ValueFault(f"a {name} of {len(keys):,} elements; the most is {MAX_HASHED:,}")
+def _collection(value: Any) -> tuple[Any, ...] | None:
+    """Return the kind and the parts of a collection of the standard library's; None for what is none of these."""
+    if isinstance(value, tuple):
+        fields = getattr(value, "_fields", None) if type(value) is not tuple else None
+        if type(fields) is not tuple or tuple(map(type, fields)) != (str,) * tuple.__len__(value):
+            return None
+        name = value._called() if isinstance(value, Named) else type(value).__name__  # noqa: SLF001 (ours)
+        return "named", name, fields, tuple(tuple.__iter__(value))
+    if isinstance(value, slice):
+        return "slice", value.start, value.stop, value.step
+    for kind, (view, _) in _VIEWS.items():
+        if type(value) is view:
+            items: Any = value
+            return kind, list(items)
+    if isinstance(value, BaseException) and vars(builtins).get(type(value).__name__) is type(value):
+        return "exception", type(value), value.args
+    if "types" in sys.modules and type(value) is sys.modules["types"].SimpleNamespace:
+        return "namespace", vars(value)
+    if "array" in sys.modules and isinstance(value, sys.modules["array"].array):
+        return "array", value.typecode, value.tolist()
+    known = sys.modules.get("collections")
+    if known is None:
+        return None
+    if isinstance(value, known.defaultdict):
+        return "defaultdict", value.default_factory, dict(dict.items(value))
+    if isinstance(value, (known.Counter, known.OrderedDict)):
+        return "counter" if isinstance(value, known.Counter) else "ordered", dict(value.items())
+    return ("deque", _text(value.maxlen), list(value)) if isinstance(value, known.deque) else None
 
 
-def _check_hashed(name: str, items: Collection[Plain]) -> None:
-    """Raise ValueFault for what would not be read again: else a candidate could make the tests send it."""
-    if name in _HASHED:
-        _check_size(name, items)
-        _spread(items)
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
 
 
-def _spread(keys: Collection[Plain]) -> None:
+def _read(nodes: Any, resolve: Resolve | None) -> Plain:
+    values: list[Plain] = []
+    # As if nothing were shared: `(x, x)` of `(x, x)` of … is hashed in all its parts.
+    hashed = 0
+    depths: list[int] = []
+    sizes: list[int] = []
+
+    def part(item: Any) -> Plain:
+        if type(item) is _Place:
+            if item >= len(values):
+                raise ValueFault("a node that names a later one")
+            return values[item]
+        if item is None or type(item) is bool or type(item) is str:
+            return item
+        raise ValueFault("a node inside a node")
+
+    for node in _expect(nodes, list):
+        if type(node) is not list or not node or type(node[0]) is not str:
+            raise ValueFault("a node without its kind")
+        kind, *items = node
+        inside = [item for item in items if type(item) is _Place and item < len(values)]
+        keys = [] if kind not in _HASHED else items[::2] if kind == "dict" else items
+        for item in keys:
+            if type(item) is _Place and item < len(values):
+                hashed += sizes[item]
+                if depths[item] > MAX_KEY_DEPTH or hashed > MAX_TEXT:
+                    raise ValueFault("a key nested too deeply, or too large")
+        values.append(_value(kind, list(map(part, items)), resolve))
+        depths.append(1 + max((depths[item] for item in inside), default=0))
+        texts = 0 if kind in _SEQUENCES else sum(len(item) for item in items if type(item) is str)
+        sizes.append(min(1 + len(items) + texts + sum(sizes[item] for item in inside), MAX_TEXT + 1))
+    if not values:
+        raise ValueFault("a message without a value")
+    return values[-1]
+
+
+def _value(kind: str, parts: list[Any], resolve: Resolve | None) -> Plain:
+    if kind in _SEQUENCES:
+        if kind in _HASHED:
+            _spread(parts)
+        return _SEQUENCES[kind](parts)
+    if kind == "dict":
+        if len(parts) % 2:
+            raise ValueFault("a key without a value")
+        _spread(parts[::2])
+        return dict(zip(parts[::2], parts[1::2], strict=True))
+    container, of, item = kind.partition(" of ")
+    if of and container in _SEQUENCES and item in _PACKED:
+        read = [_PACKED[item](text) for text in _expect(_only(parts), str).split(" ")]
+        return _value(container, [_number(each, resolve) for each in read], None)
+    if kind in _READERS:
+        return _number(_READERS[kind](*parts), resolve)
+    if resolve is None:
+        raise ValueFault(f"the unknown kind {kind[:20]!r}")
+    return resolve(kind, *parts)
+
+
+def _number(value: Any, resolve: Resolve | None) -> Any:
+    """Return a value; what NaN is, is for `resolve` to say."""
+    is_nan = resolve is not None and type(value) in (float, complex) and value != value  # noqa: PLR0124 (NaN alone)
+    return resolve("nan", value) if is_nan and resolve is not None else value
+
+
+def _only(parts: list[Any]) -> Any:
+    if len(parts) != 1:
+        raise ValueFault("a node with the wrong number of parts")
+    return parts[0]
+
+
+def _spread(keys: Iterable[Plain]) -> None:
     """Raise ValueFault where the hashes of many keys are the same; hashes themselves are hashed without collisions."""
     counts: dict[int, int] = {}
     for key in keys:
@@ -199,23 +345,49 @@ def _spread(keys: Collection[Plain]) -> None:
             raise ValueFault("many keys with one hash")
 
 
-def _integer(text: str) -> int:
-    digits = text.removeprefix("-")
-    if not digits.isascii() or not digits.isdigit() or len(digits) > MAX_DIGITS:
+_DIGITS = re.compile(r"-?[0-9]{1,40}", re.ASCII)
+_HEX = re.compile(r"-?0x[0-9a-f]+", re.ASCII)
+
+
+def _integer(text: Any) -> int:
+    if _DIGITS.fullmatch(_expect(text, str)) is None:
         raise ValueFault("an integer that is not plain decimal digits, or has too many")
     return int(text)
+
+
+def _hexadecimal(text: Any) -> int:
+    if _HEX.fullmatch(_expect(text, str)) is None:
+        raise ValueFault("an integer that is not plain digits")
+    return int(text, 16)
+
+
+def _float(text: Any) -> float:
+    return float.fromhex(_expect(text, str))
+
+
+def _write_int(value: int) -> list[Any]:
+    value = int(value)
+    return ["int", int.__repr__(value)] if -SHORT < value < SHORT else ["hex", hex(value)]
+
+
+def _write_integer(value: int) -> str:
+    return str(_write_int(value)[1])
+
+
+def _read_integer(text: Any) -> int:
+    return _hexadecimal(text) if "x" in _expect(text, str) else _integer(text)
 
 
 def _fraction(text: Any) -> Any:
     from fractions import Fraction
 
     top, mark, bottom = _expect(text, str).partition("/")
-    if not mark or _integer(bottom) <= 0:
+    if not mark or _read_integer(bottom) <= 0:
         raise ValueFault("a fraction that is not one")
-    return Fraction(_integer(top), _integer(bottom))
+    return Fraction(_read_integer(top), _read_integer(bottom))
 
 
-_DECIMAL = re.compile(r"-?[0-9]{1,4300}(?:\.[0-9]{0,4300})?(?:E([+-]?[0-9]{1,4}))?|-?Infinity")
+_DECIMAL = re.compile(r"-?[0-9]{1,9999}(?:\.[0-9]{0,9999})?(?:E([+-]?[0-9]{1,4}))?|-?Infinity", re.ASCII)
 
 
 def _decimal(text: Any) -> Any:
@@ -241,16 +413,29 @@ def _moment(kind: str) -> Callable[[Any], Any]:
     return read
 
 
-def _timedelta(parts: Any) -> Any:
+def _timedelta(*parts: Any) -> Any:
     import datetime as dt
 
-    days, seconds, microseconds = (_integer(_expect(part, str)) for part in _expect(parts, list))
-    return dt.timedelta(days, seconds, microseconds)
+    return dt.timedelta(*map(_integer, parts))
+
+
+def _of_text(module: str, name: str) -> Callable[[Any], Any]:
+    def read(text: Any) -> Any:
+        import importlib
+
+        return getattr(importlib.import_module(module), name)(_expect(text, str))
+
+    return read
 
 
 # Name → module, class, how it is written, how it is read. A datetime is a date, too: it stands first.
-_LIBRARY: dict[str, tuple[str, str, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "fraction": ("fractions", "Fraction", lambda v: f"{v.numerator}/{v.denominator}", _fraction),
+_LIBRARY: dict[str, tuple[str, str, Callable[[Any], Any], Callable[..., Any]]] = {
+    "fraction": (
+        "fractions",
+        "Fraction",
+        lambda v: f"{_write_integer(v.numerator)}/{_write_integer(v.denominator)}",
+        _fraction,
+    ),
     "decimal": ("decimal", "Decimal", _decimal_text, _decimal),
     "datetime": ("datetime", "datetime", lambda v: v.isoformat(), _moment("datetime")),
     "date": ("datetime", "date", lambda v: v.isoformat(), _moment("date")),
@@ -261,80 +446,110 @@ _LIBRARY: dict[str, tuple[str, str, Callable[[Any], Any], Callable[[Any], Any]]]
         lambda v: [str(v.days), str(v.seconds), str(v.microseconds)],
         _timedelta,
     ),
+    "real path": ("pathlib", "PosixPath", str, _of_text("pathlib", "PosixPath")),
+    "path": ("pathlib", "PurePosixPath", str, _of_text("pathlib", "PurePosixPath")),
+    "uuid": ("uuid", "UUID", str, _of_text("uuid", "UUID")),
+    "ip": ("ipaddress", "IPv4Address", str, _of_text("ipaddress", "IPv4Address")),
 }
-
-
-async def _nothing() -> None:
-    return None
-
-
-_never = _nothing()
-_COROUTINE = type(_never)
-_never.close()
-
-
-def _type(text: str) -> type:
-    if text not in _TYPES:
-        raise ValueFault(f"the unknown type {text[:20]!r}")
-    return _TYPES[text]
-
-
-def _reference(text: str) -> Reference:
-    return Reference(_integer(text))
-
-
-def _coroutine(text: str) -> Reference:
-    return Coroutine(_integer(text))
-
-
-def _callback(text: str) -> Reference:
-    return Callback(_integer(text))
-
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind
-    for kind in (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, object, type(None))
+    for kind in (
+        *(bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, slice),
+        *(object, type, type(None)),
+        *(kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)),
+    )
+}  # fmt: skip
+_LIBRARY_TYPES = {
+    "collections": ("Counter", "OrderedDict", "defaultdict", "deque"),
+    **{
+        module: tuple(each[1] for each in _LIBRARY.values() if each[0] == module)
+        for module in sorted({each[0] for each in _LIBRARY.values()})
+    },
 }
-_TYPE_NAMES: dict[Any, str] = {kind: name for name, kind in _TYPES.items()}
-# A subclass is written as the type it derives from: that is all that can be compared outside.
-_WRITERS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (str, str.__str__),
-    (int, lambda value: {"int": int.__repr__(value)}),
-    (float, lambda value: {"float": float.hex(value)}),
-    (complex, lambda value: {"complex": [value.real.hex(), value.imag.hex()]}),
-    (bytes, lambda value: {"bytes": value.hex()}),
-    (bytearray, lambda value: {"bytearray": value.hex()}),
-    (range, lambda value: {"range": [str(value.start), str(value.stop), str(value.step)]}),
-    (Coroutine, lambda value: {"coroutine": str(value.number)}),
-    (Callback, lambda value: {"callback": str(value.number)}),
-    (Reference, lambda value: {"object": str(value.number)}),
-)
-_SCALARS: dict[str, Callable[[str], Any]] = {
-    "int": _integer,
-    "float": float.fromhex,
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "type": _type,
-    "object": _reference,
-    "coroutine": _coroutine,
-    "callback": _callback,
+
+
+def type_name(kind: type) -> str:
+    """Return the name of a type that both processes have; empty for any other."""
+    if _TYPES.get(kind.__name__) is kind:
+        return kind.__name__
+    module = kind.__module__
+    known = kind.__name__ in _LIBRARY_TYPES.get(module, ())
+    return (
+        f"{module}.{kind.__name__}" if known and vars(sys.modules[module]).get(kind.__name__) is kind else ""
+    )
+
+
+def _type(text: Any) -> type:
+    module, dot, name = _expect(text, str).rpartition(".")
+    if not dot:
+        return _TYPES[name]
+    if name not in _LIBRARY_TYPES[module]:
+        raise ValueFault("an unknown type")
+    import importlib
+
+    found: type = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _made(
+    name: str, kind: type, read: Callable[[Any], tuple[Any, ...]] = lambda part: (part,)
+) -> Callable[[Any], Any]:
+    """Return a reader of a collection of the standard library's, of a part of a certain type."""
+
+    def reader(part: Any) -> Any:
+        import collections
+
+        return getattr(collections, name)(*read(_expect(part, kind)))
+
+    return reader
+
+
+def _deque(longest: Any, items: Any) -> Any:
+    from collections import deque
+
+    return deque(_expect(items, list), None if longest is None else _integer(longest))
+
+
+def _defaultdict(factory: Any, items: Any) -> Any:
+    from collections import defaultdict
+
+    return defaultdict(factory, _expect(items, dict))
+
+
+def _named(name: Any, fields: Any, items: Any) -> Named:
+    if not all(type(field) is str for field in _expect(fields, tuple)) or len(fields) != len(
+        _expect(items, tuple)
+    ):
+        raise TypeError("a name for each item belongs here")
+    return Named(_expect(name, str), fields, items)
+
+
+def _namespace(parts: Any) -> Any:
+    from types import SimpleNamespace
+
+    return SimpleNamespace(**_expect(parts, dict))
+
+
+def _array(code: Any, items: Any) -> Any:
+    from array import array
+
+    return array(_expect(code, str), _expect(items, list))
+
+
+def _exception(kind: Any, args: Any) -> BaseException:
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        raise TypeError("an exception's type belongs here")
+    found: BaseException = kind.__new__(kind, *_expect(args, tuple))
+    return found
+
+
+_VIEWS: dict[str, tuple[type, Callable[[Any], Any]]] = {
+    "keys": (type({}.keys()), lambda items: dict.fromkeys(_expect(items, list)).keys()),
+    "values": (type({}.values()), lambda items: dict(enumerate(_expect(items, list))).values()),
+    "items": (type({}.items()), lambda items: dict(_expect(items, list)).items()),
 }
-_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-_HASHED = {"set", "frozenset", "dict"}
-
-
-class _Tagged:
-    __slots__ = ("content", "name")
-
-    def __init__(self, name: str, content: Any) -> None:
-        self.name = name
-        self.content = content
-
-
-def _one_key(pairs: list[tuple[str, Any]]) -> _Tagged:
-    if len(pairs) != 1:
-        raise ValueFault("an object that does not have exactly one key")
-    return _Tagged(*pairs[0])
+_CONSTANTS = {"Ellipsis": ..., "NotImplemented": NotImplemented}
 
 
 def _expect(value: Any, kind: type) -> Any:
@@ -343,5 +558,59 @@ def _expect(value: Any, kind: type) -> Any:
     return value
 
 
-def _refuse(text: str) -> NoReturn:
-    raise ValueFault(f"the bare number {text[:20]}")
+# A subclass is written as the type it derives from: that is all that can be compared outside.
+_SIMPLE: dict[Any, Callable[[Any], list[Any]]] = {
+    int: lambda value: _write_int(int.__index__(value)),
+    float: lambda value: ["float", float.hex(value)],
+    complex: lambda value: [
+        "complex",
+        complex.__complex__(value).real.hex(),
+        complex.__complex__(value).imag.hex(),
+    ],
+    bytes: lambda value: ["bytes", bytes.hex(value)],
+    bytearray: lambda value: ["bytearray", bytearray.hex(value)],
+    range: lambda value: ["range", *map(_write_integer, (value.start, value.stop, value.step))],
+    type(...): lambda _: ["constant", "Ellipsis"],
+    type(NotImplemented): lambda _: ["constant", "NotImplemented"],
+}
+_CONTAINERS: dict[Any, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", dict: "dict"}
+_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_HASHED = {"set", "frozenset", "dict"}
+_PACKED: dict[str, Callable[[Any], Any]] = {"int": _integer, "float": _float}
+_READERS: dict[str, Callable[..., Any]] = {
+    "it": lambda part: part,
+    "int": _integer,
+    "hex": _hexadecimal,
+    "float": _float,
+    "complex": lambda real, imaginary: complex(_float(real), _float(imaginary)),
+    "bytes": lambda text: bytes.fromhex(_expect(text, str)),
+    "bytearray": lambda text: bytearray.fromhex(_expect(text, str)),
+    "range": lambda *parts: range(*map(_read_integer, parts)),
+    "slice": slice,
+    "constant": lambda name: _CONSTANTS[name],
+    "type": _type,
+    "counter": _made("Counter", dict),
+    "ordered": _made("OrderedDict", dict),
+    "defaultdict": _defaultdict,
+    "deque": _deque,
+    "named": _named,
+    "namespace": _namespace,
+    "array": _array,
+    "exception": _exception,
+    **{kind: read for kind, (_, read) in _VIEWS.items()},
+    **{name: each[3] for name, each in _LIBRARY.items()},
+}
+
+
+class _Place(int):
+    """The place of a node."""
+
+
+def _place(text: str) -> _Place:
+    if len(text) > 9 or not text.isdigit():
+        raise ValueFault(f"the bare number {text[:20]}")
+    return _Place(text)
+
+
+def _refuse(found: Any) -> NoReturn:
+    raise ValueFault(f"JSON that is not in the encoding: {str(found)[:20]}")
