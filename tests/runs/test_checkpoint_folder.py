@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from kapelle.errors import CheckpointError
+from kapelle.runs import checkpoint_folder
 from kapelle.runs.checkpoint import list_checkpoints, load, newest_valid, prune, save
+from kapelle.runtime.manifest import sha256
 
 
 def names(checkpoints: Path) -> list[str]:
@@ -162,3 +165,69 @@ def test_a_manifest_of_any_other_form_is_a_damaged_one(tmp_path: Path, content: 
     newest = newest_valid(tmp_path)
     assert newest.folder == older
     assert "manifest.json is missing or broken" in newest.rejected[0].reason
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names the files whose content is read to compare it with a manifest."""
+    found: list[str] = []
+
+    def counted(path: Path) -> str:
+        found.append(f"{path.parent.name}/{path.name}")
+        return sha256(path)
+
+    monkeypatch.setattr(checkpoint_folder, "sha256", counted)
+    return found
+
+
+def saved(checkpoints: Path, *steps: int) -> None:
+    for step in steps:
+        save(checkpoints, step, {"model": {"w": torch.full((3,), float(step))}, "loop": {"step": 1}})
+
+
+def test_pruning_reads_no_checkpoint_that_this_process_has_saved_or_loaded(
+    tmp_path: Path, hashed: list[str]
+) -> None:
+    saved(tmp_path, 1, 2, 3)
+    assert names(tmp_path) == ["00000001", "00000002", "00000003"]
+    assert [folder.name for folder in prune(tmp_path, keep=2)] == ["00000001"]
+    assert hashed == []
+    checkpoint_folder._hashed.clear()  # another process goes on
+    assert newest_valid(tmp_path).folder == tmp_path / "00000003"
+    hashed.clear()
+    saved(tmp_path, 4, 5)
+    assert [folder.name for folder in prune(tmp_path, keep=3)] == ["00000002"]
+    assert hashed == []
+    checkpoint_folder._hashed.clear()
+    saved(tmp_path, 6)
+    prune(tmp_path, keep=3)
+    assert sorted(hashed) == [
+        f"0000000{step}/{name}" for step in (4, 5) for name in ("model.safetensors", "state.json")
+    ]
+    hashed.clear()
+    saved(tmp_path, 7)
+    prune(tmp_path, keep=3)
+    assert hashed == [], "what was read once is remembered"
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_damage_to_a_checkpoint_that_pruning_knew_is_found_by_who_loads_it(tmp_path: Path, how: str) -> None:
+    saved(tmp_path, 1, 2, 3)
+    prune(tmp_path, keep=2)
+    damage(tmp_path / "00000003", how)
+    with pytest.raises(CheckpointError, match=DAMAGES[how]):
+        load(tmp_path / "00000003")
+    saved(tmp_path, 4)
+    assert prune(tmp_path, keep=2) == []
+    assert names(tmp_path) == ["00000002", "00000003", "00000004"]
+
+
+def test_content_that_changes_under_the_same_size_and_time_is_found(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 3)
+    weights = tmp_path / "00000003" / "model.safetensors"
+    about = weights.stat()
+    damage(tmp_path / "00000003", "flip")
+    os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert weights.stat().st_mtime_ns == about.st_mtime_ns
+    assert [folder.name for folder in prune(tmp_path, keep=1)] == ["00000001"], "the newest whole one is 2"
+    assert newest_valid(tmp_path).folder == tmp_path / "00000002"

@@ -33,6 +33,7 @@ from kapelle.runs.checkpoint_folder import (
     newest_valid,
     prune,
     read_manifest,
+    remember,
     verify,
 )
 from kapelle.runs.checkpoint_shares import SHARE, described, read_shares
@@ -114,6 +115,7 @@ def save(
             may_write()
             beside.rename(final)
             flush(checkpoints)
+        remember(final)
 
     try:
         listings = ranks.together("checkpoint parts", written)

@@ -2,6 +2,9 @@
 
 A checkpoint is whole when its manifest has the form that `checkpoint.save` gives it and names its own step, and when
 every file that it lists has the recorded size and SHA-256. A change of any single bit, also in the manifest, is noticed.
+
+Whoever continues from a checkpoint reads all of it for that (`verify`). Pruning, at which a run's ranks wait, asks only whether a
+file is still the one whose content was hashed, when it was saved or loaded: the same inode, size and times.
 """
 
 from __future__ import annotations
@@ -9,8 +12,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,11 @@ from kapelle.runtime.manifest import FOLDER, check_listed, sha256, step_of, uniq
 FORMAT = 1
 SHARED_FORMAT = 2
 """The form of what several processes have written, each a share of the tensors."""
+
+
+_Stamp = tuple[int, int, int, int, int]
+_hashed: dict[Path, dict[str, _Stamp]] = {}
+"""What the files of checkpoints were like when this process last knew their content, by the checkpoint's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,9 @@ def newest_listed(checkpoints: Path) -> Path | None:
 
 def verify(folder: Path) -> int:
     """Check every file against the manifest and return the step; raises CheckpointError."""
+    # Taken before anything is read: what changes meanwhile is read again by who asks next.
     manifest = read_manifest(folder)
+    stamps = _stamps(folder, manifest)
     for name, expected in manifest["files"].items():
         try:
             found = sha256(folder / name)
@@ -88,15 +98,34 @@ def verify(folder: Path) -> int:
             raise CheckpointError(f"Checkpoint {folder} cannot be read: {name}: {error.strerror}.") from error
         if found != expected["sha256"]:
             raise CheckpointError(f"Checkpoint {folder} is damaged: the content of {name} has changed.")
+    _hashed[folder.absolute()] = stamps
     return int(manifest["step"])
+
+
+def remember(folder: Path) -> None:
+    """Take note that a checkpoint was just written, by this process or its ranks, and holds what its manifest says."""
+    with suppress(CheckpointError):  # it is then read when somebody asks
+        _hashed[folder.absolute()] = _stamps(folder, read_manifest(folder))
+
+
+def _stamps(folder: Path, manifest: Mapping[str, Any]) -> dict[str, _Stamp]:
+    """Return what tells each file of a checkpoint, its manifest included, from every other one and from itself after a change."""
+    found: dict[str, _Stamp] = {}
+    for name in ("manifest.json", *manifest["files"]):
+        try:
+            about = (folder / name).stat()
+        except OSError as error:
+            raise CheckpointError(f"Checkpoint {folder} cannot be read: {name}: {error.strerror}.") from error
+        found[name] = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+    return found
 
 
 def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path | None = None) -> list[Path]:
     """Delete all checkpoints older than the newest `keep` that are whole, but the `best`, and return what was deleted.
 
-    Only checkpoints that pass `verify` count among those kept, so that a whole one is never deleted in favour of a
-    damaged one. All content is read again for that, but only when there is something to delete. Checkpoints after
-    `newest`, which the run has just saved, neither count nor are deleted: the run has passed over them.
+    Only whole checkpoints count among those kept, so that a whole one is never deleted in favour of a damaged one. A
+    checkpoint is read for that only where this process has not yet hashed it or a file has been touched since. Checkpoints
+    after `newest`, which the run has just saved, neither count nor are deleted: the run has passed over them.
     """
     assert keep >= 1, "at least the newest checkpoint is kept"
     folders = list_checkpoints(checkpoints)
@@ -118,6 +147,7 @@ def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path |
             # Renamed first, so that nobody finds a half-deleted checkpoint.
             hidden = folder.rename(folder.with_name(f".{folder.name}{PARTIAL}"))
             shutil.rmtree(hidden)
+            _hashed.pop(folder.absolute(), None)
             deleted.append(folder)
     return deleted
 
@@ -172,9 +202,11 @@ def explained(doing: str) -> Iterator[None]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a checkpoint passes `verify`."""
+    """Return whether a checkpoint passes `verify`, or has passed it and none of its files was touched since."""
     try:
-        verify(folder)
+        known = _hashed.get(folder.absolute())
+        if known is None or known != _stamps(folder, read_manifest(folder)):
+            verify(folder)
     except CheckpointError:
         return False
     return True
