@@ -137,6 +137,42 @@ def test_a_program_that_comes_back_too_late_is_told_why(play: Play) -> None:
     assert episode.error is not None
 
 
+def test_a_launcher_does_not_stand_for_its_dead_worker(play: Play) -> None:
+    """It asks for tasks by a connection that stays, and hands them on."""
+    with (
+        staged(play, Reciting(lambda _: "words"), 2, NEVER, absence=ABSENCE) as stage,
+        httpx.Client() as launcher,
+    ):
+        name = launcher.post(f"{stage.url}/task", json={}).json()["session"]
+        asked = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
+        headers = {"x-kapelle-session": name}
+        with httpx.Client() as worker:
+            assert (
+                worker.post(f"{stage.url}/chat/completions", json=asked, headers=headers).status_code == 200
+            )
+        own = launcher.post(f"{stage.url}/task", json={}).json()["session"]
+        _say_and_pay(launcher, stage, own)
+        episodes = stage.wait()
+    assert [episode.error is None for episode in episodes].count(True) == 1
+    [failed] = [episode.error for episode in episodes if episode.error]
+    assert "closed its last connection 1 s ago" in failed
+
+
+def test_an_episode_may_be_given_up(play: Play) -> None:
+    with staged(play, Reciting(lambda _: "words"), 1, NEVER) as stage, httpx.Client() as web:
+        name = web.post(f"{stage.url}/task", json={}).json()["session"]
+        assert web.delete(f"{stage.url}/sessions/{name}").status_code == 200
+        [episode] = stage.wait()
+        assert (
+            web.post(
+                f"{stage.url}/reward", json={"reward": 1}, headers={"x-kapelle-session": name}
+            ).status_code
+            == 404
+        )
+    assert episode.error is not None
+    assert "given it up, by DELETE" in episode.error
+
+
 def test_a_started_program_that_ends_while_its_answer_is_sampled_is_noticed_at_once(play: Play) -> None:
     """Its process is what counts: a limit of an hour and an answer that never comes do not hold its place."""
     code = PROGRAM.replace("team/coder", "team/first").replace('os.environ["KAPELLE_TASK"]', '"held"')

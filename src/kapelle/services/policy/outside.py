@@ -188,6 +188,8 @@ class Presence:
         """Session → the open connections by which its calls came."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         """Sessions without any."""
+        self._asked: dict[str, Peer] = {}
+        """Session → the connection that has asked for its task and not called in it since."""
 
     def opened(self, peer: Peer) -> None:
         """Learn of a new connection."""
@@ -201,16 +203,22 @@ class Presence:
                 self._wait(name)
 
     def begin(self, name: str, peer: Peer | None) -> None:
-        """Watch a session from now on."""
+        """Watch a session from now on; `peer` asked for its task."""
         if peer is not None:
             self._open[name] = set()
             self.called(name, peer)
+            self._asked[name] = peer
 
     def called(self, name: str, peer: Peer | None) -> None:
         """Learn of a call in a session; one that is not watched is ignored."""
         if name not in self._open or peer is None:
             return
         self._stop(name)
+        asked = self._asked.pop(name, peer)
+        if asked != peer and asked in self._carried:
+            # Whoever asked has handed the task on, as a launcher does to its workers: theirs is what counts from now on.
+            self._carried[asked].discard(name)
+            self._open[name].discard(asked)
         if peer in self._carried:  # else it is gone already
             self._carried[peer].add(name)
             self._open[name].add(peer)
@@ -220,6 +228,7 @@ class Presence:
         """Watch the sessions no longer that are over, told by their names."""
         for name in [name for name in self._open if over(name)]:
             self._stop(name)
+            self._asked.pop(name, None)
             for peer in self._open.pop(name):
                 self._carried[peer].discard(name)
 
@@ -259,7 +268,11 @@ class _Seats:
         return {}
 
     def drop(self, session: Session) -> None:
-        raise Refusal(409, "An episode of a run ends with its reward. Post one.", None, "session_of_a_run")
+        seat = self._board.seat(session.name)
+        if seat is None:
+            raise _over()
+        with suppress(Over):
+            seat.fail("Its program has given it up, by DELETE of its session.")
 
 
 def _over(why: str | None = None) -> Refusal:
