@@ -43,6 +43,7 @@ def divergence(tables: Tables, teacher: Tables, game: Game, *, whole: bool) -> T
     Over whole completions; or, not `whole`, token by token at the places that occur, which are held as they are.
     """
     total = torch.zeros((), dtype=torch.float64)
+    assert isinstance(game.order, tuple)
     for outcome, count in game.outcomes():
         said = [game.words[k] for k in outcome]
         for place, (name, words) in enumerate(zip(game.order, said, strict=True)):
@@ -83,6 +84,20 @@ def test_the_baseline_is_of_the_other_attempts_at_the_same_place() -> None:
     }
     credit = TaughtCredit(1.0)(said, Signals(more={TEACHER: taught}))
     assert [given.advantage_T.tolist() for given in credit.values()] == [[2.5, -1.0], [-2.5], [7.0]]
+
+
+def test_turns_of_another_number_are_no_other_attempts() -> None:
+    # R: ½, then −2 by a's second turn, and −3 in the other attempt. First turns are compared; the second one is alone,
+    # and before there are earlier ones a teacher's equal would have 0.
+    turns = [turn("a", k, completion_ids=(5,), logprobs=(-1.0,)) for k in range(2)]
+    said = [group(episode(*turns), episode(turns[0]))]
+    taught = {
+        KEY: torch.tensor([-0.5]),
+        TurnKey(0, 0, 1): torch.tensor([-3.0]),
+        TurnKey(0, 1, 0): torch.tensor([-4.0]),
+    }
+    credit = TaughtCredit(1.0)(said, Signals(more={TEACHER: taught}))
+    assert [float(given.advantage_T) for given in credit.values()] == [3.5, -2.0, -3.5]
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 from tests.support.expected import ARMS, Game, Run, Tables, expected_update, multiples
 from tests.support.tables import Words
@@ -215,6 +216,44 @@ def second_step(name: str, game: Game, **settings: Any) -> dict[str, float]:
     run.step(groups)
     tables.logits = before
     return multiples(tables)
+
+
+@pytest.mark.parametrize("name", ["grpo", "at_grpo", "remax", "opo", "reinforce_plus_plus", "rae"])
+def test_a_loop_that_goes_on_from_a_checkpoint_knows_earlier_returns(name: str) -> None:
+    """b's and c's turns are alone among the attempts at their tasks: what is remembered decides what they are worth."""
+    settings: dict[str, Any] = {"baseline": "group"} if name == "reinforce_plus_plus" else {}
+    if name != "rae":
+        settings["group_size"] = 2
+    kind: Any = algorithm_class(name)
+    algorithm = kind.model_validate({"name": name, **settings}).build()
+    game = UNALIKE["routed"]
+    every = game.population(algorithm.data.group_size)
+    groups = [each for each in every if sum(len(one.turns) == 3 for one in each.episodes) == 1]
+    first, then = groups[0::2][:1], groups[1::2]
+
+    def begun(tables: Tables) -> Run:
+        return Run(
+            algorithm, tables, greedy=lambda task: game.episode((1, 0), task)
+        )  # c answers, b is silent
+
+    moved = []
+    for resumed in (False, True):
+        tables = Tables(game, None)
+        before = dict(tables.logits)
+        run = begun(tables)
+        run.step(first)
+        run.go_back(before)
+        if resumed:
+            kept = run.loop.state()
+            run = begun(tables)
+            run.loop.load_state(kept)
+        run.step(then)
+        moved.append(tables.ascent)
+    assert all(torch.equal(moved[0][agent], moved[1][agent]) for agent in game.agents)
+    assert any(float(each.abs().max()) > 0 for each in moved[0].values())
+    anew = Tables(game, None)
+    begun(anew).step(then)
+    assert not all(torch.equal(moved[0][agent], anew.ascent[agent]) for agent in game.agents)
 
 
 STALE: list[tuple[str, dict[str, Any]]] = [

@@ -297,6 +297,17 @@ def test_an_agent_of_happo_goes_up_what_those_before_it_have_left(game: Game, un
     assert len(orders) > 1
 
 
+def test_the_critic_of_happo_learns_once() -> None:
+    """With the first agent in the order, however many follow: as it does where all move at once."""
+    found = []
+    for name in ("happo", "mappo"):
+        tables = Tables(THREE, None)
+        run = Run(built(name, gae=MONTE_CARLO, epochs=2), tables)
+        run.step(THREE.population(1))
+        found.append(run.weights("critic"))
+    assert close(found[0], found[1], 1e-6)
+
+
 @pytest.mark.parametrize(
     ("order", "movers"),
     [

@@ -46,6 +46,14 @@ S2 = 1 / math.sqrt(2)
         ("opo", {"group_size": 3}, "a", SOLO, [2.8, -0.2, -1.2]),
         # The greedy attempt earned 1.
         ("remax", {"group_size": 3}, "a", SOLO, [3.0, 0.0, -1.0]),
+        # A token costs a half, the greedy attempt's too: 3½, 0 and −1, against ½.
+        (
+            "remax",
+            {"group_size": 3, "penalties": {"length": 0.5, "length_limit": 1}},
+            "a",
+            SOLO,
+            [3.0, -0.5, -1.5],
+        ),
         # a speaks twice in the first attempt and each turn holds its trajectory's return: 6, 6 and 0. Mean 4,
         # variance (4 + 4 + 16)/2 = 12. GRPO would compare 6 with 0 alone.
         (

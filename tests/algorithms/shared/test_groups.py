@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -13,6 +14,11 @@ from tests.support.episodes import turn
 
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.algorithms.shared.groups import (
+    CENTRED,
+    LEFT_OUT,
+    SCALED,
+    Comparison,
+    Earlier,
     Member,
     Sets,
     TurnRewards,
@@ -169,3 +175,68 @@ def test_candidates_of_a_tree_are_compared_with_those_of_their_own_prompt() -> N
         1: 0.0,
         3: 0.0,
     }
+
+
+def alone(value: float, group: int = 0, like: str = "a") -> Member:
+    return Member((group, like), value, 1, (TurnKey(group, 0, 0),), (like,))
+
+
+class TestEarlierReturns:
+    """One that is alone in its set is compared with a running mean, of which each return has a twentieth."""
+
+    def test_mean_and_spread_by_hand(self) -> None:
+        earlier = Earlier()
+        earlier.take_in([alone(6.0), alone(10.0, 1)])  # the first ones: mean 8, variance 4
+        found = earlier.of(("a",))
+        assert found is not None
+        assert tuple(found) == (8.0, 4.0)
+        # 0.95·8 + 0.05·0 = 7.6; 0.95·4 + 0.05·0 + 0.05·0.95·8² = 6.84
+        earlier.take_in([alone(0.0)])
+        assert earlier.of(("a",)) == pytest.approx((7.6, 6.84))
+        # Two at once have 1 − 0.95² = 0.0975: 0.9025·7.6 + 0.0975·2 = 7.054
+        earlier.take_in([alone(0.0), alone(4.0, 1)])
+        found = earlier.of(("a",))
+        assert found is not None
+        assert found.mean == pytest.approx(7.054)
+        assert earlier.of(("b",)) is None
+
+    @pytest.mark.parametrize(
+        ("how", "by_hand"),
+        [
+            (CENTRED, -8.0),
+            (LEFT_OUT, -8.0),
+            # Its own square counts: 0.05·0.95·64 = 3.04, and −8/√3.04 = −4.588.
+            (SCALED, -4.5883147),
+        ],
+    )
+    def test_it_is_compared_with_those_before_it(self, how: Comparison, by_hand: float) -> None:
+        earlier = Earlier()
+        assert compare([alone(8.0)], how, earlier) == {TurnKey(0, 0, 0): 0.0}
+        assert compare([alone(0.0)], how, earlier) == pytest.approx({TurnKey(0, 0, 0): by_hand}, rel=1e-5)
+
+    def test_the_first_ones_are_compared_with_other_tasks(self) -> None:
+        members = [alone(8.0), alone(2.0, 1), alone(5.0, 2, "b")]
+        assert list(compare(members, CENTRED).values()) == [6.0, -6.0, 0.0]
+
+    def test_a_set_beside_it_decides_what_it_weighs(self) -> None:
+        """Two attempts at one task, one at another: the full set is R − mean, and one alone weighs ½ as its members do."""
+        pair = [Member((0, "a"), value, 1, (TurnKey(0, k, 0),), ("a",)) for k, value in enumerate((1.0, 3.0))]
+        earlier = Earlier()
+        earlier.take_in([alone(2.0)])
+        found = compare([*pair, alone(8.0, 1)], CENTRED, earlier)
+        assert list(found.values()) == pytest.approx([-1.0, 1.0, 3.0])
+
+    def test_a_smaller_set_weighs_as_much_as_a_full_one(self) -> None:
+        """Two of three: 2/1 · 2/3 · (R − 2) = ±4/3."""
+        full = [Member((0, "a"), float(k), 1, (TurnKey(0, k, 0),), ("a",)) for k in range(3)]
+        two = [Member((1, "a"), value, 1, (TurnKey(1, k, 0),), ("a",)) for k, value in enumerate((1.0, 3.0))]
+        found = list(compare([*full, *two], CENTRED).values())
+        assert found == pytest.approx([-1.0, 0.0, 1.0, -4 / 3, 4 / 3])
+
+    def test_a_checkpoint_holds_them(self) -> None:
+        one, other = Earlier(), Earlier()
+        one.take_in([alone(6.0), alone(10.0, 1), alone(3.0, 2, "b")])
+        other.load_state(json.loads(json.dumps(one.state())))
+        for how in (CENTRED, SCALED):
+            assert compare([alone(1.0)], how, one) == compare([alone(1.0)], how, other)
+        assert other.of(("b",)) is not None
