@@ -177,7 +177,10 @@ def test_a_stop_while_torch_is_imported_is_one_line(tmp_path: Path, number: str,
     (tmp_path / "torch.py").write_text(
         f"import signal\ntry:\n    signal.raise_signal(signal.{number})\nexcept BaseException:\n    raise NameError"
     )
-    words = [sys.executable, "-m", "kapelle", "train", "demo"]
+    (tmp_path / "starts.py").write_text(  # under `nohup`, where SIGHUP is ignored, it would stay so
+        "import runpy, signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\nrunpy.run_module('kapelle', run_name='__main__')"
+    )
+    words = [sys.executable, str(tmp_path / "starts.py"), "train", "demo"]
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     ended = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
     assert (ended.returncode, ended.stderr) == (code, "kapelle: stopped.\n")

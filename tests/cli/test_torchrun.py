@@ -39,13 +39,15 @@ evaluation: {before_and_after: false}
 KAPELLE = [sys.executable, "-m", "kapelle"]
 
 
-def launched(*programs: str) -> list[Rank]:
-    """Start programs of Python as the ranks of a launcher."""
+def launched(*programs: str, begun: bool = True) -> list[Rank]:
+    """Start programs of Python as the ranks of a launcher, which hears of them that they have begun."""
     ranks = []
     for number, program in enumerate(programs):
         words = [sys.executable, "-c", f"import os, signal, sys, time\n{program}"]
         process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
         ranks.append(Rank(number, process, Pulse(), Signs(process.pid)))
+        if begun:
+            ranks[-1].pulse.beat()
     return ranks
 
 
@@ -130,6 +132,23 @@ def test_a_second_ctrl_c_ends_what_hears_none(
     ranks = launched(DEAF)
     when_deaf(ranks[0], twice)
     assert ended(ranks) == 130
+    assert capfd.readouterr().err == ""
+
+
+def test_a_stop_ends_a_rank_that_cannot_hear_it_yet(capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = launched(DEAF, DEAF, begun=False)
+    when_deaf(ranks[0], lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert ended(ranks) == 130
+    assert capfd.readouterr().err == "kapelle: stopped.\n"
+
+
+def test_the_others_stop_with_a_rank_that_was_stopped_before_they_met(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "LEAVING", 5.0)
+    ranks = launched("sys.exit(143)", WAIT)
+    assert ended(ranks) == 143
+    assert ranks[1].process.returncode == -signal.SIGTERM
     assert capfd.readouterr().err == ""
 
 

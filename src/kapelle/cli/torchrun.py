@@ -122,6 +122,13 @@ class Rank:
                 self.process.send_signal(number)
                 self.send_group(signal.SIGCONT)
 
+    def stop(self, number: int) -> None:
+        """Ask it to stop; one that has not begun, which would end in a traceback of Python's own, is ended."""
+        if self.pulse.beats:
+            self.send(number)
+        else:
+            self.kill()
+
     def send_group(self, number: int) -> None:
         """Send a signal to it and to what it has started in its group."""
         if self.running:
@@ -219,6 +226,11 @@ class _Launcher:
         elif code < 0 and not rank.gave_up and -code not in self._asked and not rank.left_when_asked:
             self._lost(rank, how_it_ended(code), memory_hint(code))
         else:
+            if code in STOPS and not self._asked and rank.pulse.doing != LAST:
+                # Somebody has stopped this one alone, before all of them had met; the others would wait for it.
+                self._asked.append(code - 128)
+                for other in self._ranks:
+                    other.stop(code - 128)
             self._end_soon(GRACE if code and code not in STOPS else LEAVING)
         return code is None
 
@@ -239,7 +251,7 @@ class _Launcher:
             Arrivals.handled = True
             self._asked.append(number)
             for rank in self._ranks:
-                rank.send(number)
+                rank.stop(number)
             # Two SIGTERMs may come from two who want the same; a second Ctrl-C is somebody who waits.
             if number == signal.SIGINT and len(self._asked) > 1:
                 self._end_soon(AT_ONCE if len(self._asked) == 2 else 0.0)
@@ -269,6 +281,8 @@ class _Launcher:
         if self._cause is not None:
             return EXIT_WRONG
         if self._asked and any(code in STOPS or code < 0 for code in codes):
+            if self._ranks[0].gave_up and not self._ranks[0].pulse.beats:  # it would have said so
+                complain("stopped.")
             return 128 + self._asked[0]
         said = [code for code in codes if code > 0 and code != EXIT_ALONE]
         if said:

@@ -38,6 +38,8 @@ GONE = 5.0
 """Seconds in which who watches a process that has ended well hears of it."""
 LOOK = 0.5
 """Seconds between two looks at the parent, and between two beats."""
+SPEAKS = 3.0
+"""Seconds that the first of several ranks has to say for all why they stop."""
 LAST = "its end"
 """What a rank does (`doing`) once it has nothing left to save."""
 EXIT_ALONE = 3
@@ -235,12 +237,14 @@ def _end_alone(launcher: int) -> NoReturn:
 
 def _stop_alone(launcher: int) -> None:
     """Stop the ranks of a launcher that is stopped, as SIGTERM does: nobody could ask them to stop any more, or see one die."""
-    if _is_first():  # the others stop with it
+    if _is_first():
         _say(
             f"The launcher (process {launcher}) has been stopped for {stalled_after():g} s: the run saves and ends. "
             "(Ctrl-Z stops a run whole, for as long as you like.)"
         )
-        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        time.sleep(SPEAKS)  # where they have met, this one stops with the first
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _is_first() -> bool:
