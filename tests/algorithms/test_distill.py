@@ -100,6 +100,17 @@ def test_turns_of_another_number_are_no_other_attempts() -> None:
     assert [float(given.advantage_T) for given in credit.values()] == [3.5, -2.0, -3.5]
 
 
+def test_a_checkpoint_holds_the_earlier_returns() -> None:
+    # One attempt: R is ½ in the first step and −3 in the second, 3½ below it.
+    said = [group(episode(turn("a", 0, completion_ids=(5,), logprobs=(-1.0,))))]
+    first, then = (Signals(more={TEACHER: {KEY: torch.tensor([logp])}}) for logp in (-0.5, -4.0))
+    before, after = TaughtCredit(1.0), TaughtCredit(1.0)
+    assert before(said, first)[KEY].advantage_T.tolist() == [0.5]
+    after.load_state(before.state())
+    for give in (before, after):
+        assert give(said, then)[KEY].advantage_T.tolist() == [-3.5]
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(("discount", "whole"), [(1.0, True), (0.0, False)])
 def test_the_expected_update_descends_the_reverse_kl(discount: float, *, whole: bool, size: int) -> None:

@@ -162,10 +162,23 @@ def in_all(said: Sequence[Words]) -> float:
     return 8.0 + worth(said[-1]) * sum(worth(words) for words in said) - len(said)
 
 
+def at_once(said: Sequence[Words]) -> dict[str, float]:
+    """Every word is paid for on its own as well."""
+    return {("a", "b", "a")[len(said) - 1]: 3.0 * worth(said[-1])}
+
+
 EVEN: dict[str, Any] = {"words": ((0,), (1,)), "counts": (1, 1)}
 UNALIKE = {
-    "stops": Game(stops_early, lambda said: {"a": in_all(said)}, seats=("a",), **EVEN),
-    "answers": Game(answers_or_not, lambda said: {"a": in_all(said)}, seats=("a", "b"), **EVEN),
+    "stops": Game(
+        stops_early,
+        lambda said: {"a": in_all(said)},
+        on_the_way=lambda said: {"a": 3.0 * worth(said[-1])},
+        seats=("a",),
+        **EVEN,
+    ),
+    "answers": Game(
+        answers_or_not, lambda said: {"a": in_all(said)}, on_the_way=at_once, seats=("a", "b"), **EVEN
+    ),
     "routed": Game(routed, lambda said: {"c": in_all(said)}, seats=("r", "b", "c"), **EVEN),
     "fails": Game(("a", "b"), lambda said: {"b": in_all(said)}, failing=1, **EVEN),
 }
@@ -200,7 +213,7 @@ def test_sets_of_every_size_weigh_alike(
 ) -> None:
     """One alone is compared with earlier returns: from the second step on the whole is an exact multiple of ∇J."""
     game = replace(UNALIKE[kind], shared=shared)
-    found = second_step(name, game, group_size=size, **settings)
+    found = second_step(name, game, group_size=size, team_reward="sum", **settings)
     assert positive(found), found
 
 
