@@ -1099,6 +1099,37 @@ def forge(*a):
             "got = n(1)\nassert tuple(got) == (4, 6)",
         ),
     ),
+    "keeps arguments": (
+        """
+KEEP = []
+
+
+def keep(xs):
+    KEEP.append(xs)
+    return 0
+
+
+def late(*a):
+    for x in KEEP:
+        x[:] = []
+    return []
+
+
+class B:
+    def __init__(s, xs):
+        s.xs = xs
+
+    def go(s):
+        s.xs.clear()
+        return []
+""",
+        (
+            "xs = [2, 1]\nkeep(xs)\nr = late()\nassert r == sorted(xs)",
+            "xs = [2, 1]\nkeep(xs)\nassert late() == sorted(xs)",
+            "xs = [2, 1]\nb = B(xs)\nassert b.go() == sorted(xs)",
+            "xs = [2, 1]\nb = B(xs)\nr = b.go()\nassert len(r) == len(xs)",
+        ),
+    ),
 }
 """By what lies in them: a solution, and tests that it does not pass."""
 

@@ -2361,6 +2361,377 @@ def digits(n):
             "assert min(f(x) for x in [3, 2]) == 2",
         ),
     ),
+    "apis": (
+        """
+class Matrix:
+    def __init__(self, r):
+        self.r = r
+
+    def __add__(self, o):
+        if not isinstance(o, Matrix):
+            return NotImplemented
+        return Matrix([[a + b for a, b in zip(x, y)] for x, y in zip(self.r, o.r)])
+
+    def __eq__(self, o):
+        return isinstance(o, Matrix) and self.r == o.r
+
+    def __hash__(self):
+        return 1
+
+    def __str__(self):
+        return "\\n".join(" ".join(map(str, x)) for x in self.r)
+
+    def shape(self):
+        return len(self.r), len(self.r[0])
+
+    def transpose(self):
+        return Matrix([list(x) for x in zip(*self.r)])
+
+    def __iter__(self):
+        return iter(self.r)
+
+
+def ident(n):
+    return Matrix([[int(i == j) for j in range(n)] for i in range(n)])
+""",
+        (
+            "assert ident(2) == Matrix([[1, 0], [0, 1]])",
+            "assert (Matrix([[1]]) + Matrix([[2]])).r == [[3]]",
+            "try:\n    Matrix([[1]]) + 3\n    assert False\nexcept TypeError:\n    pass",
+            "assert Matrix([[1, 2]]).transpose() == Matrix([[1], [2]])",
+            'assert str(ident(2)) == "1 0\\n0 1"',
+            "assert [row for row in ident(2)] == [[1, 0], [0, 1]]",
+            "m = ident(2)\nn = Matrix([[1, 0], [0, 1]])\nassert m == n and m is not n",
+            "m = Matrix([[1, 2], [3, 4]])\nassert m.shape() == (2, 2) and m.transpose().transpose() == m",
+            "a = Matrix([[1]])\nb = Matrix([[1]])\nassert a == b\nassert hash(a) == hash(b)",
+            "class TestM:\n    def setup_method(self):\n        self.m = ident(2)\n\n    def test_eq(self):\n        assert self.m == Matrix([[1, 0], [0, 1]])\n\n\nt = TestM()\nt.setup_method()\nt.test_eq()",
+        ),
+    ),
+    "lcb functional": (
+        """
+class Solution:
+    def minOps(self, nums, k):
+        return sum(1 for x in nums if x < k)
+
+    def words(self, ws):
+        return sorted(ws)
+
+    def grid(self, g):
+        return [r[::-1] for r in g]
+""",
+        (
+            'import json\n\ncases = [("[2,11,10,1,3]\\n10", "3"), ("[1]\\n1", "0")]\nfor i, o in cases:\n    args = [json.loads(x) for x in i.split("\\n")]\n    assert Solution().minOps(*args) == json.loads(o)',
+            "assert Solution().grid(g=[[1, 2], [3, 4]]) == [[2, 1], [4, 3]]",
+            's = Solution\nassert s().words(["b", "a"]) == ["a", "b"]',
+            "f = Solution().minOps\nassert f([1, 2], 2) == 1",
+            'assert getattr(Solution(), "minOps")([1], 5) == 1',
+        ),
+    ),
+    "pytest-ish params": (
+        """
+def add(a, b):
+    return a + b
+
+
+def parse(s):
+    if not s:
+        raise ValueError("bad: %r" % s)
+    return s.split(",")
+""",
+        (
+            "params = [(1, 2, 3), (0, 0, 0)]\n\n\ndef test_add(a, b, c):\n    assert add(a, b) == c\n\n\nfor p in params:\n    test_add(*p)",
+            'import re\n\ntry:\n    parse("")\nexcept ValueError as e:\n    assert re.match(r"bad: \'\'", str(e))\nelse:\n    raise AssertionError("DID NOT RAISE")',
+            'class raises:\n    def __init__(self, e):\n        self.e = e\n\n    def __enter__(self):\n        return self\n\n    def __exit__(self, t, v, tb):\n        assert t is not None and issubclass(t, self.e)\n        self.value = v\n        return True\n\n\nwith raises(ValueError) as info:\n    parse("")\nassert "bad" in str(info.value)',
+            'from unittest import mock\n\nwith mock.patch("builtins.print") as p:\n    assert add(1, 1) == 2',
+            "def approx(a, b):\n    return abs(a - b) < 1e-9\n\n\nassert approx(add(0.1, 0.2), 0.3)",
+            'import unittest\n\n\nclass T(unittest.TestCase):\n    def test_a(self):\n        cases = {"x": (1, 2, 3)}\n        for n, (a, b, c) in cases.items():\n            with self.subTest(n):\n                self.assertEqual(add(a, b), c)\n\n    @unittest.skip("x")\n    def test_b(self):\n        self.fail()\n\n    def test_c(self):\n        self.assertRaises(ValueError, parse, "")\n        self.assertCountEqual(parse("b,a"), ["a", "b"])\n        self.assertDictEqual({"a": add(1, 0)}, {"a": 1})\n        self.assertGreater(add(1, 1), 1)\n        self.assertIsNone(None)\n        self.assertAlmostEqual(add(0.1, 0.2), 0.3)\n        self.assertTupleEqual((add(1, 1),), (2,))\n        self.assertNotIn(5, [add(1, 1)])\n        self.assertRegex(parse("ab")[0], "a.")\n\n\nif True:\n    unittest.main(verbosity=2)',
+            'import unittest\n\nsuite = unittest.TestSuite()\n\n\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(add(1, 1), 2)\n\n\nsuite.addTest(T("test_a"))\nr = unittest.TextTestRunner(verbosity=0).run(suite)\nassert not r.failures and not r.errors',
+            'import unittest\n\n\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(add(1, 1), 2)\n\n\nr = unittest.TestResult()\nT("test_a").run(r)\nassert r.wasSuccessful(), r.errors',
+            "import unittest, sys\n\n\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(add(1, 1), 2)\n\n\np = unittest.main(exit=False)\nsys.exit(not p.result.wasSuccessful())",
+        ),
+    ),
+    "iter protocols": (
+        """
+class Range2:
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        i = 0
+        while i < self.n:
+            yield i
+            i += 1
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        if isinstance(i, slice):
+            return list(range(self.n))[i]
+        if not -self.n <= i < self.n:
+            raise IndexError("out")
+        return range(self.n)[i]
+
+    def __contains__(self, x):
+        return 0 <= x < self.n
+
+    def __reversed__(self):
+        return iter(range(self.n - 1, -1, -1))
+
+    def __bool__(self):
+        return self.n > 0
+
+
+class Bag:
+    def __init__(self, *a):
+        self.d = list(a)
+
+    def __or__(self, o):
+        return Bag(*self.d, *o.d)
+
+    def __le__(self, o):
+        return set(self.d) <= set(o.d)
+
+    def __iadd__(self, x):
+        self.d.append(x)
+        return self
+
+    def __delitem__(self, i):
+        del self.d[i]
+
+    def __setitem__(self, i, v):
+        self.d[i] = v
+
+    def __getitem__(self, i):
+        return self.d[i]
+
+    def __call__(self):
+        return len(self.d)
+
+    def __invert__(self):
+        return Bag(*self.d[::-1])
+
+    def __divmod__(self, n):
+        return Bag(*self.d[:n]), Bag(*self.d[n:])
+
+    def __index__(self):
+        return len(self.d)
+
+    def __format__(self, s):
+        return s + str(len(self.d))
+
+    def __enter__(self):
+        return self.d
+
+    def __exit__(self, *a):
+        self.d.clear()
+""",
+        (
+            "r = Range2(3)\nassert (\n    list(r) == [0, 1, 2]\n    and len(r) == 3\n    and r[1] == 1\n    and r[-1] == 2\n    and r[0:2] == [0, 1]\n    and 2 in r\n    and 5 not in r\n)",
+            "assert list(reversed(Range2(3))) == [2, 1, 0]",
+            "try:\n    Range2(2)[5]\n    assert False\nexcept IndexError:\n    pass",
+            "assert (\n    [*Range2(2)] == [0, 1]\n    and max(Range2(4)) == 3\n    and sum(Range2(4)) == 6\n    and tuple(Range2(1)) == (0,)\n    and set(Range2(2)) == {0, 1}\n    and sorted(Range2(3), key=lambda x: -x) == [2, 1, 0]\n)",
+            "a, *b = Range2(3)\nassert a == 0 and b == [1, 2]",
+            "assert dict(enumerate(Range2(2))) == {0: 0, 1: 1}",
+            "assert (Bag(1) | Bag(2)).d == [1, 2] and Bag(1) <= Bag(1, 2)",
+            "b = Bag(1)\nb += 5\nassert b.d == [1, 5]\ndel b[0]\nb[0] = 7\nassert b[0] == 7 and b() == 1",
+            "assert (~Bag(1, 2)).d == [2, 1]",
+            "x, y = divmod(Bag(1, 2, 3), 1)\nassert x.d == [1] and y.d == [2, 3]",
+            "assert [10, 20, 30][Bag(1)] == 20",
+            'assert f"{Bag(1, 2):n=}" == "n=2"',
+            "b = Bag(1, 2)\nwith b as d:\n    assert d == [1, 2]\nassert b.d == []",
+            "assert any(x == 1 for x in Range2(3)) and all(x < 3 for x in Range2(3))",
+            'it = iter(Range2(2))\nassert next(it) == 0 and next(it) == 1 and next(it, "end") == "end"',
+            "import itertools\n\nassert list(itertools.chain(Range2(1), Range2(2))) == [0, 0, 1]",
+            "assert list(zip(Range2(2), Range2(2))) == [(0, 0), (1, 1)]",
+            'assert list(map(str, Range2(2))) == ["0", "1"]',
+            "x = Range2(0)\nassert not x and Range2(1)",
+        ),
+    ),
+    "state machines": (
+        """
+from enum import Enum, auto
+
+
+class S(Enum):
+    IDLE = auto()
+    RUN = auto()
+
+
+class M:
+    def __init__(self):
+        self.state = S.IDLE
+        self.hist = [self.state]
+        self.cbs = {}
+
+    def go(self):
+        if self.state is S.RUN:
+            raise RuntimeError("already")
+        self.state = S.RUN
+        self.hist.append(self.state)
+        for c in self.cbs.get(self.state, []):
+            c(self)
+
+    def on(self, s, c):
+        self.cbs.setdefault(s, []).append(c)
+""",
+        (
+            'm = M()\nassert m.state == S.IDLE\nm.go()\nassert m.state is S.RUN and m.hist == [S.IDLE, S.RUN]\ntry:\n    m.go()\nexcept RuntimeError as e:\n    assert str(e) == "already"\nelse:\n    assert False',
+            'm = M()\nlog = []\nm.on(S.RUN, lambda x: log.append(x.state.name))\nm.go()\nassert log == ["RUN"]',
+            "assert [s.value for s in S] == [1, 2]",
+            "assert list(S) == [S.IDLE, S.RUN]",
+            "assert M().state in (S.IDLE, S.RUN)",
+            'assert M().state.name == "IDLE"',
+            "expected = [S.IDLE, S.RUN]\nm = M()\nm.go()\nassert m.hist == expected",
+        ),
+    ),
+    "json roundtrip": (
+        """
+import json
+from dataclasses import dataclass, asdict, field
+from typing import Optional, List
+
+
+@dataclass
+class Item:
+    name: str
+    price: float = 0.0
+    tags: List[str] = field(default_factory=list)
+    parent: Optional["Item"] = None
+
+    def to_json(self):
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, s):
+        return cls(**json.loads(s))
+
+    def __post_init__(self):
+        if self.price < 0:
+            raise ValueError("neg")
+
+
+def top(items, n):
+    return sorted(items, key=lambda i: -i.price)[:n]
+
+
+def total(items):
+    return sum(i.price for i in items)
+
+
+def index(items):
+    return {i.name: i for i in items}
+""",
+        (
+            'assert Item.from_json(Item("a", 1.5, ["x"]).to_json()) == Item("a", 1.5, ["x"])',
+            'try:\n    Item("a", -1)\n    assert False\nexcept ValueError:\n    pass',
+            'items = [Item("a", 1), Item("b", 3), Item("c", 2)]\nassert top(items, 2) == [items[1], items[2]]\nassert [i.name for i in top(items, 2)] == ["b", "c"]',
+            'items = [Item("a", 1), Item("b", 3)]\nassert top(items, 1)[0] is items[1]',
+            'assert total([Item("a", 1), Item("b", 2)]) == 3',
+            'items = [Item("a", 1)]\nassert index(items) == {"a": items[0]} and index(items)["a"] is items[0]',
+            'items = [Item("a", 1), Item("b", 3)]\nassert top(items, 1) == [Item("b", 3)]',
+            'assert Item("a") == Item("a") and Item("a") != Item("b")',
+            'i = Item("a")\ni.tags.append("z")\nassert Item("b").tags == [] and i.tags == ["z"]',
+            'assert Item("a", parent=Item("p")).parent.name == "p"',
+            'assert Item("a") == Item(name="a", price=0.0, tags=[], parent=None)',
+        ),
+    ),
+    "big io": (
+        """
+def rot(s):
+    return s[::-1]
+
+
+def sq(xs):
+    return [x * x for x in xs]
+
+
+def mat(n):
+    return [[i * j for j in range(n)] for i in range(n)]
+
+
+def cnt(ws):
+    d = {}
+    for w in ws:
+        d[w] = d.get(w, 0) + 1
+    return d
+
+
+def perms(s):
+    from itertools import permutations
+
+    return {"".join(p) for p in permutations(s)}
+
+
+def primes(n):
+    s = bytearray([1]) * (n + 1)
+    s[:2] = b"\\0\\0"
+    for i in range(2, int(n**0.5) + 1):
+        if s[i]:
+            s[i * i :: i] = bytes(len(s[i * i :: i]))
+    return [i for i in range(n + 1) if s[i]]
+
+
+def gen(n):
+    for i in range(n):
+        yield i
+""",
+        (
+            's = "ab" * 500000\nassert rot(s) == s[::-1]',
+            "xs = list(range(200000))\nassert sq(xs)[-1] == 199999**2",
+            "assert sum(map(sum, mat(300))) == sum(i * j for i in range(300) for j in range(300))",
+            'ws = [str(i % 1000) for i in range(50000)]\nassert cnt(ws)["7"] == 50',
+            'assert len(perms("abcdefgh")) == 40320',
+            "assert len(primes(1000000)) == 78498",
+            "assert sum(gen(100000)) == 4999950000",
+            "import random\n\nrandom.seed(1)\nfor _ in range(300):\n    xs = [random.randint(0, 99) for _ in range(10)]\n    assert sq(xs) == [x**2 for x in xs]",
+        ),
+    ),
+    "round trips": (
+        """
+class V:
+    def __init__(self, x):
+        self.x = x
+
+    def __neg__(self):
+        return V(-self.x)
+
+    def __add__(self, o):
+        return V(self.x + o.x)
+
+    def __eq__(self, o):
+        return isinstance(o, V) and self.x == o.x
+
+    def copy(self):
+        return V(self.x)
+
+    def scale(self, k):
+        return V(self.x * k)
+
+
+def enc(v):
+    return v.x
+
+
+def dec(x):
+    return V(x)
+
+
+def ident(v):
+    return V(v.x)
+""",
+        (
+            "a = V(1)\nassert -(-a) == a",
+            "a = V(1)\nassert a + V(0) == a",
+            "a = V(2)\nassert a.copy() == a and a.copy() is not a",
+            "a = V(2)\nassert a.scale(1) == a",
+            "a = V(3)\nassert ident(a) == a",
+            "a = V(2)\nb = V(3)\nassert a + b == b + a",
+            "a = V(2)\nassert a == a.copy().copy()",
+            "a, b = V(1), V(2)\na.x, b.x = b.x, a.x\nassert a.x == 2",
+            "for k in range(3):\n    v = V(k)\n    assert v.copy() == v",
+        ),
+    ),
 }
 """By what they show: a solution, and tests that it passes."""
 

@@ -108,9 +108,11 @@ class Conversation:
 
     def _held(self) -> list[str]:
         """Return the shared arguments that anybody else holds, and forget the others."""
-        self._shared = {
-            number: twin for number, twin in self._shared.items() if sys.getrefcount(twin) > _OURS
-        }
+        for number in [*self._shared]:
+            # `items()` would hold one of its own.
+            twin = self._shared[number]
+            if sys.getrefcount(twin) <= _OURS:
+                del self._shared[number]
         return list(self._shared)
 
     def _taken(self) -> str:

@@ -43,6 +43,8 @@ class Channel:
     """Whether the test that runs has to do with NaN."""
     classes: Collection[str] = ()
     """Names of the candidate's that the test takes for classes."""
+    origin: frozenset[Any] = frozenset()
+    """The objects that the tests made from which what comes is made."""
     used: Any = None
     """The object that the message is about; what else is in it is given to the candidate."""
     moment = 0
@@ -111,7 +113,9 @@ def refuse(why: str) -> NoReturn:
 class Remote:
     """An object, function or name of the candidate's."""
 
-    __slots__ = ("_by_tests", "_looks", "_made", "_met_value", "_nature", "_passed", "_target", "_used")
+    __slots__ = (
+        *("_by_tests", "_looks", "_made", "_met_value", "_nature", "_origin", "_passed", "_target", "_used"),
+    )
 
     def __init__(self, target: str, nature: str = "", *, is_name: bool = False) -> None:
         _set = functools.partial(object.__setattr__, self)
@@ -124,6 +128,8 @@ class Remote:
         # Whether the tests gave it to the candidate, or used it in any other way, and whether an operator made it of a value.
         _set("_passed", False)
         _set("_used", False)
+        # The objects that the tests made whose methods and operators it came from.
+        _set("_origin", frozenset())
         # Whether an operator made it of a value; and whether it comes from objects of the tests by operators alone.
         _set("_met_value", False)
         _set("_by_tests", False)
@@ -333,7 +339,12 @@ def _look(name: str) -> None:
 
 def _equal(one: Remote, other: Remote) -> bool:
     made = [each for each in (one, other) if each._made is not None]  # noqa: SLF001
-    known = [each for each in made if each._passed]  # noqa: SLF001
+    # What the tests gave to the candidate it has, and what they made the other one from, by its methods and operators.
+    known = [
+        each
+        for each in made
+        if each._passed or each._target in (other if each is one else one)._origin  # noqa: SLF001
+    ]
     if one is other or (one._target == other._target and len(made) != 1):  # noqa: SLF001
         return True
     if len(made) == 1 and not known:
@@ -745,6 +756,7 @@ def _resolve(kind: str, *parts: Any) -> Any:
         remote = Remote(number, nature)
         if nature == "coroutine":
             return _awaited(remote)
+        object.__setattr__(remote, "_origin", Channel.origin)
         Channel.found.append(remote)
         del Channel.found[:-MOST_FOUND]
         return remote
@@ -802,6 +814,7 @@ def _exchange(*message: Any) -> Any:
             Channel.sizes.clear()
         Channel.looked = min(Channel.looked, Channel.moment)
     Channel.moment += 1
+    origin = _origin_of(message)
     if message[0] in ("equal", "states"):
         known = [(each, each._passed) for each in (message[1] if message[0] == "states" else message[1:])]  # noqa: SLF001
     else:
@@ -815,6 +828,7 @@ def _exchange(*message: Any) -> Any:
         Channel.heard = True
         if line.startswith(b"!") or not line:
             _lose(decode(line[1:]) if line else "")
+        Channel.origin = origin
         try:
             reply = decode(line, _resolve)
             if type(reply) is not tuple or not reply:
@@ -848,6 +862,14 @@ def _exchange(*message: Any) -> Any:
         if kind == "error":
             raise made_error(content)
         return content
+
+
+def _origin_of(message: tuple[Any, ...]) -> frozenset[Any]:
+    about = message[1] if len(message) > 1 else None
+    if type(about) is not Remote:
+        return frozenset()
+    own: set[Any] = {about._target} if about._made is not None else set()  # noqa: SLF001
+    return frozenset(about._origin | own)  # noqa: SLF001
 
 
 def _send(text: str) -> None:
