@@ -35,6 +35,21 @@ _PRESSURE = "/proc/pressure"
 _WITHOUT_PRESSURE = (
     ("--size", "4096", "--tmpfs", _PRESSURE, "--remount-ro", _PRESSURE) if Path(_PRESSURE).is_dir() else ()
 )
+# How the host was started and what it is made of: no program's business.
+_OF_THE_HOST = tuple(
+    f"/proc/{name}"
+    for name in (
+        "cmdline",
+        "config.gz",
+        "diskstats",
+        "interrupts",
+        "key-users",
+        "keys",
+        "modules",
+        "partitions",
+    )
+    if Path(f"/proc/{name}").exists()
+)
 # Each layer of protection is one entry; the tests remove them in turn and see a hostile program get through.
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "user namespace": ("--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
@@ -43,6 +58,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         *("--unshare-pid", "--as-pid-1", "--proc", "/proc"),
         *("--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
         *_WITHOUT_PRESSURE,
+        *(part for name in _OF_THE_HOST for part in ("--ro-bind", "/dev/null", name)),
     ),
     "network namespace": ("--unshare-net",),
     "ipc, uts and cgroup namespaces": (

@@ -31,11 +31,14 @@ class Limits:
     """Size of one file, and of the work directory as a whole."""
     files: int = 2048
     """Files and directories that exist at one time."""
+    patience: float = 0.0
+    """How many times `wall_s` a program has more for the seconds in which it waits for a core: with 0 the clock decides, and a
+    crowded machine ends programs that an idle one carries to their end."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not value > 0:
+            if not (value > 0 or (name == "patience" and value == 0)):
                 raise SandboxError(f"The sandbox limit `{name}` is {value}; it must be greater than 0.")
 
 

@@ -5,8 +5,9 @@ kernel with a large surface or with stores that all share (io_uring, bpf, filter
 namespaces, memory that belongs to no process or that no sum over processes sees (memfd, System V segments, pages
 that a pipe holds, huge pages, sockets that are not stream sockets of the run's own), locks and notifications on
 files that all runs share, what the page cache holds of them, the disks below them, and the other calling
-conventions, in which none of these numbers would hold. Of `fcntl` and `ioctl`, to which kernels add, what honest
-programs use is allowed and nothing else.
+conventions, in which none of these numbers would hold. Of `fcntl`, `ioctl` and `prctl`, to which kernels add, what honest
+programs use is allowed and nothing else. epoll is absent, as on an older kernel: it has any number of entries, which
+belong to no process; who waits for descriptors falls back to `poll`.
 
 The instruction format is `struct sock_filter` of linux/filter.h: code, jump if true, jump if false, operand.
 """
@@ -44,8 +45,10 @@ AF_UNIX, SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 SOL_SOCKET, SO_SNDBUF, SO_SNDBUFFORCE, SO_ATTACH_FILTER = 1, 7, 32, 26
 MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
 MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE = 12, 14, 20, 21, 25
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_THP_DISABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE = 4, 22, 41, 62, 67
-PR_TASK_PERF_EVENTS_DISABLE, PR_TASK_PERF_EVENTS_ENABLE = 31, 32
+PLAIN_PRCTL = (1, 2, 3, 7, 15, 16, 21, 23, 27, 29, 30, 37, 38, 39, 40, 42)
+"""PR_{SET,GET}_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_KEEPCAPS, PR_{SET,GET}_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_SECUREBITS,
+PR_{SET,GET}_TIMERSLACK, PR_GET_CHILD_SUBREAPER, PR_{SET,GET}_NO_NEW_PRIVS, PR_GET_TID_ADDRESS, PR_GET_THP_DISABLE. The rest hides a
+process from the supervisor, undoes its clock, or has the kernel keep what no sum sees: tables of futexes, names of memory."""
 SIGCHLD = 17
 SHARED_ANONYMOUS_BYTES = 1024**2
 """Most of one shared anonymous mapping: a process that maps a page of it may hold all of it, unseen."""
@@ -67,6 +70,8 @@ class _Machine:
     """By name; they succeed and do nothing."""
     without: Mapping[str, int]
     """By name; they fail as what the file system does not have."""
+    absent: Mapping[str, int]
+    """By name; they fail as what the kernel does not have."""
 
 
 # fmt: off
@@ -114,8 +119,11 @@ _WITHOUT: Mapping[str, tuple[int, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
 }
 """They fail as on a file system without attributes. One of them is an access list, which says who may read."""
-_UNKNOWN = {"clone3": 435, "openat2": 437}
-"""Their flags lie behind a pointer, where a filter cannot look; callers fall back to `clone` and `openat`."""
+_ABSENT: Mapping[str, tuple[int, int | None]] = {
+    "clone3": (435, 435), "openat2": (437, 437), "epoll_create": (213, None), "epoll_create1": (291, 20),
+}
+"""They fail as on a kernel that does not have them. The flags of the first two lie behind a pointer, where a filter cannot look;
+callers fall back to `clone`, `openat` and `poll`."""
 # fmt: on
 
 
@@ -135,6 +143,7 @@ _MACHINES = {
         _column(_REFUSED_OLD, column) | dict(_REFUSED_NEW),
         _column(_PRETENDED, column),
         _column(_WITHOUT, column),
+        _column(_ABSENT, column),
     )
     for column, (machine, audit, direct) in enumerate(
         (("x86_64", 0xC000003E, 0x4000), ("aarch64", 0xC00000B7, 0x10000))
@@ -171,7 +180,7 @@ def filter_program(machine: str | None = None, *, children_counted: bool = True)
             *(_when(_EQUAL, number, errno.EPERM) for number in sorted(known.refused.values())),
             *(_when(_EQUAL, number, 0) for number in sorted(known.pretended.values())),
             *(_when(_EQUAL, number, errno.EOPNOTSUPP) for number in sorted(known.without.values())),
-            *(_when(_EQUAL, number, errno.ENOSYS) for number in _UNKNOWN.values()),
+            *(_when(_EQUAL, number, errno.ENOSYS) for number in known.absent.values()),
             *(_within(known.bounded[name], body) for name, body in rules.items() if name in known.bounded),
             _step(_RETURN, _ALLOW),
         )
@@ -220,12 +229,7 @@ def _rules(direct: int) -> dict[str, bytes]:
         "umask": _step(_LOAD, _ARGUMENTS[0]) + _when(_ANY_BIT, stat.S_IRUSR, errno.EPERM),
         # RWF_NOWAIT tells what the host has in its page cache.
         "preadv2": _step(_LOAD, _ARGUMENTS[5]) + _unless(0, errno.EOPNOTSUPP),
-        # The supervisor of an ordinary user reads what its own may; filters fill a store that the whole machine shares.
-        "prctl": _step(_LOAD, _ARGUMENTS[0])
-        + _refuse_each(
-            *(PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_THP_DISABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE),
-            *(PR_TASK_PERF_EVENTS_DISABLE, PR_TASK_PERF_EVENTS_ENABLE),
-        ),
+        "prctl": _step(_LOAD, _ARGUMENTS[0]) + _unless_one_of(PLAIN_PRCTL, errno.EINVAL),
         "rt_sigaction": _only_if(_EQUAL, _ARGUMENTS[0], SIGCHLD)
         + _step(_LOAD, _ARGUMENTS[1])
         + _unless(0, errno.EPERM)

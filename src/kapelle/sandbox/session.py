@@ -28,6 +28,8 @@ WATCH_CLOSELY_S = 0.004
 """The same for one that grows so fast that it would be above its memory by then."""
 BEGIN_WITHIN_S = 30.0
 """How long a sandbox may take to unpack before the program's own clock begins."""
+LEAST_GRANTED_S = 0.05
+"""Fewer seconds of waiting for a core are not given back: every program waits a little."""
 KILL_WITHIN_S = 0.4
 """How long the dead are waited for after a kill before the supervisor goes on without them."""
 _CHUNK = 65536
@@ -38,6 +40,10 @@ class ProcessGroup(Protocol):
 
     def usage(self) -> Usage | None:
         """Return what they use now, None where that cannot be seen."""
+        ...
+
+    def waited_s(self) -> float:
+        """Return for how long one of their threads has waited for a core, at most; 0 where that cannot be seen."""
         ...
 
     def kill(self, within_s: float) -> None:
@@ -88,6 +94,7 @@ class ProcessSession:
         self._input_open, self._input_ends = True, False
         self._limit: LimitName | None = None
         self._memory, self._peak_memory, self._seen_cpu_s = 0, 0, 0.0
+        self._granted_s = 0.0
         # Counts what passes while the program is waited for, and nothing while this process is stopped.
         self._clock = AwakeClock()
         self._started = self._clock.now()
@@ -166,7 +173,7 @@ class ProcessSession:
 
     @property
     def _deadline(self) -> float:
-        return self._started + (BEGIN_WITHIN_S if self._waiting else self._limits.wall_s)
+        return self._started + (BEGIN_WITHIN_S if self._waiting else self._limits.wall_s + self._granted_s)
 
     def _check_begun(self) -> None:
         """Raise SandboxError for a run that is over before its program began: that is no fault of the program."""
@@ -180,15 +187,28 @@ class ProcessSession:
             raise SandboxError(f"The sandbox could not start the program: {said or why}.")
 
     def _pump(self, done: Callable[[], bool], until: float) -> None:
-        """Move bytes until `done`, the end of the program, a limit, or a moment."""
+        """Move bytes until `done`, the end of the program, a limit, or a moment, later by what is granted meanwhile."""
+        before = self._granted_s
         while not done() and not self._ended and self._limit is None:
             now = self._clock.now()
-            if now >= self._deadline:
-                self._limit = "wall"
-            if now >= min(until, self._deadline):
+            stop = min(until + self._granted_s - before, self._deadline)
+            if now >= stop and not self._grant():
+                if now >= self._deadline:
+                    self._limit = "wall"
                 return
             self._watch(now)
-            self._move(max(min(until, self._deadline, self._next_watch) - now, 0.0))
+            self._move(max(min(stop, self._next_watch) - now, 0.0))
+
+    def _grant(self) -> bool:
+        """Give back the seconds in which the machine had no core for the program; return whether there were any."""
+        if self._waiting or not self._limits.patience:
+            return False
+        most_s = self._limits.wall_s * self._limits.patience
+        more_s = min(self._group.waited_s(), most_s) - self._granted_s
+        if more_s < LEAST_GRANTED_S:
+            return False
+        self._granted_s += more_s
+        return True
 
     def _move(self, wait_s: float) -> None:
         poll = select.poll()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kapelle.sandbox.contract import Layer, Limits, check_files
 from kapelle.sandbox.session import ProcessSession
-from kapelle.sandbox.usage import Usage
+from kapelle.sandbox.usage import Usage, longest_wait_s
 
 
 class UnsafeSandboxWarning(UserWarning):
@@ -108,6 +108,10 @@ class ProcessGroup:
     def usage(self) -> Usage | None:
         """Return None: the run's processes cannot be told from others of the host."""
         return None
+
+    def waited_s(self) -> float:
+        """Return for how long a thread of the run has waited for a core, at most."""
+        return longest_wait_s(self._process.pid)
 
     def kill(self, within_s: float) -> None:
         """Kill the group. Its leader is reaped later, so its number still names it."""

@@ -86,6 +86,22 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
     return Usage(cpu_ticks / _TICKS_PER_S, private + kept, files, countable)
 
 
+def longest_wait_s(init_pid: int) -> float:
+    """Return for how long the one of a process's and its descendants' threads that waited longest has waited for a core.
+
+    Of those that live; 0 where the kernel does not tell.
+    """
+    waited, waiting = 0, [init_pid]
+    while waiting:
+        with contextlib.suppress(OSError):
+            threads = _threads(waiting.pop())
+            waiting += _children(threads)
+            for thread in threads:
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    waited = max(waited, int((thread / "schedstat").read_bytes().split()[1]))
+    return waited / 1e9
+
+
 def written_by(init_pid: int, mounts: tuple[str, ...]) -> tuple[int, int]:
     """Return the number of files in the tmpfs `mounts` that a process sees, and their bytes."""
     files, size = 0, 0
@@ -138,13 +154,13 @@ def _has_memory(pid: int) -> bool:
 
 
 def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
-    """Return the anonymous memory of a process, what it shares with its forks included, and where that was read.
+    """Return the anonymous memory of a process, what it shares with its forks included, its page tables, and where that was read.
 
     Any living thread tells: the first one may have ended, and then does not.
     """
     for place in (Path(f"/proc/{pid}"), *threads):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            size = _sum_of(place / "status", (b"RssAnon:", b"VmSwap:"))
+            size = _sum_of(place / "status", (b"RssAnon:", b"VmSwap:", b"VmPTE:"))
             if size is not None:
                 return place, size
     return None
@@ -189,9 +205,10 @@ def _divided_bytes(place: Path, size: int) -> int:
     """
     try:
         divided = _sum_of(place / "smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
+        tables = _sum_of(place / "status", (b"VmPTE:",)) or 0
     except OSError:
         return size if _has_memory(int(place.parts[2])) else 0
-    return size if divided is None else min(divided, size)
+    return size if divided is None else min(divided + tables, size)
 
 
 def _sum_of(file: Path, names: tuple[bytes, ...]) -> int | None:

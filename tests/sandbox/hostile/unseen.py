@@ -1,4 +1,4 @@
-"""4 programs that get out of the sight of whoever counts, or reach for the process that ends them."""
+"""7 programs that get out of the sight of whoever counts, or reach for the process that ends them."""
 
 from __future__ import annotations
 
@@ -71,6 +71,39 @@ while time.monotonic() < until:
 """,
         ends("cpu"),
         limits=replace(SMALL, wall_s=20.0, cpu_s=0.4),
+    ),
+    "page tables of pages that are far apart": Hostile(
+        """
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+for _ in range(10):
+    if os.fork() == 0:
+        for k in range(3500):
+            # Read and never written: a page of zeros, and two tables of its own.
+            at = libc.mmap(0x100000000000 + k * (1 << 30), 4096, 1, 0x100022, -1, 0)
+            ctypes.c_ubyte.from_address(at).value
+        time.sleep(60)
+time.sleep(60)
+""",
+        ends("memory"),
+        limits=replace(SMALL, wall_s=20.0, cpu_s=10.0),
+    ),
+    "has the kernel keep what belongs to nobody": Hostile(
+        """
+for option in (78, 0x53564D41, 4, 22, 31, 32, 36, 41, 62, 65, 67, 0x59616D61):
+    refused_call(f"prctl {option}", 157, option, 1, 1 << 20, 0, 0)
+refused_call("epoll_create", 213, 1)
+refused_call("epoll_create1", 291, 0)
+libc.prctl(15, b"named", 0, 0, 0)
+with open("/proc/self/comm") as name:
+    assert name.read().strip() == "named"
+"""
+    ),
+    "how the host was started": Hostile(
+        """
+for name in ("cmdline", "keys", "key-users", "interrupts", "diskstats", "partitions", "modules", "config.gz"):
+    refused(os.open, f"/proc/{name}", os.O_RDONLY)
+"""
     ),
     "takes over process 1": Hostile(
         """
