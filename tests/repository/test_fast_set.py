@@ -162,6 +162,7 @@ REACHED = {
     "kapelle.runtime.tensor_files": "tests/runtime/test_randomness.py::test_the_random_generators_go_on_where_they_were",
     "kapelle.sandbox.cgroups": "tests/sandbox/test_cgroups.py::test_a_run_is_bounded_counted_killed_and_removed",
     "kapelle.sandbox.interpreter": "tests/setup/test_recipe_values.py::test_so_do_those_on_the_real_files",
+    "kapelle.sandbox.machine": "tests/sandbox/test_machine.py::test_the_run_that_was_in_the_kernel_is_charged",
     "kapelle.sandbox.task_clock": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
     "kapelle.sandbox.watching": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",
     "kapelle.sandbox.usage": "tests/sandbox/test_contract.py::test_a_signal_is_told_from_an_exit",

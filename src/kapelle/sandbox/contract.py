@@ -34,6 +34,9 @@ class Limits:
     patience: float = 0.0
     """How many times `wall_s` a program has more for the seconds in which it waits for a core: with 0 the clock decides, and a
     crowded machine ends programs that an idle one carries to their end."""
+    unexplained_bytes: int = 256 * 1024**2
+    """Most of the kernel's memory that may go missing on the machine while the run is in the kernel, where no cgroup bounds
+    the run. Far above what other work makes the kernel take and give back."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

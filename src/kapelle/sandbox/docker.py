@@ -107,6 +107,10 @@ class Container:
         """Return 0: the container's processes are not this one's."""
         return 0.0
 
+    def kernel_s(self) -> tuple[float, float] | None:
+        """Return None: the engine's cgroups count the kernel's memory too."""
+        return None
+
     def kill(self, within_s: float) -> None:
         """Remove the container with everything in it, and the client that attaches to it."""
         with contextlib.suppress(subprocess.TimeoutExpired):

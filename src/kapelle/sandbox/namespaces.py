@@ -18,7 +18,7 @@ from kapelle.sandbox.cgroups import RunCgroup
 from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.task_clock import open_clock, read_clock
 from kapelle.sandbox.task_clock import works_here as task_clock_works
-from kapelle.sandbox.usage import Usage, lock_bytes, longest_wait_s, parent_of, usage_of, written_by
+from kapelle.sandbox.usage import Usage, lock_bytes, longest_wait_s, parent_of, times_of, usage_of, written_by
 
 LOOK_ANYWAY_S = 0.5
 """How long a run whose clock stands still is taken to do nothing."""
@@ -75,6 +75,12 @@ class NamespaceGroup:
     def waited_s(self) -> float:
         """Return for how long a thread of the run has waited for a core, at most."""
         return longest_wait_s(self._init_pid) if self._init_fd is not None else 0.0
+
+    def kernel_s(self) -> tuple[float, float] | None:
+        """Return the seconds of CPU of all processes and of those the ones in the kernel; None in a cgroup, or before and after."""
+        if self._cgroup is not None or self._init_fd is None:
+            return None
+        return times_of(self._init_pid)
 
     def _usage_of(self, cgroup: RunCgroup) -> Usage:
         files, _ = written_by(self._init_pid, self._mounts)

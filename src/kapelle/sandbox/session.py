@@ -19,6 +19,7 @@ from typing import Protocol
 from kapelle.errors import SandboxError
 from kapelle.runtime.awake import AwakeClock
 from kapelle.sandbox.contract import LimitName, Limits, Result
+from kapelle.sandbox.machine import came_back, unattributed_bytes
 from kapelle.sandbox.usage import Usage
 from kapelle.sandbox.watching import forget, watch
 
@@ -44,6 +45,10 @@ class ProcessGroup(Protocol):
 
     def waited_s(self) -> float:
         """Return for how long one of their threads has waited for a core, at most; 0 where that cannot be seen."""
+        ...
+
+    def kernel_s(self) -> tuple[float, float] | None:
+        """Return their seconds of CPU and of those the ones in the kernel; None where a cgroup counts all that they hold."""
         ...
 
     def kill(self, within_s: float) -> None:
@@ -102,6 +107,7 @@ class ProcessSession:
         self._next_watch = self._started + WATCH_EVERY_S
         self._exit_fd = _exit_of(process, group)
         self._ended = False
+        self._suspected, self._lost_by_others = False, False
         self._result: Result | None = None
         for fd in (self._stdin, *self._output):
             os.set_blocking(fd, False)
@@ -112,6 +118,19 @@ class ProcessSession:
     def ended(self) -> bool:
         """Whether the program was seen to have ended by itself."""
         return self._ended
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """What the machine may miss before the run is ended for it."""
+        return self._limits.unexplained_bytes
+
+    def kernel_s(self) -> tuple[float, float] | None:
+        """Return its seconds of CPU and of those the ones in the kernel, None before its program begins."""
+        return None if self._waiting else self._group.kernel_s()
+
+    def suspect(self) -> None:
+        """End the run at its next look: the machine misses memory, and most by this run."""
+        self._suspected = True
 
     def send(self, data: bytes) -> None:
         """Write to the program's standard input; what a dead program does not read is dropped."""
@@ -129,7 +148,7 @@ class ProcessSession:
                 if self._waiting:
                     self._move(0.0)
                 if self._is_above_a_limit():
-                    self._group.kill(KILL_WITHIN_S)
+                    self._kill()
         finally:
             self._turn.release()
 
@@ -157,19 +176,38 @@ class ProcessSession:
 
     def _finish(self, *, kill: bool) -> Result:
         if self._result is not None:
+            self._check_own_fault()
             return self._result
         try:
             self._input_ends = True
             if not kill:
                 self._pump(lambda: False, math.inf)
-            self._group.kill(KILL_WITHIN_S)
+            self._kill()
             self._drain()
             self._result = self._reap()
             if not kill:
                 self._check_begun()
+            self._check_own_fault()
             return self._result
         finally:
             self._close()
+
+    def _kill(self) -> None:
+        """Kill all of the run. Of one that was suspected, see whether the machine has its memory back then."""
+        suspected, self._suspected = self._suspected and self._limit == "memory", False
+        held = unattributed_bytes() if suspected else None
+        self._group.kill(KILL_WITHIN_S)
+        if held is not None:
+            self._lost_by_others = not came_back(held, self._limits.unexplained_bytes // 2)
+
+    def _check_own_fault(self) -> None:
+        """Raise SandboxError for a run that was ended for what others have taken: that is no fault of the program."""
+        if self._lost_by_others:
+            raise SandboxError(
+                f"The machine lost more than {self._limits.unexplained_bytes:,} bytes of memory to its kernel while a program "
+                "ran in a sandbox. The program was ended and they did not come back, so something else took them: look at "
+                "Slab and VmallocUsed in /proc/meminfo, or raise `unexplained_bytes` of the sandbox's limits."
+            )
 
     @property
     def _deadline(self) -> float:
@@ -289,6 +327,9 @@ class ProcessSession:
 
     def _is_above_a_limit(self) -> bool:
         """Look at what the run uses and keep in mind the limit that it is above."""
+        if self._suspected:
+            self._limit = "memory"
+            return True
         # Before the greeting the mounts may still be the host's, and what is used is not the program's.
         usage = None if self._waiting else self._group.usage()
         if usage is None:

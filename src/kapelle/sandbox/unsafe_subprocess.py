@@ -113,6 +113,10 @@ class ProcessGroup:
         """Return for how long a thread of the run has waited for a core, at most."""
         return longest_wait_s(self._process.pid)
 
+    def kernel_s(self) -> tuple[float, float] | None:
+        """Return None: nothing is contained."""
+        return None
+
     def kill(self, within_s: float) -> None:
         """Kill the group. Its leader is reaped later, so its number still names it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):

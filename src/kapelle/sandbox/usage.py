@@ -102,6 +102,18 @@ def longest_wait_s(init_pid: int) -> float:
     return waited / 1e9
 
 
+def times_of(init_pid: int) -> tuple[float, float]:
+    """Return the seconds of CPU of a process and all its descendants, and of those the ones in the kernel."""
+    everywhere, in_kernel, waiting = 0, 0, [init_pid]
+    while waiting:
+        pid = waiting.pop()
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+            waiting += _children(_threads(pid))
+            ticks = [int(field) for field in _stat(Path(f"/proc/{pid}"))[11:15]]
+            everywhere, in_kernel = everywhere + sum(ticks), in_kernel + ticks[1] + ticks[3]
+    return everywhere / _TICKS_PER_S, in_kernel / _TICKS_PER_S
+
+
 def written_by(init_pid: int, mounts: tuple[str, ...]) -> tuple[int, int]:
     """Return the number of files in the tmpfs `mounts` that a process sees, and their bytes."""
     files, size = 0, 0

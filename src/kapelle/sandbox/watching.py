@@ -10,11 +10,13 @@ import time
 import weakref
 from typing import Protocol
 
+from kapelle.sandbox.machine import Net, Suspect
+
 LOOK_EVERY_S = 0.05
 """How far a run can get between two looks while nobody waits for it."""
 
 
-class Watched(Protocol):
+class Watched(Suspect, Protocol):
     """A run that can be looked at from another thread."""
 
     def look(self) -> None:
@@ -50,14 +52,18 @@ class _Watcher:
             self._runs.discard(run)
 
     def _look(self) -> None:
+        net = Net()
         while True:
             with self._change:
+                if not self._runs:
+                    net.rest()
                 self._change.wait_for(lambda: len(self._runs) > 0)
                 runs = list(self._runs)
             for run in runs:
                 # It ended meanwhile, or this process has no descriptors left: the next look, or call, tells.
                 with contextlib.suppress(OSError):
                     run.look()
+            net.look(runs, time.monotonic())
             del runs
             time.sleep(LOOK_EVERY_S)
 

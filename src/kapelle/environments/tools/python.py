@@ -94,8 +94,8 @@ class Interpreter:
     def _lost(self) -> str:
         assert self._session is not None, "a program has run"
         ended = self._session.ended
-        result = self._session.finish(kill=True)
-        self._session = None
+        session, self._session = self._session, None
+        result = session.finish(kill=True)
         if result.limit is not None:
             return f"The interpreter reached its limit of {result.limit}."
         return (
