@@ -127,6 +127,18 @@ def test_references_are_the_policy_as_it_was_after_every_so_many_steps(every: in
             reference = now
 
 
+def test_each_policy_has_a_reference_of_its_own() -> None:
+    run = Run(
+        built("remax", loss={"kl_coefficient": 0.7}, reference_every=1),
+        Tables(CHAIN_OF_ARMS, seed=2),
+        rate=0.4,
+    )
+    run.step(CHAIN_OF_ARMS.population(1))
+    assert not torch.equal(run.weights("a"), run.weights("b"))
+    for name in "ab":
+        assert torch.equal(run.weights(reference_name(name)), run.weights(name))
+
+
 def test_an_entropy_bonus_goes_up_the_entropy() -> None:
     tables = Tables(BANDIT, seed=2)
     start = tables.logits["a"].detach()
