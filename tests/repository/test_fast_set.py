@@ -149,6 +149,7 @@ REACHED = {
     "kapelle.runs.model_card": "tests/training/test_exporting.py::test_an_agent_that_is_not_there_is_named",
     "kapelle.runs.more_trackers": "tests/runs/test_trackers.py::test_mlflow_goes_on_with_the_run_that_it_began",
     "kapelle.runs.packed_rows": "tests/runs/test_step_rows.py::test_packed_steps_are_read_back_line_by_line",
+    "kapelle.runs.recorded": "tests/runs/test_recorded.py::test_a_sound_run_has_lost_nothing",
     "kapelle.runs.step_rows": "tests/runs/test_step_rows.py::test_a_plain_file_of_a_step_comes_first",
     "kapelle.runs.step_writer": "tests/runs/test_step_writer.py::test_sixteen_steps_make_a_file",
     "kapelle.runs.tables": "tests/runs/test_writer.py::test_rows_are_read_back_exactly",

@@ -9,7 +9,7 @@ import pytest
 from kapelle.runs import step_writer
 from kapelle.runs.packed_rows import Packed, scan
 from kapelle.runs.step_rows import lines_of, stored_steps
-from kapelle.runs.step_writer import cut, forget, later_parts, record
+from kapelle.runs.step_writer import cut, forgettable, later_parts, record
 
 STEPS = 40
 
@@ -140,6 +140,11 @@ def test_a_full_disk_takes_no_half_step(whole: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(OSError, match="No space"):
             record(whole, 41, lines(41))
     assert files(whole) == before
+
+
+def forget(folder: Path, before: int) -> None:
+    for path in forgettable(folder, before):
+        path.unlink()
 
 
 def test_old_steps_are_forgotten_in_whole_files(whole: Path) -> None:

@@ -12,6 +12,7 @@ from tests.support.episodes import episode, turn
 from tests.support.tiny import sections
 
 from kapelle.runs.reader import read_groups, read_metrics
+from kapelle.runs.step_rows import lines_of, stored_step
 from kapelle.training.tracing import chosen
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
@@ -41,7 +42,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(run: Path, step: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "traces" / f"{step:08d}.jsonl").read_text().splitlines()]
+    stored = stored_step(run / "traces", step)
+    return [] if stored is None else [json.loads(line) for line in lines_of(stored)]
 
 
 def test_a_trace_belongs_to_its_episode_and_has_a_number_for_each_token(run: Path) -> None:

@@ -165,6 +165,16 @@ def scan(path: Path) -> Packed:
     return Packed(frames, steps, fault)
 
 
+def frames_of(data: bytes) -> list[Frame]:
+    """Return the frames that `pack` has put into these bytes."""
+    found: list[Frame] = []
+    while len(data) > (at := found[-1].end if found else 0):
+        frame = _described(data[at : at + _HEAD], at)
+        assert frame is not None, "these are the bytes of `pack`"
+        found.append(frame)
+    return found
+
+
 def _described(head: bytes, at: int) -> Frame | None:
     if len(head) < _HEAD or not head.startswith(_BEGIN):
         return None

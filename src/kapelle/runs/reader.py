@@ -15,6 +15,7 @@ from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
 from kapelle.runs.episode_json import load_episode, load_groups
 from kapelle.runs.lock import is_another_process
+from kapelle.runs.recorded import in_words, losses, refuse_loss
 from kapelle.runs.row_forms import evaluation_fault, metrics_fault
 from kapelle.runs.step_rows import Stored, last_step, lines_of, refuse_damage, stored_step, stored_steps
 from kapelle.runtime.file_contents import plain_bytes
@@ -140,6 +141,7 @@ def read_groups(run: Path, step: int, split: Split = "train") -> list[Group]:
     DataError for damage, and for a step of more than `WHOLE` bytes: `read_episodes` yields those one after another.
     """
     stored = stored_step(episode_folder(run, split), step)
+    refuse_loss(run, f"episodes/{split}", step, stored)
     if stored is None:
         raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
     if stored.size > WHOLE:
@@ -156,9 +158,15 @@ def read_episodes(run: Path, step: int | None = None, split: Split = "train") ->
     folder = episode_folder(run, split)
     if step is None:
         refuse_damage(folder)
+        lost = in_words(losses(run, f"episodes/{split}"))
+        if lost:
+            raise DataError(
+                f"{run}: {'; '.join(lost)}. Restore them from a copy, or read the other steps one by one."
+            )
         found = list(stored_steps(folder).values())
     else:
         one = stored_step(folder, step)
+        refuse_loss(run, f"episodes/{split}", step, one)
         if one is None:
             raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
         found = [one]

@@ -31,20 +31,17 @@ from kapelle.runs import checkpoint
 from kapelle.runs.best import NEAREST
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
-from kapelle.runs.reader import episode_folder, tag_hint
+from kapelle.runs.reader import tag_hint
+from kapelle.runs.recorded import FOLDERS, refuse_losses
 from kapelle.runs.step_writer import Later, later_parts
 from kapelle.runs.tables import TABLES
-from kapelle.runs.traces import trace_file, traced_steps
-from kapelle.runs.writer import RunDirectory, is_run
+from kapelle.runs.writer import RunDirectory, is_run, last_counted
 from kapelle.runtime.atomic_files import flush, replace_file, writing
 from kapelle.runtime.manifest import step_of
-from kapelle.types import Split
 
 ASIDE = "rolled-back"
 """Folder in a run that holds what rollbacks have moved aside."""
 DONE = "rollback.json"
-_SPLITS: tuple[Split, ...] = ("train", "test")
-_FOLDERS = (*(f"episodes/{split}" for split in _SPLITS), "traces")
 _STAGE = re.compile(r"(\d\d+)-\w+")
 
 
@@ -100,16 +97,14 @@ def plan_rollback(run: Path, step: int) -> Plan:
     to = _sound(run, folders, step)
     positions: Mapping[str, int] = checkpoint.read(to)["loop"]["positions"]
     rows = {table: _after(run / table, positions.get(table, 0)) for table in TABLES}
+    refuse_losses(run, positions)
     checkpoints, stages = tuple(folders[folders.index(to) + 1 :]), _later_stages(run)
     episodes = [
         part
-        for split in _SPLITS
-        for part in later_parts(episode_folder(run, split), positions.get(f"episodes/{split}", -1))
+        for folder in FOLDERS
+        for part in later_parts(run / folder, last_counted(positions, folder))
         if part.steps
     ]
-    last = positions.get("episodes/train", -1)
-    traces = [(trace_file(run, number), number) for number in traced_steps(run) if number > last]
-    episodes += [Later(file, file.name, (number,)) for file, number in traces]
     killed = [place for place in (run / ASIDE).glob(f"*-to-{step}*") if not (place / DONE).is_file()]
     left = [place for place in killed if _can_continue(place, run, rows, [*checkpoints, *stages], episodes)]
     return Plan(
@@ -217,7 +212,9 @@ def _sound(run: Path, folders: Sequence[Path], step: int) -> Path:
 
 
 def _after(table: Path, position: int) -> bytes:
-    content = table.read_bytes()
+    content = (
+        table.read_bytes() if position or table.exists() else b""
+    )  # older runs have no record of episodes
     if len(content) < position:
         raise RunDirectoryError(
             f"{table} has lost rows that its checkpoint counts ({position} bytes). Restore the file, or go back further."
@@ -239,7 +236,7 @@ def _later_stages(run: Path) -> tuple[Path, ...]:
 
 def _copy_aside(plan: Plan) -> None:
     """Copy all rows and episodes that will be removed into the folder aside, unless a killed attempt already did."""
-    for place in ("checkpoints", "stages", *_FOLDERS):
+    for place in ("checkpoints", "stages", *FOLDERS):
         (plan.aside / place).mkdir(parents=True, exist_ok=True)
     for table in TABLES:
         rows = _after(plan.run / table, plan.positions.get(table, 0))
@@ -252,7 +249,7 @@ def _copy_aside(plan: Plan) -> None:
                 _link(part.file, kept)
             else:
                 replace_file(kept, part.after)
-    for folder in _FOLDERS:
+    for folder in FOLDERS:
         flush(plan.aside / folder)
 
 

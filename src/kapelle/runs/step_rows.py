@@ -75,9 +75,14 @@ def stored_steps(folder: Path) -> dict[int, Stored]:
             packed = known_scan(path)
         except OSError:
             continue
-        found |= {step: Stored(step, path, frames) for step, frames in packed.steps.items()}
+        found |= whole_steps(path, packed)
     found |= {step: Stored(step, path) for step, path in plain}
     return dict(sorted(found.items()))
+
+
+def whole_steps(path: Path, packed: Packed) -> dict[int, Stored]:
+    """Return the steps that a compressed file holds whole."""
+    return {step: Stored(step, path, frames) for step, frames in packed.steps.items()}
 
 
 def stamps(folder: Path) -> dict[int, tuple[int, int]]:

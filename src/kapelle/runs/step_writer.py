@@ -35,8 +35,8 @@ class Later:
     """What it loses where something stays."""
 
 
-def record(folder: Path, step: int, content: bytes) -> Path:
-    """Append the lines of a step, which is there once, and return the file; nothing is flushed to the disk."""
+def record(folder: Path, step: int, content: bytes) -> tuple[Path, bytes]:
+    """Append the lines of a step, which is there once; return the file and what it got. Nothing is flushed to the disk."""
     assert not plain_file(folder, step).exists(), f"step {step} is recorded once"
     data = pack(step, content.splitlines(keepends=True))
     newest = next(reversed(packed_files(folder)), None)
@@ -45,10 +45,10 @@ def record(folder: Path, step: int, content: bytes) -> Path:
         assert step not in packed.steps, f"step {step} is recorded once"
         if len(packed.steps) < STEPS and packed.end == size < SIZE:
             _append(newest, data)
-            return newest
+            return newest, data
     begun = folder / f"{step:08d}{PACKED}"
     replace_file(begun, data, sync=False)
-    return begun
+    return begun, data
 
 
 def _append(path: Path, data: bytes) -> None:
@@ -110,11 +110,11 @@ def cut(folder: Path, last: int) -> None:
             replace_file(later.file, later.before)
 
 
-def forget(folder: Path, before: int) -> None:
-    """Remove the files that hold only steps before one."""
-    for step, path in plain_files(folder):
-        if step < before:
-            path.unlink()
+def forgettable(folder: Path, before: int) -> dict[Path, int]:
+    """Return the files that hold only steps before one, each with its last step."""
+    found = {path: step for step, path in plain_files(folder) if step < before}
     for path in packed_files(folder):
-        if first_step(path) < before and max(scan(path).steps, default=before) < before:
-            path.unlink()
+        last = max(scan(path).steps, default=before) if first_step(path) < before else before
+        if last < before:
+            found[path] = last
+    return found

@@ -18,6 +18,8 @@ from kapelle.runs.reader import (
     read_provenance,
     read_status,
 )
+from kapelle.runs.recorded import FOLDERS, all_losses
+from kapelle.runs.step_rows import damaged
 from kapelle.runtime.manifest import step_of
 from kapelle.settings.overlays import parse_yaml
 
@@ -192,7 +194,8 @@ def failures(run: Path) -> list[str]:
     for name, description in TROUBLES:
         bad = [int(row["step"]) for row in rows if _any(row, name)]
         lines += [f"{len(bad)} of {len(rows)} {description}, the last at step {bad[-1]}"] if bad else []
-    return lines
+    torn = [f"{folder}/{name} is damaged" for folder in FOLDERS for name in damaged(run / folder)]
+    return [*lines, *torn, *all_losses(run, contents=True)]
 
 
 def last_evaluation(run: Path) -> dict[str, Any] | None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.types import Json
 
-TABLES = ("metrics.jsonl", "evaluations.jsonl")
-"""Those whose rows a checkpoint counts."""
+TABLES = ("metrics.jsonl", "evaluations.jsonl", "recorded.jsonl")
+"""Those whose rows a checkpoint counts; the last one is that of `recorded`."""
 
 
 def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
@@ -45,15 +45,19 @@ def end_of_step(table: Path, position: int, step: int) -> int:
     return position
 
 
+def refuse_short(path: Path, size: int) -> None:
+    """Raise RunDirectoryError where the first `size` bytes of a table are not there or do not end a row."""
+    with path.open("rb") as file:
+        file.seek(max(0, size - 1))
+        if size and file.read(1) != b"\n":
+            raise RunDirectoryError(
+                f"{path} has lost rows that its checkpoint counts ({size} bytes). Restore the file, "
+                "or start again in another --run-dir."
+            )
+
+
 def cut_table(path: Path, size: int) -> None:
-    """Leave the first `size` bytes of a table, which must end a row; RunDirectoryError where they are not there."""
+    """Leave the first `size` bytes of a table."""
     with path.open("r+b") as file:
-        if size:
-            file.seek(size - 1)
-            if file.read(1) != b"\n":
-                raise RunDirectoryError(
-                    f"{path} has lost rows that its checkpoint counts ({size} bytes). Restore the file, "
-                    "or start again in another --run-dir."
-                )
         file.truncate(size)
         os.fsync(file.fileno())

@@ -1,6 +1,6 @@
-"""Traces: what each token of a few episodes was credited with, in `traces/00000012.jsonl`; no file where none was kept.
+"""Traces: what each token of a few episodes was credited with, by step in the folder `traces`, in files of the form of `step_rows`.
 
-A row is one episode of the step: `format` (1), `step`, `line` (its place in the step's file of episodes, from 0), `turns`
+A step of which none was kept has no rows. A row is one episode of the step: `format` (1), `step`, `line` (its place in the step's file of episodes, from 0), `turns`
 and `vocabulary`. A turn has its `index` and, for each of its completion tokens: `pieces` (the token as text),
 `advantage`, `credit`, `ratio`, `entropy` (nats; absent where the engine does not say). `vocabulary` has the text of
 each token of its prompts, by id. Numbers have six digits; one that is not finite is null.
@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kapelle.types import Json
 
@@ -43,17 +42,6 @@ class Trace:
     """Its place in the step's file of episodes, from 0."""
     turns: Sequence[TracedTurn]
     vocabulary: Mapping[int, str] = field(default_factory=dict)
-
-
-def trace_file(run: Path, step: int) -> Path:
-    """Return the file of a step's traces."""
-    return run / "traces" / f"{step:08d}.jsonl"
-
-
-def traced_steps(run: Path) -> list[int]:
-    """Return the steps that have traces, in ascending order."""
-    stems = (path.stem for path in (run / "traces").glob("[0-9]*.jsonl"))
-    return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def dump_traces(step: int, traces: Iterable[Trace]) -> bytes:

@@ -8,11 +8,13 @@
       evaluations.jsonl    one row per evaluation: `step` and what it measured
       episodes/train/00000012.jsonl.zst    the episodes of step 12 and some later ones, one per line; see `step_rows`, `episode_json`
       episodes/test/00000012.jsonl.zst     those of the evaluation after step 12, likewise
-      traces/00000012.jsonl            what tokens of some of step 12's episodes were credited with, see `traces`
+      traces/00000012.jsonl.zst        what tokens of some of their episodes were credited with, likewise; see `traces`
+      recorded.jsonl       one row per step of these folders: how many rows it has and their digests, see `recorded`
       system.jsonl         one row per step: what the machine was doing, see `system`
       checkpoints/00000012/            see `checkpoint`
       latest               text: relative path of the newest checkpoint, for people; `read_latest` searches itself
       lock                 names the process that has the run; it and the directory are locked, see `lock`
+      forgotten.json       which of these steps the run has deleted itself, see `recorded`
       exact.json, evaluated.jsonl      what commands found out about it afterwards, see `findings`
       rolled-back/         what `kapelle runs rollback` has moved, see `rollback`
 
@@ -20,11 +22,13 @@ Rows of metrics and evaluations and the episodes of a step are appended with one
 step. A killed process therefore leaves at worst an incomplete last line or step, which readers ignore and a
 resumed run cuts off: it first rewinds to the positions in its checkpoint, so that no row is lost or
 written twice. A trainer saves its start before the first row, so that there is always a checkpoint to
-rewind to. A number that is not finite is refused (NumericsError): it must be handled before it is recorded.
+rewind to. Whoever reads episodes compares them with `recorded.jsonl`, and a resume refuses what is no longer as it was recorded.
+A config or provenance that somebody deletes or replaces while the run goes on is written again. A number that is not finite is refused (NumericsError): it must be handled before it is recorded.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -63,8 +67,9 @@ from kapelle.runs.reader import (
     read_status,
     saved_steps,
 )
-from kapelle.runs.tables import TABLES, cut_table, end_of_step, plain_lines, pretty, row_line
-from kapelle.runs.traces import Trace, dump_traces, trace_file, traced_steps
+from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, described, forgotten, refuse_losses
+from kapelle.runs.tables import TABLES, cut_table, end_of_step, plain_lines, pretty, refuse_short, row_line
+from kapelle.runs.traces import Trace, dump_traces
 from kapelle.runtime.atomic_files import PARTIAL, flush, own_file, replace_file, write_all, writing
 from kapelle.types import Group, Json, Split
 
@@ -92,13 +97,14 @@ __all__ = [
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
 SYSTEM = "system.jsonl"
-"""Rows about the machine: no checkpoint counts them, so none is cut off."""
+"""Rows about the machine: no checkpoint counts them; a resume cuts off those of steps that it takes again."""
 _NAMES = {
     "config.yaml",
     "provenance.json",
     "status.json",
     *TABLES,
     SYSTEM,
+    FORGOTTEN,
     "episodes",
     "traces",
     "checkpoints",
@@ -107,6 +113,11 @@ _NAMES = {
     "rolled-back",
     *FINDINGS,
 }
+
+
+def last_counted(positions: Mapping[str, int], folder: str) -> int:
+    """Return the last step of a folder that a checkpoint's positions count, -1 for none; traces are those of training steps."""
+    return positions.get(FOLDERS[0] if folder == "traces" else folder, -1)
 
 
 def new_path(recipe: str) -> Path:
@@ -131,6 +142,14 @@ class RunDirectory:
 
     def __init__(self, path: Path, lock: RunLock, *, resumed: bool) -> None:
         self.path = path
+        self.say: Callable[[str], None] = lambda _: None
+        """Gets a line for what somebody has removed or replaced and the run can do without."""
+        self._own: dict[str, bytes] = {}
+        """What the files that make this folder a run must hold, by name."""
+        self._marks: dict[str, tuple[int, ...]] = {}
+        """What those files were like when they were last looked at."""
+        self._ends: dict[str, int] = {}
+        """Bytes of the tables, as far as this process has written them."""
         self.resumed = resumed
         """True when the directory already held this run: `rewind` must be called before anything is recorded."""
         self._lock = lock
@@ -198,21 +217,48 @@ class RunDirectory:
 
     def _lay_out(self, config: str, provenance: Mapping[str, Json]) -> None:
         with self._write(self.path):
-            for folder in (
-                self.checkpoints,
-                self.path / "traces",
-                *(episode_folder(self.path, split) for split in _SPLITS),
-            ):
+            for folder in (self.checkpoints, *(self.path / name for name in FOLDERS)):
                 folder.mkdir(parents=True, exist_ok=True)
             # Flushes the names of the two episode folders; those of the others are flushed with the config.
             flush(episode_folder(self.path, "train").parent)
             for table in (*TABLES, SYSTEM):
                 own_file(self.path / table)
             starts = {STARTS: self.starts} if self.starts else {}
-            replace_file(self.path / "provenance.json", pretty({**provenance, **starts}))
+            self._put("provenance.json", pretty({**provenance, **starts}))
             self.report("start", self._status.step)
             # Last, because a directory is a run from the moment it has a config.
-            replace_file(self.path / "config.yaml", config.encode())
+            self._put("config.yaml", config.encode())
+
+    def _put(self, name: str, content: bytes) -> None:
+        replace_file(self.path / name, content)
+        self._own[name], self._marks[name] = content, _mark(self.path / name)
+
+    def _put_back(self) -> None:
+        """Write the files that make this folder a run again where somebody has removed or replaced them."""
+        for name, content in self._own.items():
+            path = self.path / name
+            mark = _mark(path)
+            if mark == self._marks[name]:
+                continue
+            try:
+                found = path.read_bytes()
+            except OSError:
+                found = None
+            if found != content:
+                aside = path.with_name(f"{name}.replaced")
+                if path.is_dir() and not path.is_symlink():
+                    path.rename(aside)
+                elif found is not None:
+                    replace_file(aside, found)
+                self._put(name, content)
+                what = "replaced" if mark else "removed"
+                kept = (
+                    f" What stood there is in {aside.name}; to use it, stop the run and resume it with that."
+                    if mark
+                    else ""
+                )
+                self.say(f"{path} was {what} while the run goes on; it was written again.{kept}")
+            self._marks[name] = _mark(path)
 
     @property
     def starts(self) -> list[dict[str, Any]]:
@@ -223,7 +269,7 @@ class RunDirectory:
         """Record the circumstances under which this process starts or resumes the run."""
         file = self.path / "provenance.json"
         with self._write(file):
-            replace_file(file, pretty({**read_provenance(self.path), STARTS: [*self.starts, dict(start)]}))
+            self._put(file.name, pretty({**read_provenance(self.path), STARTS: [*self.starts, dict(start)]}))
 
     @property
     def checkpoints(self) -> Path:
@@ -255,9 +301,15 @@ class RunDirectory:
         line = row_line(table, step, row)
         path = self.path / table
         with self._write(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            # Nothing counts the rows about the machine: without them a run goes on.
+            made = os.O_CREAT if table == SYSTEM else 0
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | made, 0o644)
+            except FileNotFoundError:
+                raise _changed(path, "was removed") from None
             try:
                 size = os.fstat(descriptor).st_size
+                self._refuse_changed(table, size)
                 try:
                     write_all(descriptor, line)
                 except OSError:
@@ -265,26 +317,38 @@ class RunDirectory:
                     with suppress(OSError):
                         os.ftruncate(descriptor, size)
                     raise
+                if table in TABLES:
+                    self._ends[table] = size + len(line)
             finally:
                 os.close(descriptor)
         self._unflushed.add(path)
 
+    def _refuse_changed(self, table: str, size: int) -> None:
+        known = self._ends.get(table, size)
+        if size != known:
+            raise _changed(
+                self.path / table, f"has {size} bytes instead of {known}: another program has changed it"
+            )
+
     def record_episodes(self, step: int, groups: Sequence[Group], split: Split = "train") -> None:
         """Write all episodes of a step, or (`test`) of the evaluation after it; only once for each step."""
         assert self._rewound, "a resumed run rewinds before it records"
-        folder = episode_folder(self.path, split)
-        content = dump_groups(step, groups)
+        self._record(step, f"episodes/{split}", dump_groups(step, groups))
+
+    def _record(self, step: int, name: str, content: bytes) -> None:
+        folder = self.path / name
         with self._write(folder):
-            path = step_writer.record(folder, step, content)
+            if not folder.is_dir():
+                raise _changed(folder, "was removed")
+            path, data = step_writer.record(folder, step, content)
         self._unflushed |= {path, folder}
+        # Last: what a killed process was writing is not missed by readers.
+        self._append(RECORDED, step, described(name, content, data))
 
     def record_traces(self, step: int, traces: Sequence[Trace]) -> None:
-        """Write the traces of a step's episodes; none leave no file."""
+        """Write the traces of a step's episodes; none leave no rows."""
         if traces:
-            path = trace_file(self.path, step)
-            with self._write(path):
-                replace_file(path, dump_traces(step, traces), sync=False)
-            self._unflushed |= {path, path.parent}
+            self._record(step, "traces", dump_traces(step, traces))
 
     def record_system(self, step: int, row: Mapping[str, Json]) -> None:
         """Append what the machine was doing during a step."""
@@ -296,7 +360,10 @@ class RunDirectory:
             for path in sorted(self._unflushed):
                 flush(path)
             self._unflushed.clear()
+            self._put_back()
             ends = {table: (self.path / table).stat().st_size for table in TABLES}
+        for table, end in ends.items():
+            self._refuse_changed(table, end)
         return ends | {f"episodes/{split}": last_episode_step(self.path, split) for split in _SPLITS}
 
     def start_anew(self) -> None:
@@ -321,27 +388,59 @@ class RunDirectory:
         """
         with self._write(self.path):
             ends = {table: positions.get(table, 0) for table in TABLES}
-            last = {split: positions.get(f"episodes/{split}", -1) for split in _SPLITS}
+            last = {folder: last_counted(positions, folder) for folder in FOLDERS}
+            for table in (*TABLES, SYSTEM):
+                own_file(self.path / table)
+            for table in TABLES:
+                refuse_short(self.path / table, ends[table])
+            for remark in refuse_losses(self.path, positions):
+                self.say(f"{remark}; the run continues without them")
             if measured is not None:
-                rows = self.path / "evaluations.jsonl"
-                ends[rows.name] = end_of_step(rows, ends[rows.name], measured)
-                last["test"] = max(last["test"], measured)
+                for name in ("evaluations.jsonl", RECORDED):
+                    ends[name] = end_of_step(self.path / name, ends[name], measured)
+                last["episodes/test"] = max(last["episodes/test"], measured)
             for table, end in ends.items():
                 cut_table(self.path / table, end)
+            self._ends = dict(ends)
+            self._cut_system(last[FOLDERS[0]])
             lines = (self.path / "evaluations.jsonl").read_bytes().splitlines(keepends=True)
             self._counted = lines[-1] if lines else None
-            for split in _SPLITS:
-                step_writer.cut(episode_folder(self.path, split), last[split])
-            for step in traced_steps(self.path):
-                if step > last["train"]:
-                    trace_file(self.path, step).unlink()
+            for folder, step in last.items():
+                step_writer.cut(self.path / folder, step)
+            gone = forgotten(self.path)
+            if any(before > last[folder] + 1 for folder, before in gone.items()):
+                # These steps come again, and are then no longer those that were deleted.
+                gone = {folder: min(before, last[folder] + 1) for folder, before in gone.items()}
+                replace_file(self.path / FORGOTTEN, pretty(gone))
             self._unflushed = {path for path in self._unflushed if path.exists()}
         self._rewound = True
+
+    def _cut_system(self, last: int) -> None:
+        """Leave one row about the machine for each step up to `last`, and no half-written one."""
+        path = self.path / SYSTEM
+        before = path.read_bytes()
+        kept: dict[object, bytes] = {}
+        for number, line in enumerate(before.splitlines(keepends=True)):
+            try:
+                step = json.loads(line)["step"]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                step = None
+            if type(step) is not int:
+                step = ("damaged", number)  # stays, for readers to say so
+            elif step > last:
+                continue
+            if line.endswith(b"\n"):
+                kept.pop(step, None)
+                kept[step] = line
+        after = b"".join(kept.values())
+        if after != before:
+            replace_file(path, after)
 
     def report(self, phase: str, step: int, state: State = "running") -> None:
         """Record what the run is doing, or how it ended."""
         self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
         with self._write(self.path / "status.json"):
+            self._put_back()
             replace_file(self.path / "status.json", plain_lines(asdict(self._status)), sync=False)
 
     def point_latest(self, checkpoint: Path) -> None:
@@ -358,12 +457,17 @@ class RunDirectory:
         """Delete the files that hold only episodes, and traces, of steps before the `keep` newest up to `done`; None keeps all."""
         if keep is None:
             return
-        folder, before = episode_folder(self.path, split), done - keep + 1
-        with self._write(folder):
-            step_writer.forget(folder, before)
-            for step in traced_steps(self.path) if split == "train" else ():
-                if step < before:
-                    trace_file(self.path, step).unlink()
+        before = done - keep + 1
+        for name in ("episodes/train", "traces") if split == "train" else ("episodes/test",):
+            with self._write(self.path / name):
+                files = step_writer.forgettable(self.path / name, before)
+                if files:
+                    # First, so that nobody misses what is deleted, whenever this process is killed.
+                    known = forgotten(self.path)
+                    end = max(known.get(name, 0), *(last + 1 for last in files.values()))
+                    replace_file(self.path / FORGOTTEN, pretty({**known, name: end}))
+                for path in files:
+                    path.unlink()
 
     def close(self) -> None:
         """Release the lock; what was recorded stays."""
@@ -381,6 +485,22 @@ class RunDirectory:
             with suppress(RunDirectoryError):
                 self.report(self._status.phase, self._status.step, "failed" if failed else "interrupted")
         self.close()
+
+
+def _mark(path: Path) -> tuple[int, ...]:
+    """Return what changes whenever a file is replaced or written; empty where it cannot be looked at."""
+    try:
+        about = path.stat()
+    except OSError:
+        return ()
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def _changed(path: Path, how: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path} {how} while the run was trained. Put it back from a copy if there is one, and continue from the newest "
+        f"checkpoint: kapelle train --resume RUN."
+    )
 
 
 def _partials() -> set[str]:

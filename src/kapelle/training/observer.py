@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kapelle.training.loop import Step
 
 
-REMARKS = ("cache", "environment", "learning", "metrics", "program", "tracker")
+REMARKS = ("cache", "environment", "files", "learning", "metrics", "program", "tracker")
 """What is said during a phase, which goes on."""
 
 

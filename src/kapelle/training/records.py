@@ -111,4 +111,6 @@ def open_records(
         return Records(None, observer)
     keep_imports_from_drawing()
     say = partial(observer.phase, "resume")
-    return Records(open_run(Path(path), config, origin, say, resume=resume), observer)
+    run = open_run(Path(path), config, origin, say, resume=resume)
+    run.say = partial(observer.phase, "files")
+    return Records(run, observer)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kapelle.errors import KapelleError
-from kapelle.runs import step_rows
+from kapelle.runs import recorded, step_rows
 from kapelle.runs.step_rows import PACKED, stored_step, stored_steps
 
 Place = tuple[str, int]
@@ -37,6 +37,11 @@ def stamps(run: Path) -> Mapping[Place, Stamp]:
 def damaged_files(run: Path) -> list[str]:
     """Return the names of compressed files of episodes that have lost rows to damage."""
     return [f"{split}/{name}" for split in SPLITS for name in step_rows.damaged(run / "episodes" / split)]
+
+
+def losses(run: Path) -> list[str]:
+    """Return, in words, which recorded steps are missing or no longer what they were."""
+    return recorded.all_losses(run)
 
 
 def changes(run: Path) -> object:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kapelle.runs.findings import read_evaluated
 from kapelle.runs.summary import TROUBLES, flat
-from kapelle.viewer.episode_lines import damaged_files
+from kapelle.viewer.episode_lines import damaged_files, losses
 from kapelle.viewer.library import Run
 from kapelle.viewer.lines import number, readable
 
@@ -139,7 +139,7 @@ def _unreadable(run: Run) -> list[str]:
         (run.damaged, f"{_counted(run.damaged, 'line')} of its tables damaged and left out"),
         (faults, f"{_counted(len(faults), 'file')} of episodes damaged; some episodes are missing here: {', '.join(faults[:3])}"),
     ]  # fmt: skip
-    return [str(line) for holds, line in lines if holds]
+    return [*(str(line) for holds, line in lines if holds), *losses(run.path)]
 
 
 def _counted(count: int, word: str) -> str:
