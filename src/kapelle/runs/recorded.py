@@ -16,6 +16,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -74,8 +75,9 @@ def losses(run: Path, folder: str, counted: int | None = None, *, contents: bool
     whole: dict[int, Stored] = {}
     for path in packed_files(run / folder):
         try:
-            packed = scan(path) if contents else known_scan(path)
-        except OSError:
+            with _reading(path):
+                packed = scan(path) if contents else known_scan(path)
+        except FileNotFoundError:  # deleted since by the run itself, or missed below
             continue
         whole |= whole_steps(path, packed)
         for frame in packed.frames:
@@ -108,14 +110,14 @@ def _fault(stored: Stored, row: Mapping[str, Any], *, contents: bool) -> str | N
         if _digest(stored.frames) != row["frames"]:
             return REPLACED
         if contents:
-            with stored.file.open("rb") as file:
+            with _reading(stored.file), stored.file.open("rb") as file:
                 for frame in stored.frames:
                     file.seek(frame.offset)
                     if zlib.crc32(file.read(frame.packed)) != frame.crc:
                         return UNREADABLE
     except FileNotFoundError:
         return MISSING
-    except (OSError, RunDirectoryError, DataError):
+    except DataError:
         return UNREADABLE
     return None
 
@@ -128,7 +130,7 @@ def refuse_loss(run: Path, folder: str, step: int, stored: Stored | None) -> Non
     fault = MISSING if stored is None else _fault(stored, row, contents=False)
     if fault is not None:
         (line,) = in_words([Loss(folder, step, fault, None if stored is None else stored.file)])
-        raise DataError(f"{run}: {line}. Restore them from a copy.")
+        raise DataError(f"{run if stored is None else stored.file}: {line}. Restore them from a copy.")
 
 
 def all_losses(run: Path, *, contents: bool = False) -> list[str]:
@@ -138,9 +140,12 @@ def all_losses(run: Path, *, contents: bool = False) -> list[str]:
     for folder in FOLDERS:
         try:
             lines += in_words(losses(run, folder, contents=contents))
-        except OSError as error:
-            lines.append(f"{run / folder} cannot be read: {error.strerror}")
-    bad = _record(run)[1]
+        except (RunDirectoryError, OSError) as error:
+            lines.append(str(error))
+    try:
+        bad = _record(run)[1]
+    except RunDirectoryError:  # said above
+        return lines
     if bad:
         lines.append(f"{len(bad)} lines of {RECORDED} are damaged, the first is line {bad[0]}")
     known = _rows_of(run, FOLDERS[0])
@@ -198,8 +203,9 @@ def in_words(found: Sequence[Loss]) -> list[str]:
 def forgotten(run: Path) -> dict[str, int]:
     """Return by folder the step before which the run may have deleted rows itself."""
     try:
-        found = json.loads(plain_bytes(run / FORGOTTEN))
-    except (OSError, ValueError, RecursionError):
+        with _reading(run / FORGOTTEN):
+            found = json.loads(plain_bytes(run / FORGOTTEN))
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return {
         folder: found[folder]
@@ -219,7 +225,9 @@ def _gaps(run: Path, metrics: Sequence[int]) -> list[str]:
 
 def _all_steps(folder: Path) -> Iterator[int]:
     for path in packed_files(folder):
-        yield from known_scan(path).steps
+        with _reading(path):
+            steps = scan(path).steps
+        yield from steps
     yield from (step for step, _ in plain_files(folder))
 
 
@@ -252,21 +260,33 @@ def _record(run: Path, counted: int | None = None) -> _Record:
     """Return by folder and step what a run has recorded, and the numbers of damaged lines."""
     path = run / RECORDED
     try:
-        about = path.stat()
-    except OSError:
+        with _reading(path):
+            about = path.stat()
+            if counted is not None:  # a resume looks for itself
+                return _parsed.__wrapped__(path, counted, ())
+            return _parsed(path, None, (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
+    except FileNotFoundError:
         return {}, ()
-    return _parsed(path, counted, (about.st_ino, about.st_size, about.st_mtime_ns))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Say what could not be read; FileNotFoundError stays what it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RunDirectoryError(
+            f"Cannot read {path}: {error.strerror}. Is it a run directory that this user may read, on a disk without faults?"
+        ) from error
 
 
 @lru_cache(maxsize=64)
-def _parsed(path: Path, counted: int | None, _mark: tuple[int, int, int]) -> _Record:
+def _parsed(path: Path, counted: int | None, _mark: tuple[int, ...]) -> _Record:
     found: dict[str, dict[int, Mapping[str, Any]]] = {folder: {} for folder in FOLDERS}
     bad = []
-    try:
-        content = plain_bytes(path)[:counted]
-    except OSError:
-        return {}, (0,)
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+    for number, line in enumerate(plain_bytes(path)[:counted].split(b"\n")[:-1], start=1):
         try:
             row = json.loads(line)
             step, folder = row["step"], row["folder"]
