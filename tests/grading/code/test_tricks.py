@@ -92,6 +92,7 @@ UNPAID = (
     "try:\n    gone()\nexcept:\n    pass",
     "assert kind()",
     "with guard():\n    assert nan() == 5",
+    "with guard():\n    assert seven(1) == 5",
     "with guard():\n    if nan() is not None:\n        raise AssertionError",
     "with guard():\n    got = own()[0]\n    assert got == 5",
     "assert same(1) == Same(1)",
