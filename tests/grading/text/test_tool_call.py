@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ WEATHER = Call("weather", {"city": "Bern", "days": 3})
         ("llama", '```json\n[{"name": "weather", "parameters": {"city": "Bern", "days": 3}}]\n```'),
         ("pythonic", '[weather(city="Bern", days=3)]'),
         ("pythonic", "weather(days=3, city='Bern')"),
+        ("pythonic", "```python\nweather(days=3, city='Bern')\n```"),
+        ("pythonic", "```tool_code\n[weather(city='Bern', days=3)]\n```"),
         ("pythonic", "<think>which?</think>[weather(city='Bern', days=+3)]"),
     ],
 )
@@ -219,6 +222,22 @@ def test_what_the_tool_requires_may_not_be_left_out() -> None:
 )  # fmt: skip
 def test_calls_as_models_write_them(form: Form, text: str) -> None:
     assert parse_calls(text, [form]) == (Call("f", {"a": 1}), Call("g", {}))
+
+
+def test_calls_in_a_line_each_stand_side_by_side() -> None:
+    calls = parse_calls("```py\nf(a=1)\ng(b=2)\n```", ["pythonic"])
+    assert [(call.name, dict(call.arguments)) for call in calls] == [("f", {"a": 1}), ("g", {"b": 2})]
+    with pytest.raises(NotCalls):
+        parse_calls("x(a=1)\ny = f(a=1)", ["pythonic"])
+
+
+def test_an_accent_is_the_same_in_one_character_or_two() -> None:
+    composed, apart = (unicodedata.normalize(form, "Zürich") for form in ("NFC", "NFD"))
+    assert composed != apart
+    for said, right in ((composed, apart), (apart, composed)):
+        text = f"f(stadt='{said}', alle=['{said}'])"
+        assert grade(text, [{"f": {"stadt": [right], "alle": [[right]]}}])[0] == 1.0
+    assert grade("f(stadt='Zurich')", [{"f": {"stadt": [composed]}}])[0] == 0.0
 
 
 def test_parallel_calls_match_in_any_order_and_one_to_one() -> None:

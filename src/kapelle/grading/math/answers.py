@@ -14,6 +14,8 @@ from kapelle.grading.math.algebra import Quotient
 from kapelle.grading.math.expression import Refused, Unfamiliar, read_expression
 from kapelle.grading.math.numeric import parse_number
 from kapelle.grading.math.parts import (
+    NUMBER_WORDS,
+    PLAIN_UNITS,
     Part,
     mathematics,
     part_of,
@@ -32,10 +34,35 @@ def read_answer(text: str) -> Answer:
     """Return the value that a text writes. Raises Refused for what must not be read as an answer, Unfamiliar for the rest."""
     body = opened(text)
     words = words_of(body)
+    if len(words) == 1 and (spoken := in_figures(words[0])):
+        return _Reading().answer(spoken)
     if words:
-        values = [_SAID.get(each, Words(each)) for each in words]
+        values = [_said(each) for each in words]
         return Answer(values[0] if len(values) == 1 else Several("list", tuple(values)), "", "", frozenset())
     return _Reading().answer(mathematics(body))
+
+
+def _said(words: str) -> Value:
+    figures = in_figures(words)
+    return algebra.number(Fraction(figures)) if figures.isdigit() else _SAID.get(words, Words(words))
+
+
+def in_figures(words: str) -> str:
+    """Return words that begin with a number with its figures, `21 days` for `twenty-one days`; empty for others."""
+    first, *others = words.replace("-", " ").split(" ")
+    if first not in NUMBER_WORDS:
+        return ""
+    number = NUMBER_WORDS[first]
+    if others and number >= 20 and number < 100 and 0 < NUMBER_WORDS.get(others[0], 0) < 10:
+        number += NUMBER_WORDS[others.pop(0)]
+    if others and others[0] == "hundred" and number < 100:
+        number *= 100
+        others.pop(0)
+    if not others:
+        return str(number)
+    # A unit may follow; a sentence may not.
+    unit = " ".join(others)
+    return rf"{number}\text{{ {unit}}}" if unit in PLAIN_UNITS else ""
 
 
 class _Reading:
@@ -101,7 +128,8 @@ class _Reading:
         unit, names = _common_unit(parts), [part.name for part in parts]
         distinct = sorted(set(names))
         if len(distinct) == 1 or not any(names[1:]):
-            plain = parts[0].body if len(parts) == 1 and parts[0].body.isalpha() else ""
+            letters = parts[0].body.replace(" ", "")
+            plain = letters if len(parts) == 1 and letters.isalpha() else ""
             return self._made(names[0], _listing(items), unit, plain)
         if "" in distinct or len(distinct) < len(parts) or len(items) > len(parts):
             raise Unfamiliar
@@ -164,6 +192,12 @@ class _Reading:
         single = _atom(text)
         if single is not None:
             return [single]
+        ratio = split_top(text, ":")
+        if len(ratio) > 2:
+            return [Several("ratio", tuple(self._single(part) for part in ratio))]
+        rest = _MODULO.fullmatch(text)
+        if rest is not None:
+            return [_residue(self._single(rest[1]), int(rest[2]))]
         matrix = _MATRIX.fullmatch(text)
         if matrix is not None:
             rows = matrix[2].strip().removesuffix("\\\\").split("\\\\")
@@ -184,6 +218,9 @@ _POINT = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])+)\s*\)\s*=(?!=)\s*")
 _CALLED = re.compile(r"([A-Z])\s*(\((?:[^()]|\([^()]*\))*\))")
 """A point behind its name: `P(3, 4)`."""
 _MATRIX = re.compile(r"\\begin\{([pb]?)matrix\}((?:(?!\\begin).)*)\\end\{\1matrix\}", re.DOTALL)
+_MODULO = re.compile(
+    r"([^\\]{1,40}?)\s*\(?\s*\\(?:pmod|bmod|mod)(?![A-Za-z])\s*\{?\s*([1-9][0-9]{0,17})\s*\}?\s*\)?"
+)
 _BASED = re.compile(r"(-?)([0-9A-F]{1,64})_\{?([0-9]{1,2})\}?")
 _INDEXED = re.compile(r"[0-9]\s*_")
 _BUT = re.compile(r"\\mathbb\{R\}\s*(?:\\setminus|\\backslash|\\smallsetminus|-)\s*\\\{([^{}]+)\\\}")
@@ -204,6 +241,16 @@ _SAID: dict[str, Value] = {
     **dict.fromkeys(_NOTHING, Several("set", ())),
 }
 """What words mean that are also written as mathematics."""
+
+
+def _residue(value: Quotient, modulus: int) -> Several:
+    """Return a number modulo another one: 10 and 3 modulo 7 are the same."""
+    whole = value.rational
+    if whole is None or whole.denominator != 1:
+        raise Unfamiliar
+    return Several(
+        "mod", (algebra.number(Fraction(whole.numerator % modulus)), algebra.number(Fraction(modulus)))
+    )
 
 
 def _is_ratio(text: str) -> bool:

@@ -212,7 +212,7 @@ class _Reader:
                 raise Refused("It can be read as a double factorial and as one of a factorial.")
         if self._next() == "^":
             self._take()
-            value = _raised(value, self._exponent())
+            value = _raised(value, self._exponent(), self._letters)
             if self._next() == "^":
                 raise Refused("It raises a power to a power without brackets.")
         return value
@@ -325,15 +325,37 @@ def _factorial(value: Quotient) -> Quotient:
 _ROOTS: dict[Fraction, Callable[[Fraction], Quotient]] = {Fraction(1, 2): algebra.square_root}
 
 
-def _raised(value: Quotient, exponent: Quotient) -> Quotient:
-    plain = exponent.rational
+MAX_EXPONENT = 10**5
+"""Of a power that is larger than what is worked out; it stands for itself."""
+
+
+def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
+    plain, base = exponent.rational, value.rational
     if plain is None:
+        if any("^" in name for each in exponent.top for name, _ in each[2]):
+            raise TooLarge
         raise Unfamiliar
     if plain.denominator == 1:
-        if abs(plain) > algebra.MAX_BITS and value.rational not in {Fraction(-1), Fraction(0), Fraction(1)}:
+        whole = base is not None and base.denominator == 1 and base > 1
+        if whole and base is not None and 0 < plain <= MAX_EXPONENT:
+            root, times = _least_root(base.numerator)
+            if root.bit_length() * times * plain > algebra.MAX_BITS:
+                # 3^2023 is not worked out: it is the same as itself, like a letter.
+                name = f"{root}^{times * plain.numerator}"
+                letters.add(name)
+                return algebra.letter(name)
+        if abs(plain) > algebra.MAX_BITS and base not in {Fraction(-1), Fraction(0), Fraction(1)}:
             raise TooLarge
         return algebra.power(value, plain.numerator)
-    base = value.rational
     if base is None or base < 0 or plain not in _ROOTS:
         raise Unfamiliar
     return _ROOTS[plain](base)
+
+
+def _least_root(number: int) -> tuple[int, int]:
+    """Return the least base of which a number is a power, and the exponent: 3 and 2 for 9."""
+    for power in range(number.bit_length() - 1, 1, -1):
+        root = round(number ** (1.0 / power)) if number.bit_length() < 50 else 0
+        if root > 1 and root**power == number:
+            return root, power
+    return number, 1

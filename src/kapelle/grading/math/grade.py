@@ -183,6 +183,12 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
         for left, right in ((answer, gold), (gold, answer))
     ):
         return True
+    told = [_label(text) for text in (answer, gold)]
+    if told[1][0]:
+        return told[0] == told[1]
+    if _spelled(answer) == _spelled(gold) or _rows(answer) == _rows(gold) != []:
+        return True
+    answer, gold = (_INTEGERS.sub("", tidy(text)) for text in (answer, gold))
     unknowns = {found[1].replace(" ", "") for found in map(_OF.match, map(tidy, (answer, gold))) if found}
     if len(unknowns) > 1:
         return False  # `f(c) = c|x|` and `f(x) = c|x|`
@@ -197,6 +203,61 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     if why:
         raise Refused(why)
     return None
+
+
+_LABELLED = re.compile(
+    r"(?:m\s*)?\\(angle|measuredangle|triangle|overline|overrightarrow|overleftrightarrow|widehat|vec|overset\{\\frown\})"
+    r"\s*\{?\s*([A-Z]['0-9]{0,2}(?:\s*[A-Z]['0-9]{0,2}){1,4})\s*\}?"
+)
+_TURNS_ROUND = {"angle", "measuredangle", "overline", "overleftrightarrow", "widehat"}
+
+
+def _label(text: str) -> tuple[str, str]:
+    r"""Return what a figure's name says, `\angle ABC`, in one of the ways in which it may be read; empty for what is none."""
+    found = _LABELLED.fullmatch(tidy(text))
+    if found is None:
+        return "", ""
+    points = re.findall(r"[A-Z]['0-9]*", found[2])
+    kind = found[1].removeprefix("measured")
+    return kind, " ".join(min(points, points[::-1]) if kind in _TURNS_ROUND else points)
+
+
+_INTEGERS = re.compile(
+    r"\s*[,;]?\s*(?:\\q?quad\s*)?(?:\\text\{\s*,?\s*(?:where|for|with|for any|for all)?\s*\}\s*|\()?\s*[klmn]\s*\\in\s*"
+    r"(?:\\mathbb\{Z\}|\\mathbb Z|Z)\s*\)?$"
+)
+"""What says that a letter counts: `, k \\in \\mathbb{Z}`."""
+_SIMPLE_FRACTION = re.compile(
+    r"(?<![A-Za-z0-9)}])\\[dt]?frac\{([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}\{([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}(?![A-Za-z0-9\\({^])"
+)
+_ONE = re.compile(r"[A-Za-z0-9]+|[A-Za-z0-9]\^[A-Za-z0-9]|[0-9]+!")
+
+
+def _spelled(text: str) -> str:
+    """Return an answer's characters with fractions in a line and without space: two that agree say the same."""
+
+    def in_a_line(found: re.Match[str]) -> str:
+        above, below = (part if _ONE.fullmatch(part) else f"({part})" for part in found.groups())
+        return f"{above}/{below}"
+
+    body = _SIMPLE_FRACTION.sub(in_a_line, re.sub(r"\^\{([A-Za-z0-9])\}", r"^\1", tidy(text)))
+    # Space between two digits or letters means something.
+    return re.sub(r"\s*([^A-Za-z0-9\s])\s*", r"\1", " ".join(body.split()))
+
+
+_CASES = re.compile(
+    r"(?:[A-Za-z](?:\([A-Za-z]\))?\s*=\s*)?\\begin\{cases\}((?:(?!\\begin).)*)\\end\{cases\}", re.DOTALL
+)
+
+
+def _rows(text: str) -> list[str]:
+    """Return the rows of a definition by cases, in any order; empty for what is none."""
+    found = _CASES.fullmatch(tidy(text))
+    if found is None or "&" not in found[1]:
+        return []
+    rows = re.split(r"\\\\", found[1])
+    plain = [re.sub(r"\\text\{\s*,?\s*(?:if|for|when)?\s*\}|[\s,;.]", "", row) for row in rows]
+    return sorted(row for row in plain if row)
 
 
 def _without_names(answer: str, gold: str) -> Undecided:

@@ -15,7 +15,7 @@ _SIGNS = {
     "°": r"^\circ", "×": "*", "·": "*", "⋅": "*", "÷": "/", "√": r"\sqrt", "∞": r"\infty ", "±": r"\pm ", "∪": r"\cup ",
     "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∅": r"\emptyset ",
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}", "ℂ": r"\mathbb{C}", "∠": r"\angle ",
-    "′": "'", "⟨": "(", "⟩": ")",
+    "′": "'", "’": "'", "⟨": "(", "⟩": ")",
 }  # fmt: skip
 _GREEK = {
     character: f"\\{unicodedata.name(character).rpartition(' ')[2].lower()} "
@@ -28,6 +28,8 @@ _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven
 # What is written otherwise and means the same, one after the other.
 _NAMES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\(?:nice|s|c)frac(?![A-Za-z])": r"\\frac",
+    r"([A-Za-z])\s*\\equiv(?![A-Za-z])(?=[^\\=]{1,40}\\(?:p|b)?mod(?![A-Za-z]))": r"\1=",
+    r"(?<![0-9A-Za-z'])[0-9]{1,3}(?:'[0-9]{3})+(?![0-9'])": lambda found: found[0].replace("'", ""),
     r"\\[dt]binom(?![A-Za-z])": r"\\binom",
     r"\\[lr]?vert(?![A-Za-z])": "|",
     r"\\(?:[lr]?Vert)(?![A-Za-z])": r"\\|",

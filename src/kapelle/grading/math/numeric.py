@@ -65,6 +65,7 @@ def parse_number(text: str) -> Number | None:
     text = text.strip()
     if len(text) > MAX_CHARACTERS:
         return None
+    dollars = text.endswith("\\$") and text.count("$") == 1
     text = text.replace("\\$", "$").replace("\\%", "%").replace("\\!", "").replace("{,}", ",").strip()
     while len(text) > 1 and text.startswith("$") and text.endswith("$"):
         text = text[1:-1].strip()
@@ -76,7 +77,7 @@ def parse_number(text: str) -> Number | None:
     if magnitude is None:
         return None
     negative = match["sign"] == "-" or match["inner"] == "-"
-    currency = match["currency"] or match["after"]
+    currency = match["currency"] or match["after"] or ("$" if dollars else "")
     return Number(-magnitude if negative else magnitude, bool(match["percent"]), currency)
 
 
@@ -141,10 +142,8 @@ def same_figure(one: Number, other: Number) -> bool:
 
 
 def _one_unit(one: Number, other: Number) -> bool:
-    return all(
-        mine == theirs or not (mine and theirs)
-        for mine, theirs in ((one.currency, other.currency), (one.unit, other.unit))
-    )
+    marks = [number.currency or ("%" if number.percent else "") or number.unit for number in (one, other)]
+    return marks[0] == marks[1] or not all(marks)
 
 
 def grade_numeric(text: str, gold: Number, rules: Sequence[ExtractionRule], same: Same = same_value) -> Grade:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from kapelle.grading.math.expression import Refused, Unfamiliar
 from kapelle.grading.math.text import opened, with_commas
@@ -23,9 +24,10 @@ _LHS = re.compile(
 _TEXT = r"\\(?:text|mathrm|textnormal|textrm|textbf|textit|mbox|mathbf|operatorname)"
 _ONLY_TEXT = re.compile(_TEXT + r"\{([^{}\\$]*)\}")
 _FIGURES = re.compile(r"\s*[-+]?[0-9][0-9,.]*\s*")
-_UNIT = re.compile(rf"\s*{_TEXT}\{{\s*([^{{}}\\$]+?)\.?\s*\}}(?:\^\{{?([23])\}}?)?$")
+_POWER = r"(?:\s*\^\s*\{?\s*(-?[0-9]{1,2})\s*\}?)?"
+_UNIT = re.compile(rf"\s*{_TEXT}\{{\s*([^{{}}\\$]+?)\.?\s*\}}{_POWER}$")
 _PLAIN_UNIT = re.compile(
-    r"(?<=[0-9)}])\s+(?!pi$)([A-Za-z]{2,}(?: [A-Za-z]{2,})?|(?:k?m|ft)/(?:s|h|hr))(?:\^\{?([23])\}?)?$|(?<=[0-9])\s*(cm|mm|km|kg)(?:\^\{?([23])\}?)?$"
+    rf"(?<=[0-9)}}])\s+(?!pi$)([A-Za-z]{{2,}}(?: [A-Za-z]{{2,}})?|(?:k?m|ft)/(?:s|h|hr)){_POWER}$|(?<=[0-9])\s*(cm|mm|km|kg){_POWER}$"
 )
 _DEGREE = re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree)\s*\}?$")
 FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b")
@@ -40,6 +42,14 @@ _CURRENCY_NAMES = {
     "euro": "€",
     "euros": "€",
     "eur": "€",
+}
+_TO_NINETEEN = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
+    " nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety hundred"
+NUMBER_WORDS = {word: number for number, word in enumerate(_TO_NINETEEN.split())} | {
+    word: 10 * number for number, word in enumerate(_TENS.split(), 2)
 }
 _WORD = re.compile(r"[A-Za-z][A-Za-z' .-]*[A-Za-z.]|[A-Za-z]|[A-Za-z]{3,}\.? [0-9]{1,4}(?:st|nd|rd|th)?")
 _BETWEEN_WORDS = re.compile(r"\s*(?:,(?![0-9])|;|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))\s*")
@@ -87,6 +97,40 @@ _SHORT = (
     }
 )
 """The short name of a unit by its long ones."""
+_SIZES: dict[str, tuple[str, Fraction]] = {
+    name: (base, Fraction(size))
+    for base, sizes in {
+        "m": {"mm": "1/1000", "cm": "1/100", "m": "1", "km": "1000", "in": "127/5000", "ft": "381/1250", "yd": "1143/1250",
+              "mi": "201168/125"},
+        "s": {"s": "1", "min": "60", "h": "3600", "day": "86400", "days": "86400", "d": "86400", "week": "604800",
+              "weeks": "604800"},
+        "month": {"month": "1", "months": "1", "year": "12", "years": "12"},
+        "g": {"mg": "1/1000", "milligrams": "1/1000", "g": "1", "kg": "1000"},
+        "oz": {"oz": "1", "lb": "16"},
+        "l": {"ml": "1/1000", "l": "1"},
+        "m/s": {"m/s": "1", "km/h": "5/18", "km/hr": "5/18", "kph": "5/18", "ft/s": "381/1250", "mph": "1397/3125",
+                "mi/h": "1397/3125"},
+        "$": {"$": "1", "cent": "1/100", "cents": "1/100", "¢": "1/100"},
+    }.items()
+    for name, size in sizes.items()
+}  # fmt: skip
+"""What a unit is of the one that measures the same; exact, and nothing that has no fixed length."""
+
+
+def times(one: str, other: str) -> Fraction | None:
+    """Return how many of the other unit one unit is: 10 `mm` for a `cm`. None where they measure different things."""
+    sizes = [_size(unit) for unit in (one, other)]
+    if sizes[0] is None or sizes[1] is None or sizes[0][0] != sizes[1][0]:
+        return None
+    return sizes[0][1] / sizes[1][1]
+
+
+def _size(unit: str) -> tuple[str, Fraction] | None:
+    name, raised, power = unit.partition("^")
+    if name not in _SIZES or (raised and not power.lstrip("-").isdigit()):
+        return None
+    base, size = _SIZES[name]
+    return f"{base}^{power or 1}", size ** int(power or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +163,11 @@ def _wordy(piece: str) -> bool:
     """Return whether letters are a word rather than a product such as `xy` or a difference such as `p - q`."""
     if "-" in piece and all(len(run) < 3 for run in re.findall("[A-Za-z]+", piece)):
         return False
-    return " " in piece or len(piece) > 3 or piece.lower() in {"yes", "no", "nan", "inf", "oo", "zoo"}
+    return (
+        " " in piece
+        or len(piece) > 3
+        or piece.lower() in {"yes", "no", "nan", "inf", "oo", "zoo", *NUMBER_WORDS}
+    )
 
 
 def _plain_words(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Polynomial, Quotient
-from kapelle.grading.math.parts import PLAIN_UNITS
+from kapelle.grading.math.parts import PLAIN_UNITS, times
 from kapelle.grading.math.values import Answer, Equation, Several, Value, Words
 
 Percent = Literal["figure", "hundredths"]
@@ -24,9 +24,74 @@ def same_answer(one: Answer, other: Answer, percent: Percent = "figure") -> bool
     """
     if isinstance(one.value, Equation) or isinstance(other.value, Equation):
         return _same_equation(one, other) or _is_sum(one, other) or _is_sum(other, one)
-    # `Red` and `red`, which three letters alone do not show to be a word.
-    said = min(len(one.plain), len(other.plain)) > 2 and one.plain.casefold() == other.plain.casefold()
-    return said or _same_values(one, other, percent)
+    if one.plain and other.plain and (_is_word(one.plain) or _is_word(other.plain)):
+        # Letters that are no product say something together, in their order; three show that capitals mean nothing.
+        same = one.plain == other.plain or (
+            min(len(one.plain), len(other.plain)) > 2 and one.plain.casefold() == other.plain.casefold()
+        )
+        return (
+            same
+            and _units_agree(one.unit, other.unit)
+            and not (one.name and other.name and one.name != other.name)
+        )
+    return _same_values(one, _renamed(one, other), percent)
+
+
+def _is_word(letters: str) -> bool:
+    """Return whether letters alone are a word (`cat`, `HTH`, `IV`) and no product: `ab`, `xyz`, neighbours in the alphabet."""
+    if len(letters) < 2:
+        return False
+    first, last = min(letters), max(letters)
+    run = ord(last) - ord(first) == len(letters) - 1 and len(set(letters)) == len(letters)
+    return not (letters.islower() and run) or letters in {"no", "on", "hi"}
+
+
+def _renamed(one: Answer, other: Answer) -> Answer:
+    r"""Return the other answer with the first one's letter for what any letter stands for: C in `x^2 + C`, k in `k\pi`."""
+    missing, extra = one.letters - other.letters, other.letters - one.letters
+    if len(missing) != 1 or len(extra) != 1:
+        return other
+    (new,), (old,) = missing, extra
+    values = (one.value, other.value)
+    if not (
+        {new, old} <= set("CcKk") and _has_constant(one.value, new) and _has_constant(other.value, old)
+    ) and not ({new, old} <= set("kmnl") and _counts_pi(one.value, new) and _counts_pi(other.value, old)):
+        return other
+    assert isinstance(values[1], Quotient), "it has terms"
+    renamed = Quotient(*(_with_letter(terms, old, new) for terms in (values[1].top, values[1].bottom)))
+    return replace(other, value=renamed, letters=one.letters)
+
+
+def _has_constant(value: Value, letter: str) -> bool:
+    """Return whether a letter is added once, by itself, to other terms, as a constant of integration is."""
+    if not isinstance(value, Quotient) or _uses(value.bottom, letter):
+        return False
+    return len(value.top) > 1 and [(each[2], each[1]) for each in value.top if letter in dict(each[2])] == [
+        (((letter, 1),), False)
+    ]
+
+
+def _counts_pi(value: Value, letter: str) -> bool:
+    """Return whether a letter stands before π wherever it stands: it counts turns."""
+    if not isinstance(value, Quotient) or _uses(value.bottom, letter):
+        return False
+    with_it = [dict(each[2]) for each in value.top if letter in dict(each[2])]
+    return bool(with_it) and all(powers == {letter: 1, "\\pi": 1} for powers in with_it)
+
+
+def _uses(terms: Polynomial, letter: str) -> bool:
+    return any(letter in dict(each[2]) for each in terms)
+
+
+def _with_letter(terms: Polynomial, old: str, new: str) -> dict[algebra.Monomial, Fraction]:
+    return {
+        (
+            root,
+            imaginary,
+            tuple(sorted((new if name == old else name, power) for name, power in letters)),
+        ): factor
+        for (root, imaginary, letters), factor in terms.items()
+    }
 
 
 def _same_values(one: Answer, other: Answer, percent: Percent) -> bool:
@@ -38,16 +103,41 @@ def _same_values(one: Answer, other: Answer, percent: Percent) -> bool:
     word, plain = (one, other) if isinstance(one.value, Words) else (other, one)
     if isinstance(word.value, Words) and plain.plain.isalpha() and len(word.value.text) > 1:
         # `odd` is a word where the other answer is one.
-        return word.value.text == plain.plain.casefold()
+        return word.value.text == plain.plain.casefold() and _units_agree(one.unit, other.unit)
     if one.letters != other.letters and not (_has_words(one.value) or _has_words(other.value)):
-        return _is_unit_as_letter(one, other) or _is_unit_as_letter(other, one)
+        if _is_unit_as_letter(one, other) or _is_unit_as_letter(other, one):
+            return True
+        measured, other_measured = _with_unit(one, other), _with_unit(other, one)
+        if measured.letters != other_measured.letters:
+            return False
+        one, other = measured, other_measured
     pairs = [
         (scaled, other_scaled)
         for scaled, unit in _measures(one, percent)
         for other_scaled, other_unit in _measures(other, percent)
         if _units_agree(unit, other_unit)
     ]
-    return any(_same(left, right) for left, right in pairs)
+    if any(_same(left, right) for left, right in pairs):
+        return True
+    one, other = _with_unit(one, other), _with_unit(other, one)
+    factor = times(one.unit, other.unit) if one.unit != other.unit else None
+    return factor is not None and _same(_times(one.value, algebra.number(factor)), other.value)
+
+
+def _with_unit(answer: Answer, other: Answer) -> Answer:
+    """Return an answer whose unit is written as a letter, `0.05 m`, with the unit, if the other one's measures the same."""
+    if answer.unit or not other.unit or len(answer.letters) != 1 or not isinstance(answer.value, Quotient):
+        return answer
+    (unit,) = answer.letters
+    once = all(letters == ((unit, 1),) for _, _, letters in answer.value.top)
+    if times(unit.lower(), other.unit) is None or not once or _uses(answer.value.bottom, unit):
+        return answer
+    top: dict[algebra.Monomial, Fraction] = {
+        (root, imaginary, ()): factor for (root, imaginary, _), factor in answer.value.top.items()
+    }
+    return replace(
+        answer, value=Quotient(top, answer.value.bottom), unit=unit.lower(), letters=frozenset(), plain=""
+    )
 
 
 def _is_unit_as_letter(one: Answer, other: Answer) -> bool:
@@ -66,7 +156,7 @@ def _is_unit_as_letter(one: Answer, other: Answer) -> bool:
 def _measures(answer: Answer, percent: Percent) -> list[tuple[Value, str]]:
     value, unit = answer.value, answer.unit
     if unit == "%":
-        return [(value if percent == "figure" else _times(value, HUNDREDTH), "")]
+        return [(value if percent == "figure" else _times(value, HUNDREDTH), "%")]
     if unit in {"degree", "degrees"}:
         # `π/4°` is not π/4: degrees that are themselves a number of π stand for nothing but degrees.
         bare = (
@@ -107,7 +197,11 @@ def _numbers(value: Value) -> list[Quotient]:
 def _units_agree(one: str, other: str) -> bool:
     if one == other:
         return True
-    return (not one and other in PLAIN_UNITS) or (not other and one in PLAIN_UNITS)
+    return (not one and _is_plain(other)) or (not other and _is_plain(one))
+
+
+def _is_plain(unit: str) -> bool:
+    return unit == "%" or unit in PLAIN_UNITS
 
 
 def _has_words(value: Value) -> bool:
@@ -200,9 +294,20 @@ def _same_several(one: Several, other: Several) -> bool:
         # A list names the members of a set when it names each once.
         once = all(_no_twice(each) for each in (one, other))
         return _matched(one.items, other.items) or (once and _matched(_distinct(one), _distinct(other)))
+    if kinds == {"ratio"} and len(one.items) == len(other.items):
+        return _proportional(one.items, other.items)
     if (len(kinds) > 1 and kinds != {"row", "list"}) or len(one.items) != len(other.items):
         return False
     return all(_same(left, right) for left, right in zip(one.items, other.items, strict=True))
+
+
+def _proportional(one: Sequence[Value], other: Sequence[Value]) -> bool:
+    sides = [[number for number in items if isinstance(number, Quotient)] for items in (one, other)]
+    first, second = sides[0][0], sides[1][0]
+    return all(
+        algebra.multiply(left, second).same(algebra.multiply(right, first))
+        for left, right in zip(*sides, strict=True)
+    ) and bool(first.top) == bool(second.top)
 
 
 def _is_named(value: Value) -> bool:

@@ -45,6 +45,7 @@ class Several:
 
     `list`: with repetitions, in any order. `set`: without, in any order.
     `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: of intervals, in any order.
+    `ratio`: of three or more, in this order, up to a factor. `mod`: the least number that is not negative, and the modulus.
     `named`: `x = 1, y = 2`, in the order of the answer's names.
     `row`: of a matrix, and `matrix`: of its rows, in this order.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from kapelle.grading.text.extraction import ExtractionRule, extract
@@ -12,9 +13,14 @@ from kapelle.grading.verdict import Grade, no_answer, right, wrong
 _EMPTY_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 
+def composed(text: str) -> str:
+    """Return a text with each letter and its accents as one character (NFC): both forms of it are the same text."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
 def plain_text(answer: str) -> str:
-    """Return an answer without the space that means nothing in it: one is kept between words."""
-    return _EMPTY_SPACE.sub("", " ".join(answer.split()))
+    """Return an answer without the space that means nothing in it, one is kept between words, its accents composed."""
+    return _EMPTY_SPACE.sub("", " ".join(composed(answer).split()))
 
 
 def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 
+from kapelle.grading.text.exact import composed
 from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.types import Json
@@ -87,7 +88,10 @@ def same_json(one: Json, other: Json) -> bool:
     The order of keys means nothing, that of a list does. 1 is 1.0, and neither is true or "1".
     """
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same_json(one[key], other[key]) for key in one)
+        ours, theirs = ({composed(key): value for key, value in each.items()} for each in (one, other))
+        return ours.keys() == theirs.keys() and all(same_json(ours[key], theirs[key]) for key in ours)
+    if isinstance(one, str) and isinstance(other, str):
+        return composed(one) == composed(other)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same_json, one, other))
     if _is_number(one) and _is_number(other):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
+from kapelle.grading.text.exact import composed
 from kapelle.grading.text.json_answer import same_json
 from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls
 from kapelle.grading.text.tool_words import same_words
@@ -93,7 +94,9 @@ def _matched(calls: Sequence[Call], accepted: Sequence[AcceptedCall], parameters
 def _accepts(accepted: AcceptedCall, call: Call, schema: Json) -> bool:
     [(name, options)] = accepted.items()
     required = _inside(schema, "required") or ()
-    return call.name == name and _fits(call.arguments, options, schema, required)
+    arguments = {composed(each): value for each, value in call.arguments.items()}
+    options = {composed(each): values for each, values in options.items()}
+    return composed(call.name) == composed(name) and _fits(arguments, options, schema, required)
 
 
 def _fits(

@@ -186,8 +186,12 @@ _OPERATION = re.compile(
 )
 
 
+_CODE = re.compile(r"```(?:python|py|tool_code|tool_call)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
+
+
 def _pythonic(text: str) -> list[Call] | None:
-    body = text.strip()
+    fence = _CODE.fullmatch(text.strip())
+    body = (fence[1] if fence and "```" not in fence[1] else text).strip()
     if not _OPENS.match(body):
         return None
     if len(body) > MAX_PYTHON:
@@ -196,11 +200,16 @@ def _pythonic(text: str) -> list[Call] | None:
     if not _SKELETON.fullmatch(skeleton) or _OPERATION.search(skeleton) or _deep(skeleton):
         raise NotCalls("Only calls with literal arguments are read.")
     try:
-        tree = ast.parse(body, mode="eval").body
+        lines = ast.parse(body).body
     except (SyntaxError, ValueError) as problem:
         raise NotCalls(f"The calls cannot be read: {problem}.") from None
-    nodes = tree.elts if isinstance(tree, ast.List) else tree.elts if isinstance(tree, ast.Tuple) else [tree]
-    return [_python_call(node) for node in nodes]
+    calls: list[Call] = []
+    for line in lines:
+        if not isinstance(line, ast.Expr):
+            raise NotCalls("Only calls stand there, one behind the other, in a list or in a line each.")
+        tree = line.value
+        calls += map(_python_call, tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree])
+    return calls
 
 
 def _deep(skeleton: str) -> bool:

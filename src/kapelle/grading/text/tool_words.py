@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from kapelle.grading.text.exact import composed
+
 _BETWEEN = re.compile(r"[ ,./_*^-]*")
 _DATE = re.compile(
     r"(?<![0-9])([0-9]{4})([-/.])([0-9]{1,2})\2([0-9]{1,2})(?![0-9])"
@@ -24,7 +26,7 @@ _ATTACHED = frozenset({"-", "."})
 
 def same_words(one: str, other: str) -> bool:
     """Return whether two texts say the same, letter case and what stands between words aside; symmetric."""
-    left, right = (text.lower().replace("'", '"') for text in (one, other))
+    left, right = (text.lower().replace("'", '"') for text in map(composed, (one, other)))
     if left == right:
         return True
     if is_formula(left) or is_formula(right):
