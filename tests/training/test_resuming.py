@@ -52,6 +52,12 @@ ELSEWHERE = {
     ("RewardServer", "token_env"),
     # Where programs call: which programs do is not the port's.
     ("External", "port"),
+    ("External", "host"),
+    ("External", "address"),
+    ("External", "tls_cert"),
+    ("External", "tls_key"),
+    # When a program that is gone is given up.
+    ("External", "absence"),
     # When a program is given up, and how many run at a time.
     ("Code", "cpu_s"),
     ("Code", "wall_s"),
