@@ -360,7 +360,9 @@ def prospects(game: Game) -> dict[Words, float]:
 
 @pytest.mark.parametrize("lam", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize(
-    ("name", "game"), [("ippo", SOLO), ("mappo", SOLO), ("mappo", CHAIN), ("marft", CHAIN)], ids=str
+    ("name", "game"),
+    [("ippo", SOLO), ("mappo", SOLO), ("mappo", CHAIN), ("marft", CHAIN)],
+    ids=["ippo alone", "mappo alone", "mappo", "marft"],
 )
 def test_a_critic_that_knows_the_prospects_stays_as_it_is(name: str, game: Game, lam: float) -> None:
     """Whatever λ: the expected target of an exact value is that value. One that is off is drawn to it."""

@@ -128,8 +128,8 @@ class _Reading:
         unit, names = _common_unit(parts), [part.name for part in parts]
         distinct = sorted(set(names))
         if len(distinct) == 1 or not any(names[1:]):
-            letters = parts[0].body.replace(" ", "")
-            plain = letters if len(parts) == 1 and letters.isalpha() else ""
+            solid = parts[0].body.replace(" ", "")
+            plain = solid if len(parts) == 1 and solid.isalpha() else ""
             return self._made(names[0], _listing(items), unit, plain)
         if "" in distinct or len(distinct) < len(parts) or len(items) > len(parts):
             raise Unfamiliar
