@@ -50,6 +50,10 @@ def _said(words: str) -> Value:
 def in_figures(words: str) -> str:
     """Return words that begin with a number with its figures, `21 days` for `twenty-one days`; empty for others."""
     first, *others = words.replace("-", " ").split(" ")
+    if first == "half" and not others:
+        return "1/2"
+    if first in {"a", "an"} and len(others) == 1 and others[0] in PARTS:
+        first = "one"
     if first not in NUMBER_WORDS:
         return ""
     number = NUMBER_WORDS[first]
@@ -60,9 +64,29 @@ def in_figures(words: str) -> str:
         others.pop(0)
     if not others:
         return str(number)
+    if len(others) == 1 and others[0].removesuffix("s") in PARTS and number:
+        return f"{number}/{PARTS[others[0].removesuffix('s')]}"
     # A unit may follow; a sentence may not.
     unit = " ".join(others)
-    return rf"{number}\text{{ {unit}}}" if unit in PLAIN_UNITS else ""
+    return (
+        rf"{number}\text{{ {unit}}}" if unit in PLAIN_UNITS or (len(others) == 1 and unit.isalpha()) else ""
+    )
+
+
+PARTS = {
+    "half": 2,
+    "halve": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+    "ninth": 9,
+    "tenth": 10,
+}
+"""What a number of words counts, and how many of them are a whole."""
 
 
 class _Reading:

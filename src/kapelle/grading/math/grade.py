@@ -94,7 +94,7 @@ def read_math(
     except Refused as problem:
         return _unreadable(answer, str(problem))
     if same is None:
-        return _without_names(answer, truth)
+        return _without_names(*_with_one_constant(answer, truth))
     return right(answer) if same else wrong(answer, truth)
 
 
@@ -189,6 +189,7 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     if _spelled(answer) == _spelled(gold) or _rows(answer) == _rows(gold) != []:
         return True
     answer, gold = (_INTEGERS.sub("", tidy(text)) for text in (answer, gold))
+    answer, gold = _with_one_constant(answer, gold)
     unknowns = {found[1].replace(" ", "") for found in map(_OF.match, map(tidy, (answer, gold))) if found}
     if len(unknowns) > 1:
         return False  # `f(c) = c|x|` and `f(x) = c|x|`
@@ -227,6 +228,21 @@ _INTEGERS = re.compile(
     r"(?:\\mathbb\{Z\}|\\mathbb Z|Z)\s*\)?$"
 )
 """What says that a letter counts: `, k \\in \\mathbb{Z}`."""
+_CONSTANT = re.compile(r"\+\s*([CcKk])$")
+"""A constant of integration, at the end of an answer."""
+
+
+def _with_one_constant(answer: str, gold: str) -> tuple[str, str]:
+    """Return both answers with one letter, C, for their constants of integration."""
+    ours, theirs = _CONSTANT.search(answer), _CONSTANT.search(gold)
+    if ours is None or theirs is None:
+        return answer, gold
+    before = answer[: ours.start(1)], gold[: theirs.start(1)]
+    if {ours[1], theirs[1], "C"} & (_letters(before[0]) | _letters(before[1])):
+        return answer, gold
+    return f"{before[0]}C", f"{before[1]}C"
+
+
 _SIMPLE_FRACTION = re.compile(
     r"(?<![A-Za-z0-9)}])\\[dt]?frac\{([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}\{([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}(?![A-Za-z0-9\\({^])"
 )
@@ -256,7 +272,14 @@ def _rows(text: str) -> list[str]:
     if found is None or "&" not in found[1]:
         return []
     rows = re.split(r"\\\\", found[1])
-    plain = [re.sub(r"\\text\{\s*,?\s*(?:if|for|when)?\s*\}|[\s,;.]", "", row) for row in rows]
+    plain = [
+        re.sub(
+            r"\\([lg])eq(?:slant)?(?![A-Za-z])",
+            r"\\\1e",
+            re.sub(r"\\text\{\s*,?\s*(?:if|for|when)?\s*\}|[\s,;.]", "", row),
+        )
+        for row in rows
+    ]
     return sorted(row for row in plain if row)
 
 
