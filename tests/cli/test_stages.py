@@ -208,8 +208,8 @@ class TestRunning:
         shutil.rmtree(second / "checkpoints")
         shutil.rmtree(second / "episodes")
         (second / "latest").unlink()
-        (second / "metrics.jsonl").write_bytes(b"")
-        (second / "evaluations.jsonl").write_bytes(b"")
+        for name in ("metrics.jsonl", "evaluations.jsonl", "recorded.jsonl"):
+            (second / name).write_bytes(b"")
         status = json.loads((second / "status.json").read_text())
         (second / "status.json").write_text(json.dumps({**status, "state": "interrupted", "step": 0}))
         assert kapelle("train", "--resume", "run").code == 0

@@ -274,7 +274,7 @@ class TestWrongKeys:
             ("workflow.name=chian", "Did you mean 'chain'?"),
             ("algorithm.name=nowhere:Thing", "cannot be imported"),
             ("algorithm.name=kapelle.algorithms.grpo:GRPOO", "Did you mean 'GRPO'?"),
-            ("algorithm.name=kapelle.algorithms.grpo:group_scaled", "not a class"),
+            ("algorithm.name=kapelle.algorithms.grpo:by_agent", "not a class"),
             ("algorithm.name=pathlib:Path", "must be a subclass of kapelle.Settings"),
         ],
     )

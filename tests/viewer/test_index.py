@@ -185,7 +185,7 @@ def test_much_is_indexed_by_a_process_that_may_be_killed(run: Path) -> None:
     with RunDirectory.create(
         run, config=(run / "config.yaml").read_text(), provenance={}, resume=True
     ) as opened:
-        opened.rewind({"metrics.jsonl": (run / "metrics.jsonl").stat().st_size, "episodes/train": 4})
+        opened.rewind({"metrics.jsonl": (run / "metrics.jsonl").stat().st_size, "episodes/train": 3})
         append_step(opened, 4)
     wait(index, lambda done: done.rows == 4)
     index.close()

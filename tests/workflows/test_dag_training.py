@@ -37,7 +37,16 @@ PLAYING = [name for name in BUILTIN_ALGORITHMS if name not in {"sft", "distill",
 
 
 BASE: dict[str, Any] = {
-    "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
+    "model": {
+        "embedded": {
+            "hidden": 16,
+            "layers": 1,
+            "heads": 2,
+            "kv_heads": 1,
+            "intermediate": 32,
+            "context": 1024,
+        }
+    },
     "optimizer": {"lr": 1e-2},
     "evaluation": {"before_and_after": False},
     "checkpoint": {"every": 10},

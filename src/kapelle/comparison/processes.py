@@ -162,7 +162,9 @@ def _stop(workers: Sequence[_Worker]) -> None:
 
 def _serve(pipe: Connection, work: Work, parent: int) -> None:
     """Take pieces of work until there are no more, or process `parent` has ended: the main function of a process."""
-    end_with_parent(parent)
+    # A fork server may stand between: it is then what this process ends with.
+    creator, above = multiprocessing.parent_process(), os.getppid()
+    end_with_parent(above if above != parent and creator is not None and creator.is_alive() else parent)
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # nobody is left to work for
         while True:
             pipe.send(_tried(work, pipe.recv()))
