@@ -17,6 +17,7 @@ from kapelle.grading.math.parts import (
     NUMBER_WORDS,
     PLAIN_UNITS,
     Part,
+    is_word,
     mathematics,
     part_of,
     without_name,
@@ -132,6 +133,9 @@ class _Reading:
         whole = parse_number(one.body)
         if whole is not None:
             return self._made(one.name, algebra.number(whole.figure), one.unit)
+        ratio = _NAMED_RATIO.fullmatch(body)
+        if ratio is not None:
+            return self._made(re.sub(r"\s", "", ratio[1]), _listing(tuple(self._item(ratio[2]))))
         called = _CALLED.fullmatch(body)
         if called is not None and len(split_top(called[2][1:-1], ",")) > 1:
             return self._made(called[1], _listing(self._items(called[2])))
@@ -144,7 +148,8 @@ class _Reading:
         parts = [self._chained(part_of(text)) for text in split_top(body, ",")]
         if len(parts) > MAX_ITEMS:
             raise Refused(f"It lists more than {MAX_ITEMS} values.")
-        values = [tuple(self._item(part.body)) for part in parts]
+        several = len(parts) > 1
+        values = [tuple(self._item(part.body, among_others=several)) for part in parts]
         return self._gathered(parts, values)
 
     def _gathered(self, parts: Sequence[Part], values: Sequence[tuple[Value, ...]]) -> Answer:
@@ -210,9 +215,11 @@ class _Reading:
             raise Refused(f"It lists more than {MAX_ITEMS} values.")
         return tuple(value for part in parts for value in self._item(part.strip()))
 
-    def _item(self, text: str) -> Sequence[Value]:
+    def _item(self, text: str, *, among_others: bool = True) -> Sequence[Value]:
         if not text:
             raise Refused("Something is missing between commas.")
+        if among_others and text.isalpha() and text.isascii() and is_word(text):
+            return [Words(text.casefold() if len(text) > 2 else text)]
         single = _atom(text)
         if single is not None:
             return [single]
@@ -242,6 +249,7 @@ _POINT = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])+)\s*\)\s*=(?!=)\s*")
 _CALLED = re.compile(r"([A-Z])\s*(\((?:[^()]|\([^()]*\))*\))")
 """A point behind its name: `P(3, 4)`."""
 _MATRIX = re.compile(r"\\begin\{([pb]?)matrix\}((?:(?!\\begin).)*)\\end\{\1matrix\}", re.DOTALL)
+_NAMED_RATIO = re.compile(r"([A-Za-z](?:\s*:\s*[A-Za-z]){2,7})\s*=\s*([^=]{5,200})")
 _MODULO = re.compile(
     r"([^\\]{1,40}?)\s*\(?\s*\\(?:pmod|bmod|mod)(?![A-Za-z])\s*\{?\s*([1-9][0-9]{0,17})\s*\}?\s*\)?"
 )

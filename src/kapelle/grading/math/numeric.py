@@ -142,7 +142,7 @@ def same_figure(one: Number, other: Number) -> bool:
 
 
 def _one_unit(one: Number, other: Number) -> bool:
-    marks = [number.currency or ("%" if number.percent else "") or number.unit for number in (one, other)]
+    marks = [number.currency + "%" * number.percent or number.unit for number in (one, other)]
     return marks[0] == marks[1] or not all(marks)
 
 

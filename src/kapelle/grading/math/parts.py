@@ -133,6 +133,15 @@ def _size(unit: str) -> tuple[str, Fraction] | None:
     return f"{base}^{power or 1}", size ** int(power or 1)
 
 
+def is_word(letters: str) -> bool:
+    """Return whether letters alone are a word (`cat`, `HTH`, `IV`) and no product: `ab`, `xyz`, neighbours in the alphabet."""
+    if len(letters) < 2:
+        return False
+    first, last = min(letters), max(letters)
+    run = ord(last) - ord(first) == len(letters) - 1 and len(set(letters)) == len(letters)
+    return not (letters.islower() and run) or letters in {"no", "on", "hi"}
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One value as it is written."""

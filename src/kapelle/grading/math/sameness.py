@@ -9,7 +9,7 @@ from typing import Literal
 
 from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Polynomial, Quotient
-from kapelle.grading.math.parts import PLAIN_UNITS, times
+from kapelle.grading.math.parts import PLAIN_UNITS, is_word, times
 from kapelle.grading.math.values import Answer, Equation, Several, Value, Words
 
 Percent = Literal["figure", "hundredths"]
@@ -24,26 +24,13 @@ def same_answer(one: Answer, other: Answer, percent: Percent = "figure") -> bool
     """
     if isinstance(one.value, Equation) or isinstance(other.value, Equation):
         return _same_equation(one, other) or _is_sum(one, other) or _is_sum(other, one)
-    if one.plain and other.plain and (_is_word(one.plain) or _is_word(other.plain)):
+    if one.plain and other.plain and (is_word(one.plain) or is_word(other.plain)):
         # Letters that are no product say something together, in their order; three show that capitals mean nothing.
         same = one.plain == other.plain or (
             min(len(one.plain), len(other.plain)) > 2 and one.plain.casefold() == other.plain.casefold()
         )
-        return (
-            same
-            and _units_agree(one.unit, other.unit)
-            and not (one.name and other.name and one.name != other.name)
-        )
+        return same and one.unit == other.unit and not (one.name and other.name and one.name != other.name)
     return _same_values(one, _renamed(one, other), percent)
-
-
-def _is_word(letters: str) -> bool:
-    """Return whether letters alone are a word (`cat`, `HTH`, `IV`) and no product: `ab`, `xyz`, neighbours in the alphabet."""
-    if len(letters) < 2:
-        return False
-    first, last = min(letters), max(letters)
-    run = ord(last) - ord(first) == len(letters) - 1 and len(set(letters)) == len(letters)
-    return not (letters.islower() and run) or letters in {"no", "on", "hi"}
 
 
 def _renamed(one: Answer, other: Answer) -> Answer:
@@ -103,7 +90,7 @@ def _same_values(one: Answer, other: Answer, percent: Percent) -> bool:
     word, plain = (one, other) if isinstance(one.value, Words) else (other, one)
     if isinstance(word.value, Words) and plain.plain.isalpha() and len(word.value.text) > 1:
         # `odd` is a word where the other answer is one.
-        return word.value.text == plain.plain.casefold() and _units_agree(one.unit, other.unit)
+        return word.value.text == plain.plain.casefold() and one.unit == other.unit
     if one.letters != other.letters and not (_has_words(one.value) or _has_words(other.value)):
         if _is_unit_as_letter(one, other) or _is_unit_as_letter(other, one):
             return True
