@@ -20,17 +20,15 @@ from typing import Any
 
 from tests.grading.hostile import HOSTILE
 
-from kapelle.grading.judge.grade import judge_answer
+from kapelle.grading.judge import judge_answer
 from kapelle.grading.math.answers import read_answer
 from kapelle.grading.math.expression import Refused, Unfamiliar
 from kapelle.grading.math.grade import grade_math, math_processes
 from kapelle.grading.math.numeric import Number, grade_numeric, parse_number
 from kapelle.grading.processes import KillableProcesses
-from kapelle.grading.text.choice import grade_choice
-from kapelle.grading.text.exact import grade_exact
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.grading.text.json_answer import grade_json
-from kapelle.grading.text.regex import grade_regex, regex_processes
+from kapelle.grading.text.match import grade_choice, grade_exact, grade_regex, regex_processes
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.verdict import Grade
 from kapelle.types import Message

@@ -11,7 +11,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Answerable, Environment, Scripted, environment_class
 from kapelle.environments.bfcl import Bfcl, Category, gold_calls
 from kapelle.errors import DataError
-from kapelle.grading.text.tool_text import Call, Form, write_calls
+from kapelle.grading.text.tool_call import Call, Form, write_calls
 from kapelle.rollout.play import Play, rollout
 from kapelle.types import Split
 from kapelle.workflows.debate import Debate
@@ -110,7 +110,7 @@ async def test_equal_calls_are_equal_votes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_written_is_read_back(form: Form) -> None:
-    from kapelle.grading.text.tool_text import parse_calls
+    from kapelle.grading.text.tool_call import parse_calls
 
     calls = (
         Call("a.b", {"x": [1, -2], "y": {"z": 'it\'s "so"\n'}, "none": None, "yes": True}),

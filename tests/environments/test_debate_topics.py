@@ -17,7 +17,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import environment_class
 from kapelle.environments.debate_topics import DebateTopics
 from kapelle.errors import ConfigError, DataError, EpisodeError
-from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
+from kapelle.grading.judge import JudgeEndpoint, ask_endpoint
 from kapelle.types import Message, Task
 from kapelle.workflows.parallel import Parallel
 

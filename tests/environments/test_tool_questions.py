@@ -19,7 +19,7 @@ from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.functions import Functions
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.grading.text.tool_text import Call, Form, write_calls
+from kapelle.grading.text.tool_call import Call, Form, write_calls
 from kapelle.types import Episode, Task
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.tool_use import ToolUse

@@ -8,7 +8,7 @@ import pytest
 
 from kapelle.grading.math.grade import math_processes
 from kapelle.grading.processes import KillableProcesses
-from kapelle.grading.text.regex import regex_processes
+from kapelle.grading.text.match import regex_processes
 
 
 @pytest.fixture(scope="session")

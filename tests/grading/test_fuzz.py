@@ -17,10 +17,9 @@ from tests.support.patience import timed
 from kapelle.grading.math.grade import grade_math
 from kapelle.grading.math.numeric import grade_numeric, parse_number
 from kapelle.grading.processes import KillableProcesses
-from kapelle.grading.text.choice import grade_choice
-from kapelle.grading.text.exact import grade_exact
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.grading.text.json_answer import grade_json
+from kapelle.grading.text.match import grade_choice, grade_exact
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.verdict import Grade
 

@@ -15,15 +15,13 @@ from tests.grading.hostile import COST, EXTRACTION, HOSTILE, VALUE, Hostile
 from tests.support.patience import timed
 
 from kapelle.environments import math as math_environment
-from kapelle.grading.judge.grade import judge_answer, judge_pair
+from kapelle.grading.judge import judge_answer, judge_pair
 from kapelle.grading.math.grade import grade_math
 from kapelle.grading.math.numeric import Number, grade_numeric, read_number
 from kapelle.grading.processes import KillableProcesses
-from kapelle.grading.text.choice import grade_choice
-from kapelle.grading.text.exact import grade_exact
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.grading.text.json_answer import grade_json
-from kapelle.grading.text.regex import grade_regex
+from kapelle.grading.text.match import grade_choice, grade_exact, grade_regex
 from kapelle.grading.text.tool_call import grade_tool_call
 from kapelle.grading.verdict import Grade
 from kapelle.types import Json, Message

@@ -15,8 +15,8 @@ from tests.support.episodes import TASK
 
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.errors import EpisodeError
-from kapelle.grading.judge import endpoint as judge_endpoint
-from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
+from kapelle.grading import judge as judge_endpoint
+from kapelle.grading.judge import JudgeEndpoint, ask_endpoint
 from kapelle.rollout.play import Play, rollout
 from kapelle.runtime import http as chat_requests
 from kapelle.runtime.http import MAX_BYTES, exchange

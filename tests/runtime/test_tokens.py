@@ -16,7 +16,7 @@ from kapelle.environments.reward_server import RewardServer
 from kapelle.environments.tools.mcp import Mcp
 from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError, EngineError
-from kapelle.grading.judge.endpoint import JudgeEndpoint
+from kapelle.grading.judge import JudgeEndpoint
 from kapelle.runs.hub import check_push
 from kapelle.runtime.hub import hub_fault
 from kapelle.runtime.tokens import bearer, sends_in_the_clear

@@ -37,9 +37,9 @@ from tests.sandbox.test_hostile import (
 )
 
 from kapelle.grading.code.grade import ProgramTests, grade_program
-from kapelle.sandbox.backends import backend, require
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.pool import backend, require
 
 REWARDLESS = {
     **SPOOFS,

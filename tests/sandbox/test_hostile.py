@@ -25,8 +25,7 @@ from tests.sandbox.hostile.resources import RESOURCES
 from tests.sandbox.hostile.unseen import UNSEEN
 from tests.sandbox.hostile.whole import WHOLE
 
-from kapelle.sandbox.arguments import SHARED_MEMORY
-from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.sandbox.bubblewrap import SHARED_MEMORY, Bubblewrap
 from kapelle.sandbox.contract import Result, run
 
 PROGRAMS = {**RESOURCES, **PROCESSES, **FILES, **KERNEL, **WHOLE, **MACHINE, **CHANNELS, **UNSEEN}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.sandbox import huge_pages
+from kapelle.sandbox import bubblewrap as huge_pages
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import run
 

@@ -16,9 +16,10 @@ import pytest
 from tests.sandbox.hostile.program import Hostile, ends
 from tests.sandbox.test_hostile import PROGRAMS, Host, alive, assert_contained, attack, host
 
-from kapelle.sandbox import arguments, boot, bubblewrap
-from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.namespaces import NamespaceGroup
+from kapelle.sandbox import bubblewrap
+from kapelle.sandbox import bubblewrap as arguments
+from kapelle.sandbox import bubblewrap as boot
+from kapelle.sandbox.bubblewrap import Bubblewrap, NamespaceGroup
 from kapelle.sandbox.session import ProcessSession
 
 __all__ = ["host"]
@@ -155,7 +156,7 @@ def test_a_run_that_has_lost_its_clock_is_looked_at_all_the_same(
 
 SUPERVISOR = """
 import sys, time
-from kapelle.sandbox import arguments
+from kapelle.sandbox import bubblewrap as arguments
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
 if sys.argv[2] == "without":

@@ -14,7 +14,7 @@ from kapelle.sandbox import bubblewrap
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.cgroups import strong_or_why_not
 from kapelle.sandbox.contract import Limits, Result, run
-from kapelle.sandbox.machine import NET_EVERY_S, Net, unattributed_bytes
+from kapelle.sandbox.session import NET_EVERY_S, Net, ProcessSession, unattributed_bytes
 
 MIB = 1024**2
 NARROW = replace(SMALL, wall_s=20.0, cpu_s=15.0, memory_bytes=120 * MIB, unexplained_bytes=96 * MIB)
@@ -42,7 +42,7 @@ time.sleep(15)
 """
 
 
-class Program:
+class Program(ProcessSession):
     """A run that takes the time that the test says."""
 
     unexplained_bytes = 256 * MIB

@@ -8,7 +8,7 @@ from tests.support.programs import output_of
 from kapelle.errors import SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
-from kapelle.sandbox.shared import shared_pool
+from kapelle.sandbox.pool import shared_pool
 
 
 def test_who_asks_for_the_same_gets_the_same(sandbox: Bubblewrap) -> None:
@@ -27,7 +27,7 @@ def test_a_fork_has_a_pool_of_its_own_and_leaves_its_parents_alone(sandbox: Bubb
     program = (
         "import os, sys\n"
         "from kapelle.sandbox import Limits, run\n"
-        "from kapelle.sandbox.shared import shared_pool\n"
+        "from kapelle.sandbox.pool import shared_pool\n"
         "pool = shared_pool('bubblewrap', Limits(), 1)\n"
         "assert pool.wait_until_warm()\n"
         "child = os.fork()\n"

@@ -12,7 +12,7 @@ from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError
-from kapelle.grading.judge.endpoint import JudgeEndpoint
+from kapelle.grading.judge import JudgeEndpoint
 from kapelle.runtime.redaction import without_secrets
 from kapelle.settings.addresses import open_address
 from kapelle.settings.schema import EndpointConfig

@@ -19,16 +19,20 @@ from kapelle.environments.tools.mcp import Mcp
 from kapelle.environments.tools.mcp_session import Connection
 from kapelle.environments.tools.python import Python
 from kapelle.errors import KapelleError
-from kapelle.grading.code.calls import CallTest, grade_calls
-from kapelle.grading.code.grade import ProgramTests, grade_program
-from kapelle.grading.code.output import OutputTest, grade_output
-from kapelle.grading.judge import endpoint as judge_endpoint
-from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
-from kapelle.grading.judge.grade import Ask
+from kapelle.grading import judge as judge_endpoint
+from kapelle.grading.code.grade import (
+    CallTest,
+    OutputTest,
+    ProgramTests,
+    grade_calls,
+    grade_output,
+    grade_program,
+)
+from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint
 from kapelle.grading.processes import AnswerLimits as ProcessLimits
 from kapelle.grading.processes import GaveUp, KillableProcesses
-from kapelle.sandbox.backends import backend
 from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.pool import backend
 from kapelle.types import Message
 
 LIMIT_S = 3.0

@@ -11,7 +11,7 @@ from tests.support.tiny import SIZE, same_bits, sections, tiny_model
 from tests.training.test_trainer_resume import remains
 
 from kapelle.environments.tools import world as tools_world
-from kapelle.grading.text.tool_text import Call
+from kapelle.grading.text.tool_call import Call
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kapelle.workflows.voting import agreement, majority, tally
+from kapelle.workflows.vote import agreement, majority, tally
 
 
 def test_texts_without_an_answer_have_no_vote() -> None:

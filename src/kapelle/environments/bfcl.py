@@ -19,8 +19,16 @@ from kapelle.environments.data.source import SUFFIXES, Row, held_out, read_rows
 from kapelle.environments.questions import Answers, Questions
 from kapelle.environments.tools.prompt import tools_prompt
 from kapelle.errors import DataError
-from kapelle.grading.text.tool_call import grade_tool_call, may_be_left_out, required_arguments
-from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls, write_calls
+from kapelle.grading.text.tool_call import (
+    Call,
+    Form,
+    NotCalls,
+    grade_tool_call,
+    may_be_left_out,
+    parse_calls,
+    required_arguments,
+    write_calls,
+)
 from kapelle.grading.verdict import Grade
 from kapelle.types import Json, Message, Split, Task
 

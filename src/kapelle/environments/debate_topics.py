@@ -21,8 +21,7 @@ from kapelle.environment import Outcome
 from kapelle.environments.debate_motions import MOTIONS
 from kapelle.environments.procedural import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
-from kapelle.grading.judge.endpoint import JudgeEndpoint, ask_endpoint
-from kapelle.grading.judge.grade import Ask, judge_pair
+from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint, judge_pair
 from kapelle.grading.text.argument import score_argument
 from kapelle.grading.verdict import Grade
 from kapelle.settings.base import Settings

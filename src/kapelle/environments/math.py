@@ -26,8 +26,7 @@ from kapelle.environments.data.source import Row, Words
 from kapelle.environments.math_program import printed_by
 from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
-from kapelle.grading.code.text import program_of
-from kapelle.grading.math.form import math_form
+from kapelle.grading.code.programs import program_of
 from kapelle.grading.math.grade import (
     Undecided,
     compare_math,
@@ -36,10 +35,10 @@ from kapelle.grading.math.grade import (
     read_math,
     shared_math_processes,
 )
-from kapelle.grading.math.sameness import Percent
+from kapelle.grading.math.sameness import Percent, math_form
 from kapelle.grading.text.extraction import ExtractionRule, extract, marked
 from kapelle.grading.verdict import Grade, no_answer
-from kapelle.sandbox.backends import backend, require
+from kapelle.sandbox.pool import backend, require
 from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
 

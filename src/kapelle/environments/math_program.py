@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from kapelle.grading.code.text import program_of
+from kapelle.grading.code.programs import program_of
 from kapelle.sandbox.contract import Limits, run
-from kapelle.sandbox.shared import shared_pool
+from kapelle.sandbox.pool import shared_pool
 
 LIMITS = Limits(wall_s=5.0, cpu_s=3.0, memory_bytes=256 * 1024**2)
 PARALLEL = 2

@@ -17,8 +17,8 @@ from kapelle.environments.data.settings import DataSettings
 from kapelle.environments.data.source import Row, Words
 from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
-from kapelle.grading.text.exact import plain_text
 from kapelle.grading.text.extraction import ExtractionRule
+from kapelle.grading.text.match import plain_text
 from kapelle.types import Json, Split, Task
 
 Label = Literal["entailment", "neutral", "contradiction"]

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from kapelle.environments.graded import Graded
 from kapelle.environments.question_world import QuestionWorld
 from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
-from kapelle.grading.text.extraction import ExtractionRule, marked
-from kapelle.grading.text.reading import answer_in, read_answer
+from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked, read_answer
 from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.types import Json, Message, Split, Task
 

@@ -30,7 +30,7 @@ from kapelle.environments.tools.search import Search
 from kapelle.environments.tools.world import CallRules, ToolsWorld
 from kapelle.errors import ConfigError
 from kapelle.grading.text.extraction import defused
-from kapelle.grading.text.tool_text import Form
+from kapelle.grading.text.tool_call import Form
 from kapelle.types import Split, Task
 
 AnyTool = Annotated[Calculator | Python | Files | Search | Functions | Mcp, Field(discriminator="tool")]

@@ -17,7 +17,7 @@ from kapelle.runtime.seeds import derive_seed
 from kapelle.team import Agent, Team
 from kapelle.types import Episode, Group, Sampling, Task
 from kapelle.workflows.solo import Solo
-from kapelle.workflows.voting import majority
+from kapelle.workflows.vote import majority
 
 
 @dataclass(frozen=True, slots=True)

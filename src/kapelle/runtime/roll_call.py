@@ -77,7 +77,7 @@ class _Line:
                 continue
             try:
                 if self.broken is not None:
-                    raise RuntimeError(self.broken)  # noqa: TRY301 - as torch raises it the first time
+                    raise RuntimeError(self.broken)  # as torch raises it the first time
                 answer.set_result(question(self._store))
             except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
                 if isinstance(error, DistNetworkError):

@@ -4,9 +4,8 @@ Contained against the list of hostile programs in `docs/sandbox.md`, never calle
 shared. A backend is asked for by name; nothing falls back to a weaker one.
 """
 
-from kapelle.sandbox.backends import BACKENDS, backend, layers, require
 from kapelle.sandbox.contract import Backend, Layer, Limits, Prepared, Result, Session, run
-from kapelle.sandbox.pool import Pool
+from kapelle.sandbox.pool import BACKENDS, Pool, backend, layers, require
 
 __all__ = [
     "BACKENDS",

@@ -11,33 +11,461 @@ leaves; when it ends, or is killed, the kernel kills everything else in the name
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import io
+import json
+import math
 import os
 import re
+import resource
+import secrets
+import select
+import shlex
+import shutil
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kapelle.errors import SandboxError
-from kapelle.sandbox.arguments import (
-    DEVICES,
-    ENVIRONMENT,
-    SHARED_MEMORY,
-    WORK,
-    arguments,
-    drop_privileges,
-    lower_limits,
-    require,
-)
-from kapelle.sandbox.boot import UNPACK, opening
-from kapelle.sandbox.cgroups import strong_or_why_not
+from kapelle.sandbox.cgroups import RunCgroup, strong_or_why_not
 from kapelle.sandbox.contract import Layer, Limits, check_files
-from kapelle.sandbox.huge_pages import without_huge_pages
 from kapelle.sandbox.interpreter import Interpreter, reachable_interpreter
-from kapelle.sandbox.namespaces import NamespaceGroup
 from kapelle.sandbox.seccomp import filter_program
-from kapelle.sandbox.session import BEGIN_WITHIN_S, ProcessSession
-from kapelle.sandbox.task_clock import works_here as task_clock_works
+from kapelle.sandbox.session import BEGIN_WITHIN_S, Opening, ProcessSession
+from kapelle.sandbox.usage import (
+    Usage,
+    lock_bytes,
+    longest_wait_s,
+    open_clock,
+    parent_of,
+    read_clock,
+    times_of,
+    usage_of,
+    written_by,
+)
+from kapelle.sandbox.usage import works_here as task_clock_works
+
+# -------- What bubblewrap is asked for: one entry for each layer, the system's files, the limits' sizes
+
+WORK = "/box"
+"""The work directory as contained programs see it; their temporary directory too."""
+TEMPORARY = "/tmp"  # noqa: S108 (the sandbox's own, a link to the work directory)
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 (the sandbox's own, a tmpfs of its own size)
+ENVIRONMENT = {
+    "HOME": WORK,
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # The same program on the same input answers the same in every run.
+    "PYTHONHASHSEED": "0",
+}
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+_SIGNALS = 1024
+"""Most that may wait for a run: each is kept by the kernel."""
+_UID_MAP = Path("/proc/self/uid_map")
+_PRESSURE = "/proc/pressure"
+# There everyone may have the kernel watch the whole machine, by triggers; not every kernel has it.
+_WITHOUT_PRESSURE = (
+    ("--size", "4096", "--tmpfs", _PRESSURE, "--remount-ro", _PRESSURE) if Path(_PRESSURE).is_dir() else ()
+)
+# How the host was started and what it is made of: no program's business.
+_OF_THE_HOST = tuple(
+    f"/proc/{name}"
+    for name in (
+        "cmdline",
+        "config.gz",
+        "diskstats",
+        "interrupts",
+        "key-users",
+        "keys",
+        "modules",
+        "partitions",
+    )
+    if Path(f"/proc/{name}").exists()
+)
+# Each layer of protection is one entry; the tests remove them in turn and see a hostile program get through.
+LAYERS: Mapping[str, tuple[str, ...]] = {
+    "user namespace": ("--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
+    # Over process 1: a program has its user id, could write to its memory, and it is what dies with the supervisor.
+    "pid namespace": (
+        *("--unshare-pid", "--as-pid-1", "--proc", "/proc"),
+        *("--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
+        *_WITHOUT_PRESSURE,
+        *(part for name in _OF_THE_HOST for part in ("--ro-bind", "/dev/null", name)),
+    ),
+    "network namespace": ("--unshare-net",),
+    "ipc, uts and cgroup namespaces": (
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--hostname",
+        "kapelle",
+    ),
+    "cleared environment": ("--clearenv",),
+    "session": ("--new-session", "--die-with-parent"),
+    "read-only system": ("--remount-ro", "/dev", "--remount-ro", "/"),
+}
+
+
+def arguments(limits: Limits, interpreter: Interpreter, info_fd: int, filter_fd: int | None) -> list[str]:
+    """Return bubblewrap's arguments for these limits, without the command."""
+    layers = dict(LAYERS)
+    read_only = layers.pop("read-only system")
+    size = str(limits.file_bytes)
+    return [
+        *(option for layer in layers.values() for option in layer),
+        *(part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)),
+        *_system(interpreter),
+        *_devices(),
+        *("--size", size, "--tmpfs", SHARED_MEMORY, "--size", size, "--tmpfs", WORK),
+        *("--symlink", WORK.removeprefix("/"), TEMPORARY, "--dir", "/run", "--chdir", WORK),
+        *read_only,
+        *("--info-fd", str(info_fd)),
+        *(() if filter_fd is None else ("--seccomp", str(filter_fd))),
+    ]
+
+
+def _devices() -> list[str]:
+    """Return a /dev of harmless devices: no terminals to use up, and no /dev/zero, which maps as uncounted memory."""
+    found = ["--size", "65536", "--tmpfs", "/dev"]
+    for name in DEVICES:
+        found += ["--dev-bind", name, name]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        found += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+    return [*found, "--symlink", "/proc/self/fd", "/dev/fd"]
+
+
+def _system(interpreter: Interpreter) -> list[str]:
+    """Return the mounts of programs and libraries; nothing of /etc but what the linker needs."""
+    found = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/", name)
+        if path.is_symlink():
+            found += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            found += ["--ro-bind", str(path), str(path)]
+    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+        found += ["--ro-bind-try", name, name]
+    for needed in interpreter.needs:
+        found += ["--ro-bind", needed, needed]
+    return found
+
+
+def lower_limits() -> list[str]:
+    """Return the prefix that sets the limits of the kernel's for which a shell has no letter, or not small enough units."""
+    # One byte: at 0 a crash still starts the host's handler, where cores go to one (core(5)).
+    wanted = {"core": (resource.RLIMIT_CORE, 1), "sigpending": (resource.RLIMIT_SIGPENDING, _SIGNALS)}
+    lowered = [
+        f"--{name}={most}:{most}"
+        for name, (kind, most) in wanted.items()
+        if not 0 <= resource.getrlimit(kind)[1] < most
+    ]
+    return [require("prlimit", "util-linux"), *lowered, "--"] if lowered else []
+
+
+def drop_privileges() -> list[str]:
+    """Return the prefix that makes a root parent's run an unprivileged user's, another one for each run.
+
+    Limits on processes do not bind root, and files would stay readable to it inside a user namespace.
+    """
+    if os.geteuid() != 0:
+        return []
+    spare = _spare_uids()
+    if not spare:
+        raise SandboxError(
+            "This process is root in a user namespace that has no other user for programs to run as "
+            "(/proc/self/uid_map). Give it a range of user ids (/etc/subuid, newuidmap), or run as an ordinary user."
+        )
+    uid = str(spare.start + secrets.randbelow(len(spare)))
+    return [
+        require("setpriv", "util-linux"),
+        "--reuid",
+        uid,
+        "--regid",
+        uid,
+        "--clear-groups",
+        "--no-new-privs",
+    ]
+
+
+@functools.cache
+def _spare_uids() -> range:
+    """Return user ids that exist here (a container may have few) and that no account is likely to have."""
+    first, _, count = map(int, _UID_MAP.read_text().splitlines()[-1].split())
+    end = min(first + count, 2_000_000_000)
+    # 65534 is nobody and owns what has no owner.
+    return range(max(end - 100_000, 66_000), end) if end > 66_000 else range(max(end - 4_000, 1), end - 2)
+
+
+def require(program: str, package: str) -> str:
+    """Return the path of a program. Raises SandboxError with the command that installs it."""
+    path = shutil.which(program, path="/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin")
+    if path is None:
+        raise SandboxError(
+            f"The sandbox needs the program `{program}`, which is not installed. On Debian and Ubuntu: "
+            f"apt-get install {package}; on Fedora: dnf install {package}."
+        )
+    return path
+
+
+# -------- Hands a prepared sandbox its files and its command, on the pipe that then is its standard input
+
+_OPEN_FILES = 128
+# Reads exactly the archive and the script, so that what follows on the pipe is the program's own standard input.
+UNPACK = f'read -r n m; head -c "$n" | tar -x -m -o -f - -C {WORK} && eval "$(head -c "$m")"'
+
+
+def opening(files: Mapping[str, bytes], command: Sequence[str], limits: Limits) -> Opening:
+    """Return what the waiting shell reads (two sizes, an archive, a script) and what it then prints."""
+    greeting = f"kapelle {secrets.token_hex(8)}"
+    bounded = " && ".join(kernel_limits(limits).values()) or ":"
+    # The greeting comes after every limit holds: a run without it never began.
+    archive, script = (
+        _archive(files),
+        f'{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n"$@"\nexit $?\n'.encode(),
+    )
+    return Opening(f"{len(archive)} {len(script)}\n".encode() + archive + script, f"{greeting}\n".encode())
+
+
+def kernel_limits(limits: Limits) -> dict[str, str]:
+    """Return what the kernel enforces for each process, as the shell's commands by what they bound."""
+    cpu_s = max(1, math.ceil(limits.cpu_s))
+    # The shell that waits for the command is a process too. Shells differ in the letter.
+    processes = limits.processes + 1
+    return {
+        "address space": f"ulimit -v {max(1, limits.memory_bytes // 1024)}",
+        "processes": f"{{ ulimit -u {processes} 2>/dev/null || ulimit -p {processes}; }}",
+        # The first bound can be ignored, the second kills.
+        "cpu": f"ulimit -S -t {cpu_s} && ulimit -H -t {cpu_s + 1}",
+        "file size": f"ulimit -f {max(1, limits.file_bytes // 512)}",
+        "descriptors": f"ulimit -n {_OPEN_FILES}",
+        "locked memory": "ulimit -l 0",
+    }
+
+
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, content in files.items():
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+# -------- Starts programs without transparent huge pages: of one that is mapped in part all stays, and no sum sees the rest
+#
+# What a process may have is kept by what it starts, across `execve` too (prctl(2), PR_SET_THP_DISABLE), and no program between
+# here and the sandbox can set it: so this process goes without for as long as a start takes. That is only done where the
+# machine gives huge pages unasked; asking for them is what the system call filter refuses.
+
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage")
+_PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
+
+
+@contextlib.contextmanager
+def without_huge_pages() -> Iterator[None]:
+    """Let what is started within have no huge pages."""
+    if not given_unasked(_SETTING):
+        yield
+        return
+    switch = _switch()
+    switch.enter()
+    try:
+        yield
+    finally:
+        switch.leave()
+
+
+def given_unasked(setting: Path) -> bool:
+    """Return whether a folder of the kernel's settings gives huge pages of some size to whoever does not ask for them."""
+    files = [setting / "enabled", *setting.glob("hugepages-*/enabled")]
+    return any("[always]" in file.read_text() for file in files if file.is_file())
+
+
+class _Switch:
+    """The setting of this process, for starts that overlap."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._starting = 0
+        self._before = 0
+
+    def enter(self) -> None:
+        with self._turn:
+            if self._starting == 0:
+                self._before = _prctl(_PR_GET_THP_DISABLE, 0)
+                _prctl(_PR_SET_THP_DISABLE, 1)
+            self._starting += 1
+
+    def leave(self) -> None:
+        with self._turn:
+            self._starting -= 1
+            if self._starting == 0:
+                _prctl(_PR_SET_THP_DISABLE, self._before)
+
+
+@functools.cache
+def _switch() -> _Switch:
+    return _Switch()
+
+
+def _prctl(option: int, value: int) -> int:
+    return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0))
+
+
+# -------- The processes of one pid namespace as a group: found, watched and killed through its process 1
+
+LOOK_ANYWAY_S = 0.5
+"""How long a run whose clock stands still is taken to do nothing."""
+_FIRST_TO_GO = "1000"
+"""Of /proc/<pid>/oom_score_adj: whom the kernel ends first when the machine runs out of memory."""
+
+
+class NamespaceGroup:
+    """All processes of one pid namespace, held by a descriptor of its process 1."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        info_fd: int,
+        mounts: tuple[str, ...],
+        limits: Limits,
+        cgroups: Path | None,
+    ) -> None:
+        self._process = process
+        self._limits = limits
+        self._cgroups = cgroups
+        self._cgroup: RunCgroup | None = None
+        self._clock: int | None = None
+        self._last: Usage | None = None
+        self._counted_s: float | None = None
+        self._looked_at = -math.inf
+        self._info_fd: int | None = info_fd
+        self._mounts = mounts
+        self._init_pid = 0
+        self._init_fd: int | None = None
+
+    def usage(self) -> Usage | None:
+        """Return what all processes of the namespace and its tmpfs mounts use now, or used at their end."""
+        if not self._found(0.0) or self._init_fd is None:
+            return None
+        if self._cgroup is not None:
+            files, _ = written_by(self._init_pid, self._mounts)
+            # The kernel has ended what went above its limit: no look can see more than that.
+            memory = (
+                self._limits.memory_bytes + 1
+                if self._cgroup.ran_out_of_memory()
+                else self._cgroup.memory_bytes()
+            )
+            locks = lock_bytes(self._init_pid, self._mounts)
+            return Usage(self._cgroup.cpu_s(), memory, files, countable=locks is not None)
+        cpu_s = None if self._clock is None else read_clock(self._clock)
+        still = cpu_s is not None and cpu_s == self._counted_s
+        if still and self._last is not None and time.monotonic() < self._looked_at + LOOK_ANYWAY_S:
+            # Nothing of it ran since the last look.
+            return self._last
+        if readable(self._init_fd, 0.0):
+            # Its number may be another process's by now.
+            ended = self._last or Usage(0.0, 0, 0)
+            return replace(ended, cpu_s=max(ended.cpu_s, cpu_s or 0.0))
+        usage = usage_of(self._init_pid, self._mounts, self._limits.memory_bytes)
+        if cpu_s is not None:
+            # Time in the kernel is in the one, time of children that nobody waited for in the other.
+            usage = replace(usage, cpu_s=max(usage.cpu_s, cpu_s))
+        self._last, self._counted_s, self._looked_at = usage, cpu_s, time.monotonic()
+        return usage
+
+    def waited_s(self) -> float:
+        """Return for how long a thread of the run has waited for a core, at most."""
+        return longest_wait_s(self._init_pid) if self._init_fd is not None else 0.0
+
+    def kernel_s(self) -> tuple[float, float] | None:
+        """Return the seconds of CPU of all processes and of those the ones in the kernel; None in a cgroup, or before and after."""
+        if self._cgroup is not None or self._init_fd is None:
+            return None
+        return times_of(self._init_pid)
+
+    def count(self, within_s: float) -> None:
+        """Count CPU time, or all use, from here on: before the program starts, while process 1 is alone.
+
+        From here on it is also the first to end when the machine runs out of memory.
+
+        Raises SandboxError when that fails although this machine can.
+        """
+        if not self._found(within_s):
+            return
+        with contextlib.suppress(OSError):
+            # A run can grow faster than it is looked at; where the machine has no room for that, it ends, not this process.
+            Path(f"/proc/{self._init_pid}/oom_score_adj").write_text(_FIRST_TO_GO)
+        if self._cgroups is not None:
+            self._cgroup = RunCgroup(self._cgroups, self._limits)
+            for pid in (self._process.pid, self._init_pid):
+                self._cgroup.add(pid)
+        elif task_clock_works():
+            try:
+                self._clock = open_clock(self._init_pid)
+            except ProcessLookupError:
+                return
+            except OSError as error:
+                raise SandboxError(
+                    f"The CPU time of a sandbox cannot be counted: {error.strerror}."
+                ) from error
+
+    def kill(self, within_s: float) -> None:
+        """Kill process 1: the kernel takes every other process of the namespace with it."""
+        if self._cgroup is not None:
+            self._cgroup.kill()
+        if self._found(within_s) and self._init_fd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
+            readable(self._init_fd, within_s)
+        else:
+            # It is reaped by its session alone, later: the number is still its own.
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        held = (self._info_fd, self._init_fd, self._clock)
+        self._info_fd, self._init_fd, self._clock = None, None, None
+        for fd in held:
+            if fd is not None:
+                os.close(fd)
+        if self._cgroup is not None:
+            self._cgroup.close()
+
+    def _found(self, within_s: float) -> bool:
+        """Learn process 1 from bubblewrap, which writes it once and closes the pipe."""
+        if self._info_fd is not None and readable(self._info_fd, within_s):
+            text = b""
+            while chunk := os.read(self._info_fd, 4096):
+                text += chunk
+            # Closed once, whatever comes after: by then the number may be another descriptor's.
+            info_fd, self._info_fd = self._info_fd, None
+            os.close(info_fd)
+            with contextlib.suppress(ValueError, KeyError, OSError):  # gone already, or no descriptor left
+                pid = json.loads(text)["child-pid"]
+                fd = os.pidfd_open(pid)
+                # Between bubblewrap's message and the line above the number could have been reused.
+                if parent_of(pid) == self._process.pid:
+                    self._init_pid, self._init_fd = pid, fd
+                else:
+                    os.close(fd)
+        return self._init_fd is not None
+
+
+def readable(fd: int, within_s: float) -> bool:
+    """Return whether a descriptor has something to read, or a process behind it has ended, in time."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
+
 
 _OLDEST = (0, 8, 0)
 """The first bubblewrap with `--disable-userns` and `--size`."""
@@ -120,7 +548,11 @@ class PreparedBubblewrap:
         assert not self._used, "a prepared sandbox is used once"
         check_files(files, self.limits)
         self._group.count(BEGIN_WITHIN_S)
-        _wipe_times()
+        # Set the times of the devices, as every program can: what one has left there, no later one
+        # reads.
+        for name in DEVICES:
+            with contextlib.suppress(OSError):
+                os.utime(name)
         self._used = True
         return ProcessSession(self._process, self._group, self.limits, opening(files, command, self.limits))
 
@@ -129,13 +561,6 @@ class PreparedBubblewrap:
         if not self._used:
             self._used = True
             ProcessSession(self._process, self._group, self.limits).finish(kill=True)
-
-
-def _wipe_times() -> None:
-    """Set the times of the devices, as every program can: what one has left there, no later one reads."""
-    for name in DEVICES:
-        with contextlib.suppress(OSError):
-            os.utime(name)
 
 
 def _memory_file(content: bytes) -> int:
@@ -153,7 +578,13 @@ def _memory_file(content: bytes) -> int:
 def _layers() -> tuple[Layer, ...]:
     """Try one sandbox and compare what it sees with what this process sees."""
     try:
-        _check_version()
+        text = subprocess.run(
+            [require("bwrap", "bubblewrap"), "--version"], capture_output=True, text=True, check=False
+        ).stdout
+        found = tuple(map(int, re.findall(r"[0-9]+", text)))
+        if found < _OLDEST:
+            wanted = ".".join(map(str, _OLDEST))
+            raise SandboxError(f"{text.strip() or 'bubblewrap'} is too old. Install {wanted} or newer.")
         seen = _look_from_inside()
     except SandboxError as error:
         return (Layer("bubblewrap", required=True, present=False, detail=str(error)),)
@@ -226,16 +657,6 @@ def _process_limit(root: bool) -> Layer:
 
 
 _EXPECTED_VARIABLES = {*ENVIRONMENT, "PWD", "OLDPWD", "SHLVL", "_"}
-
-
-def _check_version() -> None:
-    text = subprocess.run(
-        [require("bwrap", "bubblewrap"), "--version"], capture_output=True, text=True, check=False
-    ).stdout
-    found = tuple(map(int, re.findall(r"[0-9]+", text)))
-    if found < _OLDEST:
-        wanted = ".".join(map(str, _OLDEST))
-        raise SandboxError(f"{text.strip() or 'bubblewrap'} is too old. Install {wanted} or newer.")
 
 
 def _look_from_inside() -> list[str]:

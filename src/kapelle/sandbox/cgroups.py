@@ -145,16 +145,13 @@ def find_folder(root: Path, own: Path) -> Path:
         raise SandboxError(f"{folder} passes no controllers on: {error.strerror}") from error
     if not (folder / LEAF / "cgroup.kill").is_file():
         raise SandboxError("this kernel has no cgroup.kill; Linux 5.14 has")
-    _clear(folder)
-    return folder
-
-
-def _clear(folder: Path) -> None:
-    """Remove the cgroups of runs whose trainer was killed; the kernel keeps one in which something lives."""
+    # Remove the cgroups of runs whose trainer was killed; the kernel keeps one in which something
+    # lives.
     for left in folder.glob(f"{_RUN}*"):
         if not Path("/proc", left.name.removeprefix(_RUN).partition("-")[0]).exists():
             with contextlib.suppress(OSError):
                 left.rmdir()
+    return folder
 
 
 def _is_delegated(folder: Path) -> bool:

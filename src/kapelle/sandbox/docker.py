@@ -15,8 +15,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from kapelle.errors import SandboxError
-from kapelle.sandbox import boot
-from kapelle.sandbox.arguments import SHARED_MEMORY, TEMPORARY, WORK
+from kapelle.sandbox import bubblewrap as boot
+from kapelle.sandbox.bubblewrap import SHARED_MEMORY, TEMPORARY, WORK
 from kapelle.sandbox.contract import Layer, Limits, check_files
 from kapelle.sandbox.session import ProcessSession
 from kapelle.sandbox.usage import Usage

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import stat
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
         try:
             threads = _threads(pid)
             waiting += _children(threads)
-            cpu_ticks += _cpu_ticks(pid)
+            cpu_ticks += sum(int(ticks) for ticks in _stat(Path(f"/proc/{pid}"))[11:15])
             descriptors += sum(len(_names(thread / "fd")) for thread in threads)
             holders.append(threads)
             found = _private_bytes(pid, threads)
@@ -152,10 +153,6 @@ def _children(threads: list[Path]) -> list[int]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found += map(int, (thread / "children").read_bytes().split())
     return found
-
-
-def _cpu_ticks(pid: int) -> int:
-    return sum(int(ticks) for ticks in _stat(Path(f"/proc/{pid}"))[11:15])
 
 
 def _has_memory(pid: int) -> bool:
@@ -261,7 +258,8 @@ def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
     try:
         # As the run's own /proc shows it: locks of others are not in it.
         lines = _all_of(Path(f"/proc/{init_pid}/root", "proc/locks"), _LOCKS_BYTES).splitlines()
-        if not lines or _same_processes(init_pid):
+        # Whether a process has this one's pid namespace, as in a sandbox that is refused for it.
+        if not lines or Path(f"/proc/{init_pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink():
             return 0
         own = {_device(f"/proc/{init_pid}/root{mount}") for mount in mounts}
     except OverflowError:
@@ -271,11 +269,6 @@ def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
     if any(place.rpartition(b":")[0] not in own for line in lines for place in _LOCKED.findall(line)):
         return None
     return len(lines) * _LOCK_BYTES
-
-
-def _same_processes(pid: int) -> bool:
-    """Return whether a process has this one's pid namespace, as in a sandbox that is refused for it."""
-    return Path(f"/proc/{pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
 
 
 def _device(path: str) -> bytes:
@@ -322,3 +315,51 @@ def _socket_bytes(init_pid: int) -> int:
 def _most_of_a_socket() -> int:
     # A sender is stopped once it is over its bound, and writes half of that at once.
     return int(Path("/proc/sys/net/core/wmem_default").read_text()) * 3 // 2
+
+
+# -------- The CPU time of a process and of all its descendants, those included that ended and that nobody waited for
+#
+# /proc adds the time of a child to its parent when the parent waits for it. A parent that ignores SIGCHLD never does, and
+# what such children used is gone. A performance counter that children inherit keeps it (perf_event_open(2)).
+
+_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+_SIZE = 64
+"""Bytes of the first published `struct perf_event_attr`, which every kernel takes."""
+_SOFTWARE, _TASK_CLOCK = 1, 1
+_INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 1, 1 << 5, 1 << 6
+_CLOSE_ON_EXEC = 8
+
+
+@functools.cache
+def works_here() -> bool:
+    """Return whether this process may count so: containers and `kernel.perf_event_paranoid` above 2 forbid it."""
+    try:
+        os.close(open_clock(0))
+    except OSError:
+        return False
+    return True
+
+
+def open_clock(pid: int) -> int:
+    """Return a descriptor of a clock that counts from here on for a process (0: this one) and what it will start.
+
+    Raises OSError where that is not allowed.
+    """
+    number = _PERF_EVENT_OPEN.get(platform.machine())
+    if number is None:
+        raise OSError(f"the number of perf_event_open on {platform.machine()} is not known")
+    flags = _INHERIT | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
+    wanted = ctypes.create_string_buffer(
+        struct.pack("=IIQ24xQ16x", _SOFTWARE, _SIZE, _TASK_CLOCK, flags), _SIZE
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.syscall(number, wanted, pid, -1, -1, _CLOSE_ON_EXEC))
+    if fd < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return fd
+
+
+def read_clock(fd: int) -> float:
+    """Return the seconds counted so far."""
+    return int.from_bytes(os.read(fd, 8), "little") / 1e9

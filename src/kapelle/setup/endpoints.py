@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from kapelle.environments.reward_server import RewardServer
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.grading.judge.endpoint import JudgeEndpoint
+from kapelle.grading.judge import JudgeEndpoint
 from kapelle.runtime.asking_again import said_in
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import Answer, exchange

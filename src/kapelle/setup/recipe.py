@@ -33,8 +33,7 @@ from kapelle.setup.base_model import REAL, no_real_values, own_warmup_left_out
 from kapelle.setup.recipe_faults import check_class, no_recipe
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.workflow import workflow_class
-from kapelle.workflows.dag_file import is_workflow_file, read_workflow
-from kapelle.workflows.dag_paths import fitted
+from kapelle.workflows.dag_file import fitted, is_workflow_file, read_workflow
 
 M = TypeVar("M", bound=Settings)
 

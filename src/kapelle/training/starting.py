@@ -25,7 +25,7 @@ from kapelle.rollout.play import Play, make_play
 from kapelle.rollout.workers.process import HeldHere, Hold
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others
-from kapelle.sandbox.backends import modes_required
+from kapelle.sandbox.pool import modes_required
 from kapelle.services.policy.outside import serve_outside
 from kapelle.setup.endpoints import check_endpoints
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher

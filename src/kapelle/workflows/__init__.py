@@ -25,7 +25,7 @@ BUILTIN: Mapping[str, str] = {
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),
     "Node": "kapelle.workflows.dag",
-    "majority": "kapelle.workflows.voting",
+    "majority": "kapelle.workflows.vote",
 }
 """Class → module that defines it: `from kapelle.workflows import Chain`."""
 
@@ -44,6 +44,6 @@ if TYPE_CHECKING:
     from kapelle.workflows.summary import Summary as Summary
     from kapelle.workflows.tool_use import ToolUse as ToolUse
     from kapelle.workflows.vote import Vote as Vote
-    from kapelle.workflows.voting import majority as majority
+    from kapelle.workflows.vote import majority as majority
 
 __getattr__, __dir__ = lazy(__name__, HOMES)

@@ -17,7 +17,7 @@ from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import Scene, check_names, check_template, fill, need_answers, need_two
 from kapelle.workflows.graph import mermaid
-from kapelle.workflows.voting import agreement, majority
+from kapelle.workflows.vote import agreement, majority
 
 
 class Debate(Settings):

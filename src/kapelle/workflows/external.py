@@ -58,16 +58,18 @@ async def _answered(scene: Scene, agent: str, number: int, asked: Mapping[str, J
     """Let an agent answer a call."""
     said: dict[str, Json]
     try:
-        said = _answer((await scene.converse({agent: _continued(asked)}))[agent])
+        # What an agent is asked; what the program says of temperatures does not count in training.
+        messages = tuple(Message(role, content) for role, content in asked["messages"])
+        said = _answer(
+            (
+                await scene.converse(
+                    {agent: Continued(messages, asked["after"], asked["max_tokens"], tuple(asked["stop"]))}
+                )
+            )[agent]
+        )
     except ContextError as error:
         said = {"too_long": str(error)}  # its program may go on with less
     await scene.step({agent: json.dumps([number, said])})
-
-
-def _continued(call: Mapping[str, Json]) -> Continued:
-    """Return what an agent is asked; what the program says of temperatures does not count in training."""
-    messages = tuple(Message(role, content) for role, content in call["messages"])
-    return Continued(messages, call["after"], call["max_tokens"], tuple(call["stop"]))
 
 
 def _answer(turn: Turn) -> dict[str, Json]:

@@ -58,7 +58,10 @@ class Reflect(Settings):
             notes = {name: text for name, text in said.items() if not self.accepts(text)}
             if not notes:
                 break
-            attempt = (await scene[actor].say(self._revision(question, notes))).text
+            told_lines = "\n".join(f"{name}: {text}" for name, text in notes.items())
+            attempt = (
+                await scene[actor].say(fill(self.revise, {"question": question, "notes": told_lines}))
+            ).text
         await scene.step({actor: attempt}, final=attempt)
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
@@ -70,10 +73,6 @@ class Reflect(Settings):
         """Return actor and critics as a Mermaid flowchart."""
         actor, *critics = names
         return mermaid({actor: critics, **dict.fromkeys(critics, (actor,))}, {}, actor)
-
-    def _revision(self, question: str, notes: Mapping[str, str]) -> str:
-        told_lines = "\n".join(f"{name}: {text}" for name, text in notes.items())
-        return fill(self.revise, {"question": question, "notes": told_lines})
 
     def accepts(self, text: str) -> bool:
         """Return whether a critic's text accepts; `I do not ACCEPT` does not."""

@@ -13,7 +13,7 @@ from tests.support.tiny import SIZE, sections
 from kapelle.environment import environment_class
 from kapelle.errors import SandboxError
 from kapelle.runs.writer import read_evaluations, read_metrics
-from kapelle.sandbox.backends import backend, require
+from kapelle.sandbox.pool import backend, require
 from kapelle.services.binding import Binding
 from kapelle.services.environments.serving import serve_environments
 

@@ -21,8 +21,7 @@ from kapelle.environments.tools.contract import ToolFault
 from kapelle.environments.tools.python import Interpreter, Python
 from kapelle.environments.tools.python_driver import MAX_PRINTED
 from kapelle.errors import SandboxError
-from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.namespaces import NamespaceGroup
+from kapelle.sandbox.bubblewrap import Bubblewrap, NamespaceGroup
 from kapelle.sandbox.session import ProcessSession
 
 

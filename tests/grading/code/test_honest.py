@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from kapelle.grading.code.calls import CallTest, grade_calls, same_value
-from kapelle.grading.code.grade import ProgramTests, grade_program
-from kapelle.grading.code.verdict import CodeGrade
+from kapelle.grading.code.grade import (
+    CallTest,
+    CodeGrade,
+    ProgramTests,
+    grade_calls,
+    grade_program,
+    same_value,
+)
 from kapelle.sandbox.bubblewrap import Bubblewrap
 
 HONEST = """

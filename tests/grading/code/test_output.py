@@ -5,9 +5,15 @@ from typing import Any
 
 import pytest
 
-from kapelle.grading.code import output
-from kapelle.grading.code.calls import CallTest, grade_calls, same_value
-from kapelle.grading.code.output import OutputTest, grade_output, same_output
+from kapelle.grading.code import grade as output
+from kapelle.grading.code.grade import (
+    CallTest,
+    OutputTest,
+    grade_calls,
+    grade_output,
+    same_output,
+    same_value,
+)
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
 

@@ -6,9 +6,14 @@ import pytest
 from tests.sandbox.hostile.program import SMALL
 from tests.sandbox.test_hostile import PROGRAMS
 
-from kapelle.grading.code.calls import CallTest, grade_calls
-from kapelle.grading.code.grade import ProgramTests, grade_program
-from kapelle.grading.code.output import OutputTest, grade_output
+from kapelle.grading.code.grade import (
+    CallTest,
+    OutputTest,
+    ProgramTests,
+    grade_calls,
+    grade_output,
+    grade_program,
+)
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.grading.code.text import program_of
+from kapelle.grading.code.programs import program_of
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from kapelle.grading.code.trees import tree_of
+from kapelle.grading.code.programs import tree_of
 
 
 def test_an_escape_that_python_warns_of_is_read_and_nothing_is_said() -> None:

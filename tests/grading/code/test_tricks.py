@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kapelle.grading.code.grade import ProgramTests, grade_program
-from kapelle.grading.code.verdict import CodeGrade
+from kapelle.grading.code.grade import CodeGrade, ProgramTests, grade_program
 from kapelle.sandbox.bubblewrap import Bubblewrap
 
 TRICKS = """

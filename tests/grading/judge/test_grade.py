@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kapelle.grading.judge.grade import judge_answer, judge_pair
+from kapelle.grading.judge import judge_answer, judge_pair
 from kapelle.types import Message
 
 

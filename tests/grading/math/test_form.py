@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kapelle.grading.math.form import math_form
+from kapelle.grading.math.sameness import math_form
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from kapelle.grading.math.grade import (
     math_processes,
     read_math,
 )
-from kapelle.grading.math.text import tidy
+from kapelle.grading.math.notation import tidy
 from kapelle.grading.processes import AnswerLimits, KillableProcesses
 from kapelle.grading.text.extraction import extract
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kapelle.grading.text.choice import grade_choice
+from kapelle.grading.text.match import grade_choice
 
 CAPITALS = {"A": "Zürich", "B": "Bern", "C": "New York", "D": "b"}
 

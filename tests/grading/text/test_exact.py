@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kapelle.grading.text.exact import grade_exact
+from kapelle.grading.text.match import grade_exact
 
 
 def test_space_means_nothing_and_everything_else_does() -> None:

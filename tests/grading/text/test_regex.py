@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kapelle.grading.processes import KillableProcesses
-from kapelle.grading.text.regex import grade_regex
+from kapelle.grading.text.match import grade_regex
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.patience import timed
 
-from kapelle.grading.text.tool_call import ALL_FORMS, grade_tool_call
-from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls
+from kapelle.grading.text.tool_call import ALL_FORMS, Call, Form, NotCalls, grade_tool_call, parse_calls
 
 WEATHER = Call("weather", {"city": "Bern", "days": 3})
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from tests.support.patience import timed
 
-from kapelle.grading.text.tool_words import is_formula, same_words
+from kapelle.grading.text.tool_call import is_formula, same_words
 
 
 @pytest.mark.parametrize(

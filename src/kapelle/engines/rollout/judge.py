@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kapelle.engines.rollout.protocol import Request, RolloutEngine
-from kapelle.grading.judge.grade import Ask
+from kapelle.grading.judge import Ask
 from kapelle.runtime.seeds import derive_seed
 from kapelle.types import Message, Sampling, Task
 

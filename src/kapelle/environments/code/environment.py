@@ -20,10 +20,9 @@ from kapelle.environments.data.row_fields import question_in, text_in
 from kapelle.environments.data.settings import DataSettings
 from kapelle.environments.data.source import Row, Words
 from kapelle.errors import DataError
-from kapelle.grading.code.text import program_of
-from kapelle.sandbox.backends import backend, require
+from kapelle.grading.code.programs import program_of
 from kapelle.sandbox.contract import Limits
-from kapelle.sandbox.shared import shared_pool
+from kapelle.sandbox.pool import backend, require, shared_pool
 from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Message, Split, Task
 

@@ -15,12 +15,16 @@ from typing import Any, Literal
 from kapelle.environments.data.row_fields import field_of, question_in
 from kapelle.environments.data.source import Row
 from kapelle.errors import DataError
-from kapelle.grading.code.calls import CallTest, grade_calls
-from kapelle.grading.code.grade import grade_program
-from kapelle.grading.code.output import OutputTest, grade_output
+from kapelle.grading.code.grade import (
+    CallTest,
+    CodeGrade,
+    OutputTest,
+    grade_calls,
+    grade_output,
+    grade_program,
+)
+from kapelle.grading.code.programs import tree_of
 from kapelle.grading.code.tasks import humaneval_task, mbpp_task
-from kapelle.grading.code.trees import tree_of
-from kapelle.grading.code.verdict import CodeGrade
 from kapelle.sandbox.contract import Backend, Limits
 from kapelle.types import Json, Split
 

@@ -11,8 +11,8 @@ from kapelle.environment import Outcome
 from kapelle.environments.code.problems import Problem
 from kapelle.environments.question_world import need_seats
 from kapelle.errors import EpisodeError
-from kapelle.grading.code.text import program_of
-from kapelle.grading.code.verdict import CodeGrade
+from kapelle.grading.code.grade import CodeGrade
+from kapelle.grading.code.programs import program_of
 from kapelle.grading.text.extraction import defused
 from kapelle.runtime.deadlines import patience_here, within
 from kapelle.sandbox.contract import Limits

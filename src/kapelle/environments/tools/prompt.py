@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from kapelle.grading.text.tool_text import Form
+from kapelle.grading.text.tool_call import Form
 from kapelle.types import Json
 
 _HOW: Mapping[Form, str] = {

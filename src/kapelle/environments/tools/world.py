@@ -13,7 +13,7 @@ from kapelle.environments.tools.arguments import fit_arguments
 from kapelle.environments.tools.contract import Box, Tool, ToolFault
 from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.grading.text.extraction import defused
-from kapelle.grading.text.tool_text import Call, Form, NotCalls, parse_calls
+from kapelle.grading.text.tool_call import Call, Form, NotCalls, parse_calls
 from kapelle.runtime.awake import awake_timeout
 from kapelle.types import Json
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from kapelle.grading.code import candidate_driver
 from kapelle.grading.code import values as code_values
-from kapelle.grading.code.text import runnable
+from kapelle.grading.code.programs import runnable
 from kapelle.grading.code.values import Plain, Refer, Resolve, ValueFault, decode, encode
 from kapelle.sandbox.contract import Backend, Limits, Session, start
 

@@ -9,14 +9,62 @@ codes and printed claims decide nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Literal
 
 from kapelle.grading.code import remote, rewriting, test_driver
 from kapelle.grading.code import values as code_values
 from kapelle.grading.code.candidates import REPLIES, Candidate, CandidateGone, driver_command, source_of
-from kapelle.grading.code.values import ValueFault, decode, encode
-from kapelle.grading.code.verdict import TEST_STATUSES, CodeGrade, TestOutcome
-from kapelle.sandbox.contract import Backend, Limits, Session
+from kapelle.grading.code.programs import runnable
+from kapelle.grading.code.values import Plain, ValueFault, decode, encode, plain
+from kapelle.sandbox.contract import Backend, Limits, Result, Session, run
+
+# -------- The verdict of a grader on a program: how each test went, and what that is worth
+
+TestStatus = Literal["passed", "failed", "error", "not_run"]
+TEST_STATUSES: frozenset[str] = frozenset({"passed", "failed", "error", "not_run"})
+
+
+@dataclass(frozen=True, slots=True)
+class TestOutcome:
+    """How one test went."""
+
+    __test__ = False
+
+    status: TestStatus
+    """`failed`: it ran and did not hold. `error`: it could not be carried to its end."""
+    explanation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeGrade:
+    """The verdict on one program."""
+
+    tests: tuple[TestOutcome, ...]
+    status: Literal["graded", "ungraded"] = "graded"
+    """`ungraded`: the tests themselves could not be run, which says nothing about the candidate and must
+    never be used as a reward."""
+    explanation: str = ""
+
+    @property
+    def passed(self) -> int:
+        """Number of tests that passed."""
+        return sum(test.status == "passed" for test in self.tests)
+
+    @property
+    def score(self) -> float:
+        """Share of the tests that passed, for partial credit; 0 where nothing was graded."""
+        return self.passed / len(self.tests) if self.tests and self.status == "graded" else 0.0
+
+    @property
+    def solved(self) -> bool:
+        """Whether every test passed."""
+        return self.status == "graded" and bool(self.tests) and self.passed == len(self.tests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +103,18 @@ def grade_program(
     try:
         candidate.start()
         command = driver_command(sandbox, "test_driver", str(count), *tests.candidate)
-        session = ready.start(_test_files(tests), command)
+        programs = {f"test_{index}.py": text.encode() for index, text in enumerate(tests.programs)}
+        session = ready.start(
+            {
+                **programs,
+                "setup.py": tests.setup.encode(),
+                **{
+                    f"kapelle/grading/code/{module.__name__.rpartition('.')[2]}.py": source_of(module)
+                    for module in _MODULES
+                },
+            },
+            command,
+        )
         return _carry(candidate, session, count, limits.wall_s * (count + 1))
     finally:
         candidate.close()
@@ -66,18 +125,6 @@ def grade_program(
 
 _MODULES = (test_driver, remote, rewriting, code_values)
 """What runs in the tests' sandbox."""
-
-
-def _test_files(tests: ProgramTests) -> dict[str, bytes]:
-    programs = {f"test_{index}.py": text.encode() for index, text in enumerate(tests.programs)}
-    return {
-        **programs,
-        "setup.py": tests.setup.encode(),
-        **{
-            f"kapelle/grading/code/{module.__name__.rpartition('.')[2]}.py": source_of(module)
-            for module in _MODULES
-        },
-    }
 
 
 def _carry(candidate: Candidate, tests: Session, count: int, within_s: float) -> CodeGrade:
@@ -122,3 +169,277 @@ def _reply(candidate: Candidate, question: bytes) -> bytes:
         return candidate.carry(question)
     except CandidateGone as gone:
         return b"!" + encode(f"{gone}").encode()
+
+
+# -------- Grades programs by calls with known results, compared here: one sandbox, no test program
+
+
+@dataclass(frozen=True, slots=True)
+class CallTest:
+    """One call and what it must return."""
+
+    function: str
+    arguments: tuple[Plain, ...]
+    expected: Plain
+    """Never leaves this process."""
+    keywords: Mapping[str, Plain] = field(default_factory=dict)
+    tolerance: float = 0.0
+    """Most by which finite floats may differ, absolutely or relative to the expected one; whole numbers are exact."""
+    one_of_one: bool = False
+    """Whether an expected list of one item also stands for the item, and a tuple may be returned for a list, and a number be a key for its text: APPS's rule."""
+
+
+def grade_calls(
+    solution: str, tests: tuple[CallTest, ...], sandbox: Backend, limits: Limits | None = None
+) -> CodeGrade:
+    """Call a solution once for each test and compare what it returns; one that is lost is started again.
+
+    Raises SandboxError when the machine cannot give a sandbox, ValueFault for arguments that have no encoding.
+    """
+    for test in tests:
+        encode((test.arguments, dict(test.keywords)))
+    if not tests:
+        return CodeGrade((), "ungraded", "there is no test")
+    candidate = Candidate(solution, sandbox, limits or Limits())
+    try:
+        return CodeGrade(tuple(_outcome_of_call(candidate, test) for test in tests))
+    finally:
+        candidate.close()
+
+
+class _Stays:
+    """An object that stays with the candidate."""
+
+    def __init__(self, number: str, nature: str) -> None:
+        self.number, self.nature = number, nature
+
+
+def _resolve(kind: str, *parts: Plain) -> Plain:
+    """Return what stands here for a part of a reply: objects stay, values of the candidate's classes are the values that they are."""
+    if kind == "object" and list(map(type, parts)) == [str, str]:
+        return _Stays(*parts)
+    if kind in ("sub", "nan"):
+        return parts[0]
+    raise ValueFault(f"the unknown kind {kind[:20]!r}")
+
+
+def _refer(value: Plain) -> tuple[str, ...] | None:
+    return ("object", value.number) if isinstance(value, _Stays) else None
+
+
+def _outcome_of_call(candidate: Candidate, test: CallTest) -> TestOutcome:
+    def ask(*question: Plain) -> tuple[str, Plain]:
+        return candidate.ask(*question, refer=_refer, resolve=_resolve)
+
+    try:
+        kind, found = ask("call named", test.function, test.arguments, dict(test.keywords))
+        if kind == "value" and isinstance(found, _Stays) and found.nature == "coroutine":
+            kind, found = ask("await", found)
+        if kind == "value" and isinstance(test.expected, list):
+            kind, found = _listed(ask, found, _length(test))
+    except CandidateGone as gone:
+        candidate.renew()
+        return TestOutcome("error", f"the candidate did not answer: {gone}")
+    if kind == "error":
+        names, text, *_ = found if type(found) is tuple and len(found) > 1 else (("an error",), "")
+        return TestOutcome("error", f"{names[0] if names else 'an error'}: {text}"[:500])
+    try:
+        right = _right(found, test)
+    except RecursionError:  # what is right is as deep as what is expected
+        right = False
+    return TestOutcome("passed") if right else TestOutcome("failed", "the call returned another value")
+
+
+def _length(test: CallTest) -> int:
+    """Return how many items a right result has at most."""
+    inside = (item for item in test.expected if test.one_of_one and isinstance(item, list))
+    return max(len(test.expected), *map(len, inside), 0)
+
+
+def _right(got: Plain, test: CallTest) -> bool:
+    if same_value(got, test.expected, test.tolerance):
+        return True
+    if not test.one_of_one:
+        return False
+    listed = isinstance(test.expected, list) and len(test.expected) == 1
+    return any(
+        same_value(_as_json(got, expected), expected, test.tolerance)
+        for expected in (test.expected, *(test.expected if listed else ()))
+    )
+
+
+def _as_json(value: Plain, like: Plain) -> Plain:
+    """Return a value as JSON would say it: with a list for each tuple, and a text for each key where a text is expected."""
+    value = plain(value)
+    if isinstance(value, (list, tuple)) and isinstance(like, list) and len(value) == len(like):
+        return [_as_json(item, each) for item, each in zip(value, like, strict=True)]
+    if isinstance(value, dict) and isinstance(like, dict):
+        found = {}
+        for key, item in value.items():
+            told = json.dumps(key) if isinstance(key, (bool, int, float)) or key is None else key
+            name = told if type(key) is not str and told in like and told not in value else key
+            found[name] = _as_json(item, like.get(name))
+        return found
+    return value
+
+
+def _listed(ask: Callable[..., tuple[str, Plain]], found: Plain, size: int) -> tuple[str, Plain]:
+    """Return a reply with the items of a range, a generator or another object that is iterated, one past `size` at most."""
+    value: Any = plain(found)
+    if type(value) in (range, *_VIEWS):
+        return "value", list(islice(value, size + 1))
+    if not isinstance(value, _Stays):
+        return "value", value
+    kind, found = ask("iterate", value)
+    if kind == "value" and isinstance(found, _Stays):
+        kind, found = ask("take", found, size + 1)
+        return kind, found[0] if kind == "value" and type(found) is tuple and found else found
+    return kind, found
+
+
+_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
+    """Return whether two values of built-in types are the same: types too, save that 2 and 2.0 are one number.
+
+    NaN is the same as nothing, so it never matches; a list is never a tuple, a set never a frozenset, and `{True}` not `{1}`.
+    """
+    left = [(got, expected)]  # values may be nested deeper than calls
+    while left:
+        one, other = map(plain, left.pop())
+        if _is_number(one) and _is_number(other):
+            same = _same_number(one, other, tolerance)
+        elif type(one) is not type(other):
+            same = False
+        elif isinstance(other, (list, tuple)):
+            same = len(one) == len(other)
+            left += zip(one, other, strict=False)
+        elif isinstance(other, (set, frozenset)):
+            same = set(map(_exact, one)) == set(map(_exact, other))
+        elif isinstance(other, dict):
+            ours, theirs = ({_exact(key): each[key] for key in each} for each in (one, other))
+            same = ours.keys() == theirs.keys()
+            left += [(ours[key], theirs[key]) for key in theirs] if same else []
+        else:
+            same = bool(one == other)
+        if not same:
+            return False
+    return True
+
+
+def _exact(key: Plain) -> Plain:
+    """Return a key that equals only keys of the same type, numbers aside."""
+    if isinstance(key, (tuple, frozenset)):
+        return type(key), type(key)(map(_exact, key))
+    return int if _is_number(key) else type(key), key
+
+
+def _is_number(value: Plain) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _same_number(got: float, expected: float, tolerance: float) -> bool:
+    if got == expected:
+        return True
+    # Whole numbers are exact.
+    if not tolerance or isinstance(got, int) or isinstance(expected, int):
+        return False
+    return math.isfinite(got) and math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
+
+
+# -------- Grades programs by what they print for an input; the comparison happens here, after the program is gone
+
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.[0-9]{0,40}|\.[0-9]{1,40}|[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?")
+_REAL = re.compile(r".*[.eE].*")
+_ONE_DECIMAL = re.compile(r"[+-]?[0-9]+\.[1-9]")
+_SPACES = re.compile(r"[ \t\r\f\v]+")
+MOST_STOPPED = 3
+"""Tests in which one program may reach a limit: a problem may have hundreds of tests, and each would take as long."""
+MOST_SECONDS = 20
+"""How many times the limit of one test all tests of a program may take together on the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTest:
+    """One input and what must be printed for it."""
+
+    stdin: str
+    stdout: str
+    """Never enters the sandbox."""
+    tolerance: float = 1e-6
+    """Most by which a printed number may differ, absolutely or relatively, where this one has a point or an
+    exponent; whole numbers must match digit by digit, and so must `1.1` and `1.10`."""
+
+
+def grade_output(
+    solution: str, tests: tuple[OutputTest, ...], sandbox: Backend, limits: Limits | None = None
+) -> CodeGrade:
+    """Run a program once for each test and compare its standard output; a program that is out of its time is run no more.
+
+    Raises SandboxError when the machine cannot give a sandbox.
+    """
+    limits = limits or Limits()
+    files = {"solution.py": runnable(solution).encode("utf-8", "surrogatepass")}
+    command = [sandbox.python, "-I", "-B", "solution.py"]
+    outcomes, stopped, seconds = list[TestOutcome](), 0, 0.0
+    for test in tests:
+        if stopped == MOST_STOPPED or seconds > MOST_SECONDS * limits.wall_s:
+            outcomes.append(TestOutcome("not_run", "the program had used up its time in earlier tests"))
+            continue
+        result = run(sandbox, files, command, test.stdin.encode(), limits)
+        stopped, seconds = stopped + (result.limit is not None), seconds + result.wall_s
+        outcomes.append(_outcome_of_output(result, test))
+    return CodeGrade(tuple(outcomes))
+
+
+def _outcome_of_output(result: Result, test: OutputTest) -> TestOutcome:
+    if result.limit is not None:
+        return TestOutcome("error", f"the program reached its limit of {result.limit}")
+    try:
+        printed = result.stdout.decode("utf-8")
+    except UnicodeDecodeError:
+        return TestOutcome("failed", "the output is not text in UTF-8")
+    same = same_output(printed, test.stdout, test.tolerance)
+    if same and result.ok:
+        return TestOutcome("passed")
+    said = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    if same:
+        ended = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
+        return TestOutcome("error", "; ".join([f"the program ended with {ended}", *said])[:500])
+    shown = repr(printed.strip()[:200]) if printed.strip() else "nothing"
+    return TestOutcome("failed", "; ".join([f"the program printed {shown}", *said])[:500])
+
+
+def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:
+    """Return whether two outputs say the same: the same lines of the same words.
+
+    Spaces and tabs between words, at line ends and empty lines at the end do not count; line breaks do.
+    """
+    ours, theirs = _lines(printed), _lines(expected)
+    return len(ours) == len(theirs) and all(
+        len(a) == len(b) and all(_same_word(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _lines(text: str) -> list[list[str]]:
+    # Python's own `split` takes U+001C and a dozen other characters for spaces.
+    lines = [_SPACES.split(line.strip(" \t\r\f\v")) for line in text.replace("\r\n", "\n").split("\n")]
+    lines = [words if words != [""] else [] for words in lines]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _same_word(printed: str, expected: str, tolerance: float) -> bool:
+    if printed == expected:
+        return True
+    if not (_REAL.fullmatch(expected) and _DECIMAL.fullmatch(expected) and _DECIMAL.fullmatch(printed)):
+        return False
+    # `1.1` and `1.10` are one number, and two versions, sections or prices.
+    short, long = sorted((printed, expected), key=len)
+    if long == f"{short}0" and _ONE_DECIMAL.fullmatch(short):
+        return False
+    a, b = float(printed), float(expected)
+    return math.isfinite(a) and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)

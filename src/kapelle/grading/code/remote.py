@@ -832,7 +832,7 @@ def _exchange(*message: Any) -> Any:
         try:
             reply = decode(line, _resolve)
             if type(reply) is not tuple or not reply:
-                raise ValueFault("something that is not a reply")  # noqa: TRY301 (one boundary for all that it may send)
+                raise ValueFault("something that is not a reply")
             kind, *rest = reply
             if kind == "callback":
                 operation, number, args, kwargs = rest
@@ -840,7 +840,7 @@ def _exchange(*message: Any) -> Any:
                 continue
             content, changes, kept, printed = rest
             if kind not in ("value", "error") or type(changes) is not dict or type(kept) is not list:
-                raise ValueFault("something that is not a reply")  # noqa: TRY301
+                raise ValueFault("something that is not a reply")
         except (ValueFault, ValueError, TypeError, KeyError, IndexError, OverflowError) as fault:
             _lose(f"it sent {fault}")
         if type(printed) is str and printed:
@@ -899,7 +899,7 @@ def _answer(operation: Any, number: Any, args: Any, kwargs: Any) -> None:
         elif operation in ("get", "set") and kind in ("object", "class") and not args[0].startswith("_"):
             value = {"get": getattr, "set": setattr}[operation](target, *args)
         else:
-            raise AttributeError(f"no {operation} of a {kind} of the tests'")  # noqa: TRY301
+            raise AttributeError(f"no {operation} of a {kind} of the tests'")
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the candidate asked, and gets what it raises)
         _send(_raised(error))
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 from kapelle.errors import DataError
 from kapelle.grading.code.grade import ProgramTests
-from kapelle.grading.code.trees import tree_of
+from kapelle.grading.code.programs import tree_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-r"""Reads what a mathematical answer is: numbers, expressions, lists, sets, intervals, points, matrices, words.
+"""Reads what a mathematical answer is: numbers, expressions, lists, sets, intervals, points, matrices, words.
 
 `read_answer` takes a text apart without evaluating any of it; `sameness.py` compares two readings.
 """
@@ -6,12 +6,16 @@ r"""Reads what a mathematical answer is: numbers, expressions, lists, sets, inte
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from fractions import Fraction
+from itertools import pairwise
 
-from kapelle.grading.math import algebra, relations
+from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Quotient
-from kapelle.grading.math.expression import Refused, Unfamiliar, read_expression
+from kapelle.grading.math.expression import Nothing, Refused, Unfamiliar, read_expression
+from kapelle.grading.math.notation import alternatives, opened, split_marked, split_top, together, with_commas
 from kapelle.grading.math.numeric import parse_number
 from kapelle.grading.math.parts import (
     NUMBER_WORDS,
@@ -24,8 +28,254 @@ from kapelle.grading.math.parts import (
     without_unit,
     words_of,
 )
-from kapelle.grading.math.text import alternatives, opened, split_top, together, with_commas
-from kapelle.grading.math.values import Answer, Based, Equation, Infinity, Several, Value, Words
+
+# -------- What mathematical answers are made of: numbers, lists, sets, intervals, points, matrices, words
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A name or a sentence, in lower case where it is longer than a letter."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Infinity:
+    """An end of an interval."""
+
+    positive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Based:
+    """Digits in a base that is written behind them: `1012_3`."""
+
+    digits: str
+    """Without leading zeros, with its sign."""
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """What is 0."""
+
+    difference: Quotient
+    left: Quotient | None = field(default=None, compare=False)
+    """The side before `=` as it is written; the other one is it less the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Values side by side.
+
+    `list`: with repetitions, in any order. `set`: without, in any order.
+    `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: of intervals, in any order.
+    `ratio`: of three or more, in this order, up to a factor. `mod`: the least number that is not negative, and the modulus.
+    `named`: `x = 1, y = 2`, in the order of the answer's names.
+    `row`: of a matrix, and `matrix`: of its rows, in this order.
+    """
+
+    kind: str
+    items: tuple[Value, ...]
+
+
+Value = Quotient | Words | Infinity | Based | Equation | Several
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer as it was read."""
+
+    value: Value
+    name: str
+    """The name before the equals sign: `x` for `x = 5`, `x,y` for `x = 1, y = 2`; empty without one."""
+    unit: str
+    """Its unit in lower case; empty without one."""
+    letters: frozenset[str]
+    """The letters that its value is written with, cancelled ones included."""
+    plain: str = ""
+    """How it is written where it is letters alone: `odd` is a word or a product."""
+
+
+# -------- Inequalities as the intervals that they describe, and chains of equal values as the value
+#
+# `-2 \le x < 7` is `x \in [-2, 7)`, `|x| > 3` is two intervals, `x = 5 + 6 = 11` is 11. A chain that contradicts itself is
+# refused. Inequalities in several unknowns are not read here.
+
+Read = Callable[[str], Quotient]
+"""Reads one expression. Raises Refused and Unfamiliar."""
+
+_LESS, _GREATER = r"<|\\lt(?![A-Za-z])", r">|\\gt(?![A-Za-z])"
+_UNEQUAL = re.compile(r"\\neq?(?![A-Za-z])|!=|\\not\s*=")
+_RELATION = re.compile(
+    rf"<=|>=|\\leq?(?:slant)?(?![A-Za-z])|\\geq?(?:slant)?(?![A-Za-z])|{_LESS}|{_GREATER}|{_UNEQUAL.pattern}"
+)
+_SUBJECT = re.compile(
+    r"(?P<bar>\|)?\s*(?P<name>[A-Za-z]|\\[a-z]+)(?:\([a-z](?:,\s*[a-z])*\))?\s*(?(bar)(?P<moved>[-+][^|]+)?\|)"
+)
+_ABOUT = re.compile(r"\\approx(?![A-Za-z])|=")
+_DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
+MAX_DIGITS = 50
+"""Characters of a decimal number that is compared with what it rounds."""
+
+
+def has_relation(body: str) -> bool:
+    """Return whether an inequality stands in a text."""
+    return _RELATION.search(body) is not None
+
+
+def read_bounds(body: str, read: Read) -> tuple[str, Value]:
+    """Return the name of what an inequality bounds, and where it lies. Raises Refused and Unfamiliar."""
+    parts, marks = split_marked(body, _RELATION)
+    if any(_UNEQUAL.fullmatch(mark) for mark in marks):
+        # What `x \ne 5` leaves.
+        sides = [part.strip() for part in parts]
+        if len(sides) != 2:
+            raise Unfamiliar
+        subject = _SUBJECT.fullmatch(sides[0])
+        end = _end(sides[1], read, subject["name"]) if subject and not subject["bar"] else None
+        if subject is None or end is None:
+            raise Unfamiliar
+        return subject["name"], without((end,))
+    up = [mark.startswith(("<", "\\l")) for mark in marks]
+    closed = ["=" in mark or "e" in mark for mark in marks]
+    if len(set(up)) != 1 or len(parts) > 3:
+        raise Unfamiliar
+    if not up[0]:
+        parts, closed = parts[::-1], closed[::-1]
+    sides = [part.strip() for part in parts]
+    subjects = [_SUBJECT.fullmatch(side) for side in sides]
+    if len(sides) == 2:
+        place = 0 if subjects[0] else 1
+        low, high = (None, sides[1]) if place == 0 else (sides[0], None)
+        shut = (False, closed[0]) if place == 0 else (closed[0], False)
+    else:
+        place, (low, high), shut = 1, (sides[0], sides[2]), (closed[0], closed[1])
+    subject = subjects[place]
+    if subject is None or (len(sides) == 2 and subjects[1 - place]):
+        raise Unfamiliar
+    ends = (_end(low, read, subject["name"]), _end(high, read, subject["name"]))
+    if not subject["bar"]:
+        return subject["name"], _interval(ends, shut)
+    moved = _end(subject["moved"] or "0", read, subject["name"])
+    assert moved is not None, "no infinity stands behind a name"
+    return subject["name"], _moved(_of_size(ends, shut), algebra.negate(moved))
+
+
+def both(bounds: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
+    r"""Return what two bounds of one name say together: `x \ge 0` and `x < 2`. Raises Unfamiliar for anything else."""
+    names = {name for name, _ in bounds}
+    intervals = [value for _, value in bounds if isinstance(value, Several) and len(value.kind) == 2]
+    low = [each for each in intervals if isinstance(each.items[1], Infinity)]
+    high = [each for each in intervals if isinstance(each.items[0], Infinity)]
+    if len(names) > 1 or len(bounds) != 2 or (len(low), len(high)) != (1, 1):
+        raise Unfamiliar
+    ends = low[0].items[0], high[0].items[1]
+    if isinstance(ends[0], Infinity) or isinstance(ends[1], Infinity):
+        raise Unfamiliar
+    return names.pop(), Several(low[0].kind[0] + high[0].kind[1], ends)
+
+
+def without(values: Sequence[Quotient]) -> Several:
+    """Return the real numbers other than these. Raises Unfamiliar for letters."""
+    placed = {}
+    for value in values:
+        exact = algebra.decimal(value)
+        if exact is None and len(values) > 1:
+            raise Unfamiliar
+        placed[exact] = value
+    ends: list[End] = [None, *(placed[exact] for exact in sorted(placed, key=lambda each: each or 0)), None]
+    return Several("union", tuple(_interval(pair, (False, False)) for pair in pairwise(ends)))
+
+
+REALS = Several("()", (Infinity(positive=False), Infinity(positive=True)))
+
+
+def _moved(value: Several, by: Quotient) -> Several:
+    items = (
+        _moved(item, by)
+        if isinstance(item, Several)
+        else algebra.add(item, by)
+        if isinstance(item, Quotient)
+        else item
+        for item in value.items
+    )
+    return Several(value.kind, tuple(items))
+
+
+End = Quotient | None
+"""One end of an interval; None where it has none."""
+
+
+def _end(text: str | None, read: Read, name: str) -> End:
+    if text is None or re.fullmatch(r"[-+]?\s*\\infty", text):
+        return None
+    value = read(text)
+    if any(
+        letter == name
+        for terms in (value.top, value.bottom)
+        for _, _, powers in terms
+        for letter, _ in powers
+    ):
+        raise Unfamiliar
+    return value
+
+
+def _interval(ends: tuple[End, End], closed: tuple[bool, bool]) -> Several:
+    low, high = ends
+    kind = ("[" if closed[0] else "(") + ("]" if closed[1] else ")")
+    return Several(kind, (low or Infinity(positive=False), high or Infinity(positive=True)))
+
+
+def _of_size(ends: tuple[End, End], closed: tuple[bool, bool]) -> Several:
+    """Return where a number lies whose size is bounded."""
+    low, high = ends
+    for end in ends:
+        if end is not None and (end.rational is None or end.rational < 0):
+            raise Unfamiliar
+    left, right = (algebra.negate(end) if end is not None else None for end in (high, low))
+    if low is None:
+        return _interval((left, high), (closed[1], closed[1]))
+    return Several("union", (_interval((left, right), closed[::-1]), _interval(ends, closed)))
+
+
+def has_chain(body: str) -> bool:
+    r"""Return whether a text has several sides, by `=` or `\approx`."""
+    return _ABOUT.search(body) is not None
+
+
+def read_chain(body: str, read: Read) -> str:
+    """Return the side that has the value of a chain: the last one that is exact. Raises Nothing where it contradicts itself.
+
+    Numbers that differ contradict one another, unless a side is worked out (`x = 5 + 6 = 11`): then what it ends with
+    counts, as it does behind wrong steps. What stands behind `≈` has to round or cut what stands before it.
+    """
+    sides, marks = split_marked(body, _ABOUT)
+    sides = [side.strip() for side in sides]
+    exact = 1 + next((place for place, mark in enumerate(marks) if mark != "="), len(marks))
+    values = [read(side) for side in sides[:exact]]
+    worked_out = any(_OPERATION.search(side) for side in sides[:exact])
+    if not worked_out and not all(value.same(values[-1]) for value in values):
+        raise Nothing("It contradicts itself.")
+    if not all(shortens(side.lstrip("\\$ "), values[-1]) for side in sides[exact:]):
+        raise Nothing("It names a value and another one as about the same.")
+    return sides[exact - 1]
+
+
+_OPERATION = re.compile(r"(?<=[0-9A-Za-z)}])\s*(?:[-+*/^(]|\\(?:cdot|times|div)\b)")
+
+
+def shortens(text: str, value: Quotient) -> bool:
+    """Return whether a decimal number is a value rounded or cut to its digits; False for a value that is no real number."""
+    exact = algebra.decimal(value)
+    if exact is None or len(text) > MAX_DIGITS or not _DECIMAL.fullmatch(text):
+        return False
+    digits = len(text.partition(".")[2])
+    step = Decimal(1).scaleb(-digits)
+    return Decimal(text) in {
+        exact.quantize(step, rounding, algebra.PRECISION) for rounding in (ROUND_HALF_UP, ROUND_DOWN)
+    }
+
 
 MAX_ITEMS = 32
 """Items of one list; they are matched pair by pair."""
@@ -104,7 +354,7 @@ class _Reading:
             return self._made(
                 bounds[0][0], values[0] if len(values) == 1 else Several("union", _flat(values))
             )
-        if bounds or relations.has_relation(body):
+        if bounds or has_relation(body):
             raise Unfamiliar
         body = with_commas(body)
         groups = [group.strip() for group in split_top(body, ";")]
@@ -123,10 +373,10 @@ class _Reading:
         return Answer(value, name, unit, frozenset(self.letters), plain)
 
     def _alternative(self, body: str) -> tuple[str, Value] | None:
-        if not relations.has_relation(body):
+        if not has_relation(body):
             return None
-        bounds = [relations.read_bounds(each, self._single) for each in together(body)]
-        return bounds[0] if len(bounds) == 1 else relations.both(bounds)
+        bounds = [read_bounds(each, self._single) for each in together(body)]
+        return bounds[0] if len(bounds) == 1 else both(bounds)
 
     def _listed(self, body: str) -> Answer:
         one = part_of(body)
@@ -144,7 +394,16 @@ class _Reading:
             letters = ",".join(letter.strip() for letter in named[1].split(","))
             return self._made(letters, _listing(self._items(body[named.end() :])))
         if len(split_top(body, ",")) == 1 and not without_name(body)[0] and len(split_top(body, "=")) > 1:
-            return self._of_sides(split_top(body, "="))
+            # An equation, or what it is a longer way to write: `\binom{5}{2} = 10`, `2x = y`.
+            sides = split_top(body, "=")
+            last, unit = without_unit(sides[-1].strip())
+            name, nothing = without_name(f"{last}=")
+            if len(sides) == 2 and name and not (nothing or unit):
+                return self._listed(f"{last} = {sides[0]}")
+            sides = [*sides[:-1], last]
+            if unit == "%" and self._worked_out([*sides[:-1], rf"\frac{{{last}}}{{100}}"]):
+                return self._made("", self._single(last), unit)
+            return self._made("", self._worked_out(sides) or self._equation(sides), unit)
         parts = [self._chained(part_of(text)) for text in split_top(body, ",")]
         if len(parts) > MAX_ITEMS:
             raise Refused(f"It lists more than {MAX_ITEMS} values.")
@@ -169,22 +428,11 @@ class _Reading:
 
     def _chained(self, part: Part) -> Part:
         """Return a part whose value is written several times, `x = 5 + 6 = 11`, with the value once."""
-        if not relations.has_chain(part.body):
+        if not has_chain(part.body):
             return part
         if not part.name and "=" in part.body:
             raise Unfamiliar
-        return Part(relations.read_chain(part.body, self._single), part.name, part.unit)
-
-    def _of_sides(self, sides: list[str]) -> Answer:
-        r"""Return an equation, or what it is a longer way to write: `\binom{5}{2} = 10`, `2x = y`."""
-        last, unit = without_unit(sides[-1].strip())
-        name, nothing = without_name(f"{last}=")
-        if len(sides) == 2 and name and not (nothing or unit):
-            return self._listed(f"{last} = {sides[0]}")
-        sides = [*sides[:-1], last]
-        if unit == "%" and self._worked_out([*sides[:-1], rf"\frac{{{last}}}{{100}}"]):
-            return self._made("", self._single(last), unit)
-        return self._made("", self._worked_out(sides) or self._equation(sides), unit)
+        return Part(read_chain(part.body, self._single), part.name, part.unit)
 
     def _worked_out(self, sides: list[str]) -> Quotient | None:
         """Return the number that all sides are; None for what says more than that, or is wrong."""
@@ -228,14 +476,25 @@ class _Reading:
             return [Several("ratio", tuple(self._single(part) for part in ratio))]
         rest = _MODULO.fullmatch(text)
         if rest is not None:
-            return [_residue(self._single(rest[1]), int(rest[2]))]
+            # A number modulo another one: 10 and 3 modulo 7 are the same.
+            value = self._single(rest[1])
+            modulus = int(rest[2])
+            whole = value.rational
+            if whole is None or whole.denominator != 1:
+                raise Unfamiliar
+            return [
+                Several(
+                    "mod",
+                    (algebra.number(Fraction(whole.numerator % modulus)), algebra.number(Fraction(modulus))),
+                )
+            ]
         matrix = _MATRIX.fullmatch(text)
         if matrix is not None:
             rows = matrix[2].strip().removesuffix("\\\\").split("\\\\")
             return [Several("matrix", tuple(self._several("row", row.split("&")) for row in rows))]
         reals = _BUT.fullmatch(text)
         if reals is not None:
-            return [relations.without([self._single(part) for part in split_top(reals[1], ",")])]
+            return [without([self._single(part) for part in split_top(reals[1], ",")])]
         parts = _bracketed(text)
         return [self._several(*parts)] if parts is not None else list(read_expression(text, self.letters))
 
@@ -269,20 +528,10 @@ _EVERY = (
 )
 _NOTHING = ("no solution", "no solutions", "empty set", "the empty set")
 _SAID: dict[str, Value] = {
-    **dict.fromkeys([*_EVERY, "the set of all real numbers", "set of all real numbers"], relations.REALS),
+    **dict.fromkeys([*_EVERY, "the set of all real numbers", "set of all real numbers"], REALS),
     **dict.fromkeys(_NOTHING, Several("set", ())),
 }
 """What words mean that are also written as mathematics."""
-
-
-def _residue(value: Quotient, modulus: int) -> Several:
-    """Return a number modulo another one: 10 and 3 modulo 7 are the same."""
-    whole = value.rational
-    if whole is None or whole.denominator != 1:
-        raise Unfamiliar
-    return Several(
-        "mod", (algebra.number(Fraction(whole.numerator % modulus)), algebra.number(Fraction(modulus)))
-    )
 
 
 def _is_ratio(text: str) -> bool:
@@ -316,10 +565,18 @@ def _atom(text: str) -> Value | None:
     if text in {"\\emptyset", "\\varnothing"}:
         return Several("set", ())
     if text == "\\mathbb{R}":
-        return relations.REALS
+        return REALS
     based = _BASED.fullmatch(text)
     if based is not None and based[2][0].isdigit():
-        return _based(based[1], based[2], int(based[3]))
+        sign = based[1]
+        digits = based[2]
+        base = int(based[3])
+        if not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits):
+            raise Refused("Its digits are not of its base.")
+        if base == 10:
+            return algebra.number(Fraction(int(sign + digits)))
+        bare = digits.lstrip("0") or "0"
+        return Based(sign + bare if bare != "0" else bare, base)
     if _INDEXED.search(text):
         raise Refused("A number has an index that is no base.")
     return None
@@ -347,12 +604,3 @@ def _balanced(text: str) -> bool:
         if depth < 0:
             return False
     return depth == 0
-
-
-def _based(sign: str, digits: str, base: int) -> Value:
-    if not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits):
-        raise Refused("Its digits are not of its base.")
-    if base == 10:
-        return algebra.number(Fraction(int(sign + digits)))
-    bare = digits.lstrip("0") or "0"
-    return Based(sign + bare if bare != "0" else bare, base)

@@ -207,7 +207,12 @@ class _Reader:
         value = self._base()
         if self._next() == "!":
             self._take()
-            value = _factorial(value)
+            plain = value.rational
+            if plain is None or plain.denominator != 1 or plain < 0:
+                raise Unfamiliar
+            if plain > MAX_FACTORIAL:
+                raise TooLarge
+            value = algebra.number(Fraction(math.factorial(plain.numerator)))
             if self._next() == "!":
                 raise Refused("It can be read as a double factorial and as one of a factorial.")
         if self._next() == "^":
@@ -311,15 +316,6 @@ class _Reader:
 
 
 _INCOMPLETE = frozenset({"", ")", "}", "]", "*", "/", "^", "_", "+", "-"})
-
-
-def _factorial(value: Quotient) -> Quotient:
-    plain = value.rational
-    if plain is None or plain.denominator != 1 or plain < 0:
-        raise Unfamiliar
-    if plain > MAX_FACTORIAL:
-        raise TooLarge
-    return algebra.number(Fraction(math.factorial(plain.numerator)))
 
 
 _ROOTS: dict[Fraction, Callable[[Fraction], Quotient]] = {Fraction(1, 2): algebra.square_root}

@@ -15,17 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kapelle.grading.math.algebra import Quotient, TooLarge
-from kapelle.grading.math.answers import read_answer
+from kapelle.grading.math.answers import Answer, has_relation, read_answer, shortens
 from kapelle.grading.math.expression import GREEK, Nothing, Refused, Unfamiliar
+from kapelle.grading.math.notation import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.numeric import parse_number, same_figure, same_value
 from kapelle.grading.math.parts import FUNCTION, PLAIN_UNITS, without_name
-from kapelle.grading.math.relations import has_relation, shortens
 from kapelle.grading.math.sameness import Percent, same_answer
-from kapelle.grading.math.text import MAX_CHARACTERS, split_top, tidy
-from kapelle.grading.math.values import Answer
 from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses, TooCostly
-from kapelle.grading.text.exact import plain_text
 from kapelle.grading.text.extraction import ExtractionRule, clean, extract
+from kapelle.grading.text.match import plain_text
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
 COMPARISON = AnswerLimits(cpu_s=3.0)
@@ -410,6 +408,8 @@ def why_not_comparable(answer: str, gold: str) -> str:
         alone = len(split_top(ours, ",")) == len(split_top(theirs, ","))
     except Refused as problem:
         return str(problem)
+    # Whether one is a ratio of three or more, and the other one of another number.
+    marks = [text.rpartition("=")[2].count(":") for text in (ours, theirs)]
     faults = {
         "It is written with letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
         "Two numbers stand side by side.": bool(re.search(r"(?<!\^)[0-9]\s+[0-9]", ours)),
@@ -417,7 +417,7 @@ def why_not_comparable(answer: str, gold: str) -> str:
         "It has another number of primes.": ours.count("'") != theirs.count("'"),
         "It is an equation on a size, and the answer is not.": bool(_SIZED.match(ours))
         != bool(_SIZED.match(theirs)),
-        "It is a ratio of another number of parts.": _is_of_more_parts(ours, theirs),
+        "It is a ratio of another number of parts.": marks[0] != marks[1] and max(marks) > 1,
         "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
         "It gives another number of values.": not alone,
         "It is a divisor or multiple of unknowns, which the library takes for a number.": bool(
@@ -427,12 +427,6 @@ def why_not_comparable(answer: str, gold: str) -> str:
         or _is_fact(theirs),
     }
     return next((fault for fault, found in faults.items() if found), "")
-
-
-def _is_of_more_parts(one: str, other: str) -> bool:
-    """Return whether one is a ratio of three or more, and the other one of another number."""
-    marks = [text.rpartition("=")[2].count(":") for text in (one, other)]
-    return marks[0] != marks[1] and max(marks) > 1
 
 
 def _is_fact(text: str) -> bool:

@@ -9,6 +9,9 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+from kapelle.grading.math.expression import Nothing, Refused
+from kapelle.grading.text.extraction import boxes, joined
+
 _HIGH = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 _LOW = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙ", "0123456789+-n", strict=True))
 _SIGNS = {
@@ -179,3 +182,290 @@ def _as_fraction(found: re.Match[str]) -> str:
     repeated = found[3] or found[4] or re.sub("[^0-9]", "", found[5])
     top = int((whole + digits + repeated) or 0) - int((whole + digits) or 0)
     return rf"\frac{{{top}}}{{{(10 ** len(repeated) - 1) * 10 ** len(digits)}}}"
+
+
+# -------- What LaTeX writes for the eye alone, taken off: sizes, fonts, thin spaces, braces around one sign, environments around a whole
+#
+# Works on characters only and in linear time; nothing here changes what a text means.
+
+FONTS = (
+    "text|mathrm|textnormal|textrm|textbf|textit|mbox|mathbf|operatorname|textsf|texttt|textsl|textsc|textup|textmd|emph|hbox"
+    "|mathsf|mathtt|mathit|mathnormal"
+)
+_WORDS = "textnormal|textrm|mbox|textsf|texttt|textsl|textsc|textup|textmd|emph|hbox|mathsf|mathtt|mathnormal"
+_NAME_ENDS = r"(?![A-Za-z])"
+_SIZES = "displaystyle|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|nolimits|limits|mathstrut|strut"
+_DOLLAR = rf"\\(?:mathdollar|textdollar){_NAME_ENDS}|\\(?:{FONTS})\{{\s*(?:US)?\s*\\?\$\s*\}}|(?<![A-Za-z])US\s?\\\$|\{{\\\$\}}"
+_SAME: dict[str, str | Callable[[re.Match[str]], str]] = {
+    # Sizes and spaces; a command keeps a space before the letter behind it.
+    rf"\\(?:{_SIZES}){_NAME_ENDS}\s*": "",
+    r"\\(?:hspace|hskip|kern|mspace|vspace)\*?\s?(?:\{-?[0-9.]{1,6}\s?(?:em|ex|pt|mm|cm|mu|in)\}|[0-9.]{1,6}(?:em|ex|pt|mm|cm|mu))": " ",
+    rf"\\(?:thinspace|enspace|enskip|medspace|thickspace|negthinspace|nobreakspace){_NAME_ENDS}\s*": " ",
+    r"\\\\\s?\[-?[0-9.]{1,5}\s?(?:pt|ex|em|mm|cm)\]|\\cr(?![A-Za-z])": r"\\\\",
+    r"(\\[A-Za-z]{1,20})(?:\\[,;:!]){1,4}(?=[A-Za-z])": r"\1 ",
+    r"(?<![\^_A-Za-z\]}\\])\{\}": "",
+    # Braces around one sign, or around the digits of a number.
+    r"(?<![\^_A-Za-z\]}])\{\s*(\\(?:times|cdot|pm|div|colon)|[-+.:=<>])\s*\}": r"\1 ",
+    r"(?<=[0-9])\{?\.\}? (?=[0-9])": ".",
+    r"(?<![\^_A-Za-z\]}0-9/])\{([0-9]{1,40})\}(?=\s*(?:_|\\[dtc]?frac))": r"\1",
+    r"(?<=[0-9.])\s*\{(\\(?:[dtc]?frac\{[0-9]{1,20}\}\{[0-9]{1,20}\}|overline\s?\{[0-9]{1,20}\}))\}": r"\1",
+    r"\\(overline|bar|sqrt|frac|dfrac|tfrac)\s+(?=[{\[])": r"\\\1",
+    r"\\sqrt\[\s*\{?\s*2\s*\}?\s*\]": r"\\sqrt",
+    r"\\sqrt\[\s*\{\s*([0-9]{1,3})\s*\}\s*\]": r"\\sqrt[\1]",
+    r"\\sqrt(\[[0-9]{1,3}\])\s*([0-9A-Za-z])(?![0-9])": r"\\sqrt\1{\2}",
+    rf"\\(?:left|right)?\s*\\([lr])brace{_NAME_ENDS}\s*": lambda found: r"\{" if found[1] == "l" else r"\}",
+    # Fonts.
+    rf"\\(?:{_WORDS})(?=\s*\{{)": r"\\text",
+    r"\\(text|mathrm|mathbf|textbf)\s+\{": r"\\\1{",
+    rf"\\(?:{FONTS})\{{\s*\\(?:{FONTS})\{{([^{{}}]{{0,80}})\}}\s*\}}": r"\\text{\1}",
+    r"\\(?:text|mathrm|mathbf)\{\s*([.:])\s*\}": r"\1",
+    r"\\(text|mathrm|textbf|mathbf)\{(?:\\[,;: ]|~){1,4}\s*": r"\\\1{ ",
+    r"^\{([A-Za-z])\}\s*=": r"\1=",
+    r"\(\\(?:text|mathrm|mathbf|textbf)\{\s*([A-Z])\s*\}\)": r"(\1)",
+    r"\\mathit\{([A-Za-z]{2,40})\}": r"\\text{\1}",
+    rf"(?<![\^_A-Za-z\]}}])\{{(\\(?:{FONTS})\{{[^{{}}]{{0,80}}\}})\}}|\\underline\{{(\\(?:{FONTS})\{{[^{{}}]{{0,80}}\}})\}}": (
+        lambda found: found[1] or found[2]
+    ),
+    # Signs that have several names.
+    r"\\left\s*\.|\\right\s*\.": "",
+    r"\\(overline|bar)\s*([0-9])(?![0-9])": r"\\\1{\2}",
+    r"\$([0-9.,]{1,20})\$\s*\\?%": r"\1\\%",
+    _DOLLAR: r"\\$",
+    rf"\\textdegree{_NAME_ENDS}|\\(?:text|mathrm)\{{\s*(?:°|\\degree)\s*\}}": r"^\\circ",
+    r"(?<=[0-9})])\s*\^\s*(?:\{\s*\\(?:text|mathrm)\{o\}\s*\}|\\(?:text|mathrm)\{o\}|\{\s*\{\s*\\circ\s*\}\s*\}|\{\s*\\circ\s*\})": r"^\\circ",
+    r"\{\s*\^\s*\\circ\s*\}": r"^\\circ",
+    r"(?:\\left)?\(\s*([0-9.]{1,12})\s*(?:\\right)?\)\s*\^\s*\\circ|\{([0-9.]{1,12})\}\s*\^\s*\\circ|\\(?:text|mathrm)\{([0-9.]{1,12})\}\s*\^\s*\\circ": (
+        lambda found: next(part for part in found.groups() if part) + r"^\circ"
+    ),
+    rf"\\(?:lor|vee){_NAME_ENDS}": r"\\text{ or }",
+    rf"\\(?:land|wedge){_NAME_ENDS}": r"\\text{ and }",
+    r"\\middle\s?\|": "|",
+    rf"\\(?:leqq|leqslant){_NAME_ENDS}": r"\\le ",
+    rf"\\(?:geqq|geqslant){_NAME_ENDS}": r"\\ge ",
+    r"\\begin\{[bp]?smallmatrix\}": r"\\begin{matrix}",
+    r"\\end\{[bp]?smallmatrix\}": r"\\end{matrix}",
+    r"&\s*(=|<|>|\\[lg]eq?(?![A-Za-z]))|(=|<|>|\\[lg]eq?(?![A-Za-z]))\s*&": lambda found: found[1] or found[2],
+    # A base behind a space, in braces or in another font.
+    r"(?<=[0-9A-F)}])\s+_": "_",
+    r"_\s*\{\s*([0-9]{1,2})\s*\}|_\s+([0-9])|_\{\s*\\(?:text|mathrm|mathbf)\{\s*([0-9]{1,2})\s*\}\s*\}": (
+        lambda found: f"_{{{found[1] or found[2] or found[3]}}}"
+    ),
+    r"\\(?:text|mathrm|mathbf)\{([0-9A-F]{1,40})\}(?=_)": r"\1",
+}  # fmt: skip
+_SPELLED = [(re.compile(pattern), to) for pattern, to in _SAME.items()]
+_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_HIGH_LOW = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]{1,20})[⁄/]([₀₁₂₃₄₅₆₇₈₉]{1,20})")
+_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "0123456789" * 2)
+_ROOTS = re.compile("([∛∜])\\s?(?:([0-9]{1,20}|[A-Za-z])|\\(([^()]{1,40})\\))")
+_ENVIRONMENT = re.compile(
+    r"\\begin\{(equation|align|aligned|gather|gathered|math|displaymath|split|multline)(\*?)\}(?P<inside>.*)\\end\{\1\2\}",
+    re.DOTALL,
+)
+_INNER = re.compile(r"\\begin\{([a-z]{1,12}\*?)\}.*?\\end\{\1\}", re.DOTALL)
+_GROUP = re.compile(r"(?<=[0-9]),[0-9]{3}(?![0-9])")
+_OVER = re.compile(r"\\(over|choose)(?![A-Za-z])")
+
+
+def unadorned(text: str) -> str:
+    """Return a text without what stands in it for the eye alone."""
+    if not text.isascii():
+        text = _SPACES.sub(" ", text).replace("–", "-")
+        text = _HIGH_LOW.sub(lambda found: rf"\frac{{{_d(found[1])}}}{{{_d(found[2])}}}", text).replace(
+            "⁄", "/"
+        )
+        text = _ROOTS.sub(
+            lambda found: rf"\sqrt[{'34'['∛∜'.index(found[1])]}]{{{found[2] or found[3]}}}", text
+        )
+    if not text.isalnum():
+        for pattern, to in _SPELLED:
+            text = pattern.sub(to, text)
+    if _OVER.search(text):
+        text = _without_over(text)
+    return text
+
+
+def _d(digits: str) -> str:
+    return digits.translate(_DIGITS)
+
+
+def _without_over(text: str) -> str:
+    r"""Return a text with `\frac{a}{b}` for the first `{a \over b}`, and `\binom{a}{b}` for `\choose`, whatever brackets it has."""
+    found = _OVER.search(text)
+    assert found is not None, "it was looked for"
+    opening, closing = _brace_before(text, found.start()), _brace_behind(text, found.end())
+    if opening is None or closing is None:
+        return text
+    top, bottom = text[opening + 1 : found.start()].strip(), text[found.end() : closing].strip()
+    command = "frac" if found[1] == "over" else "binom"
+    return rf"{text[:opening]}\{command}{{{top}}}{{{bottom}}}{text[closing + 1 :]}"
+
+
+def _brace_before(text: str, place: int) -> int | None:
+    depth = 0
+    for index in range(place - 1, -1, -1):
+        depth += (text[index] == "}") - (text[index] == "{")
+        if depth < 0:
+            return index
+    return None
+
+
+def _brace_behind(text: str, place: int) -> int | None:
+    depth = 0
+    for index in range(place, len(text)):
+        depth += (text[index] == "{") - (text[index] == "}")
+        if depth < 0:
+            return index
+    return None
+
+
+def without_frame(body: str) -> str:
+    """Return an answer without an environment or braces around the whole of it; `{1, 2}` is a set and stays."""
+    found = _ENVIRONMENT.fullmatch(body)
+    inside = found["inside"].strip().removesuffix("\\\\").strip().removeprefix("&").strip() if found else ""
+    if inside and "\\\\" not in _INNER.sub("", inside):
+        return inside
+    if body[:1] == "{" and _brace_behind(body, 1) == len(body) - 1 and not _has_comma(body[1:-1]):
+        return body[1:-1].strip()
+    return body
+
+
+def _has_comma(text: str) -> bool:
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if (
+            character in ",;"
+            and depth == 0
+            and text[max(place - 1, 0)] != "\\"
+            and not _GROUP.match(text, place)
+        ):
+            return True
+    return False
+
+
+# -------- The characters of a mathematical answer: delimiters, spacing, brackets, and formulas that stand in words
+#
+# Works in linear time; the longest text that is looked at has `MAX_CHARACTERS`.
+
+MAX_CHARACTERS = 400
+MAX_WRAPPINGS = 4
+"""Marks around marks that are taken off, bold around a box."""
+
+_SPACING = re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad|displaystyle\b|left\b|right\b|limits\b)|(?<=\S)~(?=\S)")
+_ARRAY = re.compile(
+    r"[\[(]\s*\\begin\{array\}\{[clr| ]{1,64}\}((?:(?!\\begin).)*)\\end\{array\}\s*[\])]", re.DOTALL
+)
+_ONE_LETTER = re.compile(r"(?:(?<=\S)|(?<=[-+*/] ))\\(?:mathrm|mathbf|mathit|operatorname)\{([A-Za-z])\}")
+_UPRIGHT = re.compile(r"(?<=[0-9)}])\\(?:mathrm|operatorname)\{([smghlLNJWV])\}$")
+"""A unit of one letter, which stands upright; a variable does not."""
+_WORD_BETWEEN = r"(?:\\(?:text|mathrm|textrm)\{\s*,?\s*(?:%s)\s*\}|(?<![A-Za-z\\])(?:%s)(?![a-z]))"
+_AND = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and|or", "and|or") + r"[,;]?\s*")
+_BOTH = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and", "and") + r"[,;]?\s*")
+_OR = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("or", "or") + r"[,;]?\s*")
+
+
+def opened(text: str) -> str:
+    """Return an answer's text without its wrapping. Raises Nothing where it is empty, Refused where it is too long."""
+    if len(text) > MAX_CHARACTERS:
+        raise Refused(f"It has {len(text):,} characters; at most {MAX_CHARACTERS} are read.")
+    body = tidy(text)
+    if not body:
+        raise Nothing("It is empty.")
+    return body
+
+
+def tidy(text: str) -> str:
+    """Return an answer without delimiters, marks around it, spacing commands and a full stop at its end."""
+    body = unadorned(text)
+    for _ in range(MAX_WRAPPINGS):
+        body = _unmarked(body)
+    if "\\begin" not in body:
+        # Text that went through JSON twice: `\\\\frac`.
+        body = re.sub(r"\\{2}(?=[A-Za-z])", lambda _: "\\", body)
+    body = joined(body)
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        size = len(opening) + len(closing)
+        if len(body) > size and body.startswith(opening) and body.endswith(closing):
+            inner = body[len(opening) : -len(closing)]
+            # `$5 or $6` is not one pair of delimiters around an answer.
+            if opening not in inner.replace("\\$", "") and not inner.endswith("\\"):
+                body = _unmarked(inner)
+                break
+    # `11,\! 111`: the thin space pulls the digits of one number together.
+    body = re.sub(r",\s*\\!\s*", ",", body)
+    body = _SPACING.sub(lambda match: " " if match[0] in {"\\ ", "~"} else "", body)
+    body = _ARRAY.sub(lambda match: rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}", body)
+    body = _ONE_LETTER.sub(r"\1", _UPRIGHT.sub(r"\\text{ \1}", body))
+    body = re.sub(r"\s*\{,\s*\}", ",", body).replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
+    return re.sub(r"(?<!\\)\\$", "", plain_notation(body)).strip()
+
+
+def with_commas(body: str) -> str:
+    """Return a text with a comma in place of each `and` and `or` between values."""
+    return _AND.sub(", ", body)
+
+
+def together(body: str) -> list[str]:
+    """Return what a text names on the two sides of each `and` between values."""
+    return [part.strip() for part in _BOTH.split(body)]
+
+
+def alternatives(body: str) -> list[str]:
+    """Return what a text names on the two sides of each `or` between values."""
+    return [part.strip() for part in _OR.split(body)]
+
+
+_END = re.compile(
+    r"(?:\\(?:[,;:! ]|q?quad)|[\s~])*+(?:(?<!\.)(?<![^\\],)[.,;])?+(?:\\(?:[,;:! ]|q?quad)|[\s~])*+$"
+)
+_MARKED = re.compile(
+    r"\*\*(?P<bold>[^*]+)\*\*|`(?P<code>[^`]+)`|(?:\\(?:therefore|implies|Rightarrow|Longrightarrow|quad)(?![A-Za-z])|\\[,;: ]|=(?!=))(?P<rest>.+)"
+)
+
+
+def _unmarked(text: str) -> str:
+    """Return an answer without what a writer puts around the whole of it: bold, a box, `=` before, `,` behind."""
+    body = without_frame(_END.sub("", text.strip()))
+    found = _MARKED.fullmatch(body)
+    if found:
+        return next(part for part in found.groups() if part).strip()
+    boxed = boxes(body) if body.startswith("\\boxed{") else []
+    whole = len(boxed) == 1 and boxed[0].end == len(body) and boxed[0].content
+    return whole if whole and "\\boxed" not in whole else body
+
+
+def split_top(text: str, mark: str) -> list[str]:
+    """Return the parts between the marks that stand outside all brackets.
+
+    A bracket closes whatever is open, as `[0, 1)` does. Refused when they do not balance.
+    """
+    return split_marked(text, re.compile(re.escape(mark)))[0]
+
+
+def split_marked(text: str, mark: re.Pattern[str]) -> tuple[list[str], list[str]]:
+    """Return the parts between marks outside all brackets, as `split_top`, and the marks."""
+    parts: list[str] = []
+    marks: list[str] = []
+    depth = start = place = 0
+    while place < len(text):
+        character = text[place]
+        found = mark.match(text, place) if depth == 0 else None
+        if found is not None:
+            parts.append(text[start:place])
+            marks.append(found[0])
+            start = place = found.end()
+            continue
+        if text.startswith("\\begin{", place):
+            depth += 1
+        elif text.startswith("\\end{", place):
+            depth -= 1
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        if depth < 0:
+            raise Refused("Its brackets do not match.")
+        place += 1
+    if depth:
+        raise Refused("Its brackets do not match.")
+    return [*parts, text[start:]], marks

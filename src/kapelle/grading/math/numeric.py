@@ -20,8 +20,7 @@ from fractions import Fraction
 
 from kapelle.grading.math.expression import Refused, Unfamiliar
 from kapelle.grading.math.parts import PLAIN_UNITS, take_apart
-from kapelle.grading.text.extraction import ExtractionRule
-from kapelle.grading.text.reading import read_answer
+from kapelle.grading.text.extraction import ExtractionRule, read_answer
 from kapelle.grading.verdict import Grade, right, wrong
 
 MAX_CHARACTERS = 80

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kapelle.grading.math.expression import Refused, Unfamiliar
-from kapelle.grading.math.text import opened, with_commas
+from kapelle.grading.math.notation import opened, with_commas
 
 _LHS = re.compile(
     r"((?:m\s*)?\\(?:measured|spherical)?angle\s*\{?(?:[A-Z]{1,3}|[0-9])\}?|\|[A-Z](?:[A-Z]|(?:\s*\\(?:cup|cap)\s*[A-Z]){1,3})?\||\[[A-Z]{3,6}\]"

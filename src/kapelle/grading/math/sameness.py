@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
 from kapelle.grading.math import algebra
-from kapelle.grading.math.algebra import Polynomial, Quotient
+from kapelle.grading.math.algebra import Monomial, Polynomial, Quotient, TooLarge
+from kapelle.grading.math.answers import Answer, Based, Equation, Infinity, Several, Value, Words, read_answer
+from kapelle.grading.math.expression import Refused, Unfamiliar
+from kapelle.grading.math.notation import MAX_CHARACTERS, tidy
+from kapelle.grading.math.numeric import parse_number
 from kapelle.grading.math.parts import PLAIN_UNITS, is_word, times
-from kapelle.grading.math.values import Answer, Equation, Several, Value, Words
+from kapelle.grading.text.match import plain_text
 
 Percent = Literal["figure", "hundredths"]
 """`figure`: 50% is 50, its question names the unit. `hundredths`: 50% is 1/2."""
@@ -200,7 +205,15 @@ def _same_equation(one: Answer, other: Answer) -> bool:
     if letters != _all_letters(other) or not _units_agree(one.unit, other.unit):
         return False
     if not letters:
-        return _same_fact(one.value, other.value)
+        # Whether two equations between numbers are the same one: each is true or false, and says
+        # nothing more.
+        if (
+            not (isinstance(one.value, Equation) and isinstance(other.value, Equation))
+            or one.value.left is None
+            or other.value.left is None
+        ):
+            return False
+        return one.value.left.same(other.value.left) and one.value.difference.same(other.value.difference)
     differences = []
     for answer in (one, other):
         value = answer.value
@@ -210,17 +223,6 @@ def _same_equation(one: Answer, other: Answer) -> bool:
             return False
         differences.append(value.difference)
     return differences[0].proportional(differences[1])
-
-
-def _same_fact(one: Value, other: Value) -> bool:
-    """Return whether two equations between numbers are the same one: each is true or false, and says nothing more."""
-    if (
-        not (isinstance(one, Equation) and isinstance(other, Equation))
-        or one.left is None
-        or other.left is None
-    ):
-        return False
-    return one.left.same(other.left) and one.difference.same(other.difference)
 
 
 def _is_sum(one: Answer, other: Answer) -> bool:
@@ -282,19 +284,17 @@ def _same_several(one: Several, other: Several) -> bool:
         once = all(_no_twice(each) for each in (one, other))
         return _matched(one.items, other.items) or (once and _matched(_distinct(one), _distinct(other)))
     if kinds == {"ratio"} and len(one.items) == len(other.items):
-        return _proportional(one.items, other.items)
+        sides = [
+            [number for number in items if isinstance(number, Quotient)] for items in (one.items, other.items)
+        ]
+        first, second = sides[0][0], sides[1][0]
+        return all(
+            algebra.multiply(left, second).same(algebra.multiply(right, first))
+            for left, right in zip(*sides, strict=True)
+        ) and bool(first.top) == bool(second.top)
     if (len(kinds) > 1 and kinds != {"row", "list"}) or len(one.items) != len(other.items):
         return False
     return all(_same(left, right) for left, right in zip(one.items, other.items, strict=True))
-
-
-def _proportional(one: Sequence[Value], other: Sequence[Value]) -> bool:
-    sides = [[number for number in items if isinstance(number, Quotient)] for items in (one, other)]
-    first, second = sides[0][0], sides[1][0]
-    return all(
-        algebra.multiply(left, second).same(algebra.multiply(right, first))
-        for left, right in zip(*sides, strict=True)
-    ) and bool(first.top) == bool(second.top)
 
 
 def _is_named(value: Value) -> bool:
@@ -350,3 +350,125 @@ def _matched(one: Sequence[Value], other: Sequence[Value]) -> bool:
             return False
         left.pop(place)
     return not left
+
+
+# -------- One text for all ways to write an answer, so that a vote counts answers and not spellings
+#
+# Answers of one form are worth the same for every gold answer that names no unit and no variable: `x = 5`,
+# `5\text{ cm}`, `\frac{10}{2}` and `5` are one. Forms are made by the reader that grades, so that what is graded alike
+# is counted alike; quotients of polynomials are the exception, which are not reduced to lowest terms.
+
+
+def math_form(text: str, percent: Percent = "figure") -> str:
+    """Return an answer's normal form; what is not read as mathematics stands as it is written, space aside."""
+    number = parse_number(text)
+    if number is not None:
+        return str(number.figure if percent == "figure" else number.value)
+    try:
+        answer = orders(read_answer(text))[0]
+        form = _form(_measured(answer, percent))
+    except (Refused, Unfamiliar, TooLarge):
+        return plain_text(tidy(text) if len(text) <= MAX_CHARACTERS else text)
+    unit = "" if answer.unit in PLAIN_UNITS | {"", "%", "degree"} or is_angle(answer) else f" {answer.unit}"
+    return f"{form}{unit}{_cancelled(answer)}"
+
+
+def _measured(answer: Answer, percent: Percent) -> Value:
+    if isinstance(answer.value, Quotient) and answer.unit == "%" and percent == "hundredths":
+        return algebra.divide(answer.value, algebra.number(Fraction(100)))
+    return answer.value
+
+
+def _cancelled(answer: Answer) -> str:
+    """Return the letters that the value no longer shows: `5x/x` is not the answer 5."""
+    if not isinstance(answer.value, Quotient):
+        return ""
+    polynomials = (answer.value.top, answer.value.bottom)
+    shown = {letter for terms in polynomials for _, _, powers in terms for letter, _ in powers}
+    hidden = sorted(answer.letters - shown)
+    return f" with {', '.join(hidden)}" if hidden else ""
+
+
+def _form(value: Value) -> str:
+    if isinstance(value, Quotient):
+        return _quotient(value)
+    if isinstance(value, Words):
+        return value.text
+    if isinstance(value, Infinity):
+        return "∞" if value.positive else "-∞"
+    if isinstance(value, Based):
+        return f"{value.digits} in base {value.base}"
+    if isinstance(value, Equation):
+        return f"{_zero(value.difference)} = 0"
+    return _several(value)
+
+
+def _several(several: Several) -> str:
+    items = [_form(item) for item in several.items]
+    if several.kind in {"set", "list"} and (several.kind == "set" or len(set(items)) == len(items)):
+        return f"{{{'; '.join(sorted(set(items)))}}}"
+    if several.kind in {"list", "union"}:
+        items.sort()
+    return f"{several.kind}<{'; '.join(items)}>"
+
+
+def _quotient(value: Quotient) -> str:
+    whole = value.rational
+    if whole is not None:
+        return str(whole)
+    value = _without_roots_below(value)
+    lead = value.bottom[max(value.bottom)]
+    top, bottom = _scaled(value.top, lead), _scaled(value.bottom, lead)
+    return _polynomial(top) if bottom == algebra.ONE else f"({_polynomial(top)})/({_polynomial(bottom)})"
+
+
+def _without_roots_below(value: Quotient) -> Quotient:
+    """Return a quotient with a rational number below: `1/√2` is `√2/2`; one with letters below stays."""
+    while not any(letters for _, _, letters in value.bottom):
+        below = max(value.bottom, key=lambda term: term[:2])
+        if below[:2] == (1, 0):
+            break
+        # What is under a root together, or i, changes its sign.
+        number = below[0]
+        if number > algebra.MAX_RADICAND:
+            raise TooLarge
+        shared = next(
+            (divisor for divisor in range(2, math.isqrt(number) + 1) if number % divisor == 0), number
+        )
+        other = {
+            term: -factor if (term[0] % shared == 0 if shared > 1 else term[1]) else factor
+            for term, factor in value.bottom.items()
+        }
+        value = algebra.multiply(value, Quotient(other, other))
+    return value
+
+
+def _zero(difference: Quotient) -> str:
+    """Return what is 0 in an equation, whose scale means nothing."""
+    if not difference.top:
+        return "0"
+    top = _polynomial(_scaled(difference.top, difference.top[max(difference.top)]))
+    return (
+        top
+        if difference.bottom == algebra.ONE
+        else f"{top} over {_quotient(Quotient(difference.bottom, algebra.ONE))}"
+    )
+
+
+def _scaled(terms: Polynomial, lead: Fraction) -> dict[Monomial, Fraction]:
+    return {monomial: factor / lead for monomial, factor in terms.items()}
+
+
+def _polynomial(terms: Polynomial) -> str:
+    return " + ".join(_term(monomial, terms[monomial]) for monomial in sorted(terms)) or "0"
+
+
+def _term(monomial: Monomial, factor: Fraction) -> str:
+    root, imaginary, letters = monomial
+    parts: Sequence[str] = [
+        *([str(factor)] if factor != 1 else []),
+        *([f"√{root}"] if root > 1 else []),
+        *(["i"] if imaginary else []),
+        *(name if power == 1 else f"{name}^{power}" for name, power in letters),
+    ]
+    return "*".join(parts) or "1"

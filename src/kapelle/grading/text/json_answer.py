@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 
-from kapelle.grading.text.exact import composed
 from kapelle.grading.text.extraction import ExtractionRule, extract
+from kapelle.grading.text.match import composed
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.types import Json
 

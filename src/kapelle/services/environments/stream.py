@@ -74,7 +74,7 @@ class OneStream:
             kind, message = await self._answer(question, self)
             answer = pb.StreamAnswer(number=question.number, **{kind: message})
             if answer.ByteSize() > LARGEST:  # sent, it would end the whole stream
-                raise Refused("ABORTED", f"EpisodeError: The answer has more than {LARGEST:,} bytes.")  # noqa: TRY301
+                raise Refused("ABORTED", f"EpisodeError: The answer has more than {LARGEST:,} bytes.")
         except Refused as refused:
             answer = _refusal(question.number, refused)
         except Exception as error:

@@ -1,5 +1,0 @@
-"""Language models as judges."""
-
-from kapelle.former_names import contents_of
-
-__getattr__ = contents_of(__name__)

@@ -1,0 +1,114 @@
+"""Answers that are compared as text."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+from kapelle.grading.processes import Answering, AnswerLimits, GaveUp, KillableProcesses, TooCostly
+from kapelle.grading.text.extraction import ExtractionRule, extract
+from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
+
+# Between two letters or digits space separates: `1 2` is not 12.
+_EMPTY_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
+
+
+def composed(text: str) -> str:
+    """Return a text with each letter and its accents as one character (NFC): both forms of it are the same text."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def plain_text(answer: str) -> str:
+    """Return an answer without the space that means nothing in it, one is kept between words, its accents composed."""
+    return _EMPTY_SPACE.sub("", " ".join(composed(answer).split()))
+
+
+def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
+    """Return whether the final answer of a text is the gold one, letter by letter, space aside."""
+    found = extract(text, rules)
+    if found.text is None:
+        return no_answer(found.problem)
+    answer = plain_text(found.text)
+    return right(answer) if answer == plain_text(gold) else wrong(answer, plain_text(gold))
+
+
+# -------- Answers that pick one of several options by its letter
+
+_MOST_OF_A_CHOICE = 2_000
+
+_WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
+# `B`, `(B)`, `[B]`, `B.`, `**B**`, and the option's own words behind it: `B) Paris`.
+_LETTER = re.compile(r"[(\[*\s]*(?P<letter>[A-Za-z])(?:[)\]*.:\s]+(?P<words>.*))?", re.DOTALL)
+
+
+def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequence[ExtractionRule]) -> Grade:
+    """Return whether a text picks the option with the letter `gold`, and no other.
+
+    `options` maps letters to their words; an answer may give the letter, or the letter and exactly those
+    words. A letter with the words of another option picks none.
+    """
+    assert gold in options, "the gold letter is one of the options"
+    found = extract(text, rules)
+    if found.text is None:
+        return no_answer(found.problem)
+    if len(found.text) > _MOST_OF_A_CHOICE:
+        return no_answer(
+            f"The answer has {len(found.text):,} characters; at most {_MOST_OF_A_CHOICE:,} are read."
+        )
+    picked = _picked(found.text, options)
+    if picked is None:
+        return no_answer(f"'{found.text[:80]}' picks none of {', '.join(options)}.")
+    return right(picked) if picked == gold else wrong(picked, gold)
+
+
+def _picked(answer: str, options: Mapping[str, str]) -> str | None:
+    answer = _WRAPPED.sub(r"\1", answer.strip().strip("$")).strip()
+    match = _LETTER.fullmatch(answer)
+    if match is None:
+        return None
+    letter = next((known for known in options if known.casefold() == match["letter"].casefold()), None)
+    words = (match["words"] or "").strip(" .*\n")
+    if letter is None or (words and plain_text(words).casefold() != plain_text(options[letter]).casefold()):
+        return None
+    return letter
+
+
+# -------- Answers that must match a regular expression of the data set
+
+MAX_CHARACTERS = 10_000
+"""Characters of an answer that is matched; most patterns take time in proportion, some far more."""
+
+
+def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> KillableProcesses:
+    """Return a pool that matches regular expressions; at most `size` at a time, others wait."""
+    return KillableProcesses("kapelle.grading.text.regex_worker", size, limits)
+
+
+def grade_regex(text: str, pattern: str, rules: Sequence[ExtractionRule], processes: Answering) -> Grade:
+    """Return whether the whole final answer of a text matches a pattern.
+
+    A pattern that backtracks for too long on this answer makes it `ungraded`: it runs in a process that
+    is killed. ValueError for a pattern that is none; it is the data set's, so that is said at once.
+    """
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        raise ValueError(
+            f"'{pattern[:80]}' is not a regular expression: {problem}. Fix the data set."
+        ) from None
+    found = extract(text, rules)
+    if found.text is None:
+        return no_answer(found.problem)
+    answer = found.text
+    if len(answer) > MAX_CHARACTERS:
+        return no_answer(
+            f"The answer has {len(answer):,} characters; at most {MAX_CHARACTERS:,} are matched."
+        )
+    try:
+        matches = processes.ask({"pattern": pattern, "text": answer})
+    except TooCostly as problem:
+        return no_answer(f"'{answer[:80]}' cannot be matched. {problem}")
+    except GaveUp as problem:
+        return ungraded(answer, f"'{pattern[:80]}' could not be matched. {problem}")
+    return right(answer) if matches else wrong(answer, f"what matches {pattern}")
