@@ -17,8 +17,8 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.subjects import MODELS, prompt_ids, tokenizer
-from kapelle.engines.rollout.local.decode import Decoder
-from kapelle.engines.rollout.local.rows import Job, route_of
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import Job, route_of
 from kapelle.engines.rollout.local.step_graphs import Recorder, nowhere, on_cuda
 from kapelle.models.embedded import build_model
 from kapelle.models.fast import grouped

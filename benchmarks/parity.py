@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.measure import single_thread
 from benchmarks.subjects import prompt_ids, subject
-from kapelle.engines.rollout.local.decode import decode
-from kapelle.engines.rollout.local.rows import Job
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import TrainSetup, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.rows import Sample

@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.measure import compare, single_thread
 from benchmarks.subjects import model, prompt_ids, subject
-from kapelle.engines.rollout.local.decode import decode
-from kapelle.engines.rollout.local.rows import Job
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.types import Sampling
 
 PROMPT = 64

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from tests.support.families import FAMILIES, family_model
 
-from kapelle.engines.rollout.local.ways import way_of
+from kapelle.engines.rollout.local.decode_strategies import decode_strategy
 from kapelle.errors import ModelError
 from kapelle.models.fast.plan import plan_sequences
 from kapelle.models.language_model import LanguageModel
@@ -42,7 +42,7 @@ def row(family: str) -> str:
     lora = named(layers_of(model.model), Lora())
     taken = {target.rpartition(".")[2] for target in lora.targets}
     spare = sorted({path.rpartition(".")[2] for path in linear_layers(layers_of(model.model))} - taken)
-    way = way_of(model)
+    way = decode_strategy(model)
     attention = model.model.config._attn_implementation.replace("sdpa", "fused").replace("eager", "plain")
     cells = (
         family,

@@ -23,8 +23,8 @@ from tests.support.tiny import (
 from torch import Tensor
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
-from kapelle.engines.rollout.local.decode import decode
-from kapelle.engines.rollout.local.rows import Job
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
 from kapelle.models.fast import fused
 from kapelle.rows import Sample

@@ -28,8 +28,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
-from kapelle.engines.rollout.local.decode import decode
-from kapelle.engines.rollout.local.rows import Job
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.errors import ModelError
 from kapelle.models.fast import fused

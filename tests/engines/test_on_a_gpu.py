@@ -10,8 +10,8 @@ import torch
 from tests.support.tiny import LORA, lora_policies, stir, tiny_model, train_engine
 from torch import Tensor
 
-from kapelle.engines.rollout.local.decode import Decoder
-from kapelle.engines.rollout.local.rows import Job, RowOutput
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
 from kapelle.models.banked_linear import linear
 from kapelle.models.fast import fused, grouped

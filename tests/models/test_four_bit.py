@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
-from kapelle.engines.rollout.local.decode import decode
-from kapelle.engines.rollout.local.rows import Job
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
 from kapelle.errors import ConfigError, ModelError
 from kapelle.models import eight_bit

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.support.families import build, tokenizer
 
-from kapelle.engines.rollout.local.ways import way_of
+from kapelle.engines.rollout.local.decode_strategies import decode_strategy
 from kapelle.models.language_model import LanguageModel, hold_in
 from kapelle.models.widening import in_float32
 
@@ -48,4 +48,4 @@ def test_a_pass_that_fails_leaves_the_weights_as_they_were() -> None:
 def test_a_cache_that_is_off_by_no_more_than_rounding_is_seen_in_half_precision_too(
     family: str, way: str
 ) -> None:
-    assert way_of(half(family)).name == way
+    assert decode_strategy(half(family)).name == way

@@ -11,9 +11,8 @@ import torch
 from tests.support.live_bytes import live_bytes
 from tests.support.tiny import train_engine
 
-from kapelle.engines.rollout.local.decode import Decoder
-from kapelle.engines.rollout.local.flat_rows import FlatRows
-from kapelle.engines.rollout.local.rows import Job
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import FlatRows, Job
 from kapelle.engines.train.protocol import UpdateLimits
 from kapelle.engines.train.torch.head import Entropy
 from kapelle.models.embedded import build_tokenizer
@@ -150,7 +149,7 @@ def test_sampling_takes_what_is_planned(case: Case, merging: bool) -> None:
     def play() -> None:
         decoder.join(jobs)
         while decoder.in_flight:
-            found = decoder._batch._rows
+            found = decoder._rows
             assert isinstance(found, FlatRows)
             caches = [cohort.cache for cohort in found._cohorts]
             held.append(

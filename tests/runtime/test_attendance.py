@@ -12,9 +12,9 @@ import pytest
 from tests.support.episodes import TASK
 from tests.support.tiny import LORA, lora_policies, tiny_model
 
-from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.runtime.attendance import Part, over
 from kapelle.runtime.event_loop import run_async

@@ -8,8 +8,8 @@ from tests.support.tiny import tiny_model
 
 import kapelle.algorithms.grpo
 import kapelle.algorithms.mappo
+import kapelle.engines.rollout.local.decode_strategies
 import kapelle.engines.rollout.local.engine
-import kapelle.engines.rollout.local.flat_rows
 import kapelle.training.trainer
 import kapelle.workflows.debate
 

@@ -72,7 +72,7 @@ class IgnoresAdapters(Between):
     def __init__(self, inner: LocalEngine) -> None:
         super().__init__(inner)
         self.said: dict[str, tuple[int, str]] = {}
-        for held in inner._held.values():
+        for held in inner._loaded.values():
             held.adapter = None
 
     async def generate(self, request: Request) -> Completion:

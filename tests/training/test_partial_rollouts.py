@@ -96,7 +96,7 @@ def test_an_engine_that_goes_on_with_old_weights_is_caught(monkeypatch: pytest.M
 
 def _version_alone(engine: Any, policy: str, weights: object, version: int) -> None:
     """Take the number of new weights, but nothing else."""
-    engine._held[policy].version = version
+    engine._loaded[policy].version = version
 
 
 def test_when_the_rest_may_be_left() -> None:

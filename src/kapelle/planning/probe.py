@@ -146,8 +146,8 @@ def _loss(outputs: Outputs, targets: Targets) -> Loss:
 
 def _decoding(model: LanguageModel, adapter: str | None, prompt: int, rows: int) -> tuple[float, float]:
     """Return the seconds of a prompt token that is read, and of one that is sampled."""
-    from kapelle.engines.rollout.local.decode import Decoder
-    from kapelle.engines.rollout.local.rows import Job
+    from kapelle.engines.rollout.local.decode_batch import Decoder
+    from kapelle.engines.rollout.local.decode_strategies import Job
 
     decoder = Decoder(model, 1)
     sampling = Sampling(max_tokens=100 * STEPS)

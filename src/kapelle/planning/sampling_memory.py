@@ -21,7 +21,7 @@ TAIL, BLOCK, SHARED = 16, 64, 2
 PRODUCTS = 512
 """`models/fast/attention.py`: most keys whose weights attention holds on a CPU."""
 CHUNK = 1024
-"""`engines/rollout/local/flat_rows.py`: prompt tokens of a pass."""
+"""`engines/rollout/local/decode_strategies.py`: prompt tokens of a pass."""
 LARGEST, LARGE = 1 << 26, 1 << 17
 """`models/fast/fused.py`: most weights of all copies, and weights of a matrix that is kept packed alone."""
 

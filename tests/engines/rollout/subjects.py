@@ -19,7 +19,7 @@ from tests.support.tiny import LORA, lora_policies, stir, tiny_model
 from torch import Tensor
 
 from kapelle.engines.rollout.endpoint import EndpointEngine
-from kapelle.engines.rollout.local.decode_batch import DecodeBatch
+from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.protocol import Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
@@ -84,7 +84,7 @@ def own_weights() -> dict[str, Mapping[str, Tensor]]:
 def local() -> Subject:
     @contextmanager
     def breaking() -> Iterator[None]:
-        with patch.object(DecodeBatch, "advance", side_effect=RuntimeError("out of memory")):
+        with patch.object(Decoder, "advance", side_effect=RuntimeError("out of memory")):
             yield
 
     return Subject(Local().build({"base": base()}, POLICIES), breaking)

@@ -11,8 +11,8 @@ import torch
 from tests.support.tiny import LORA, stir, tiny_model
 from torch import Tensor
 
-from kapelle.engines.rollout.local.decode import decode
-from kapelle.engines.rollout.local.rows import Job, RowOutput
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.sampling import sample
 from kapelle.models.fast import fused
 from kapelle.models.language_model import LanguageModel, load_language_model

@@ -10,9 +10,9 @@ from tests.support.episodes import TASK
 from tests.support.tiny import LORA, lora_policies, stir, tiny_model
 
 from kapelle.engines.rollout.gathering import PAUSE
-from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.errors import EngineError
 from kapelle.models.language_model import LanguageModel

@@ -10,10 +10,9 @@ import torch
 from tests.support.episodes import TASK
 from tests.support.tiny import lora_policies, stir, with_adapters
 
-from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import STEM, Job, RowOutput
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.local.flat_rows import STEM
-from kapelle.engines.rollout.local.rows import Job, RowOutput
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.models.fast import fused
 from kapelle.models.language_model import LanguageModel

@@ -9,7 +9,7 @@ import pytest
 from tests.support.episodes import TASK
 from tests.support.tiny import tiny_model
 
-from kapelle.engines.rollout.local.decode import Decoder
+from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Request
 from kapelle.models.language_model import LanguageModel

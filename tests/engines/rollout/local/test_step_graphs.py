@@ -13,9 +13,8 @@ from tests.support.tape import Tape, TapeRecorder, UnrecordableError
 from tests.support.tiny import LORA, lora_policies, same_bits, sections, stir, tiny_model
 from torch import Tensor
 
-from kapelle.engines.rollout.local.decode import Decoder
-from kapelle.engines.rollout.local.flat_rows import FlatRows
-from kapelle.engines.rollout.local.rows import Job, RowOutput
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import FlatRows, Job, RowOutput
 from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.local.step_graphs import LEAST, CudaRecorder, Window, on_cuda
 from kapelle.errors import EngineError

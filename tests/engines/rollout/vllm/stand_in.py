@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kapelle.engines.rollout.local.decode import Decoder
-from kapelle.engines.rollout.local.rows import Job, RowOutput
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row, Sampled
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import read_adapter

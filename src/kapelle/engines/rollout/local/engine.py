@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.rollout.gathering import PAUSE, Line, Pending, all_here
-from kapelle.engines.rollout.local.alternatives import likeliest
-from kapelle.engines.rollout.local.decode import Decoder
-from kapelle.engines.rollout.local.rows import Job, RowOutput
+from kapelle.engines.rollout.local.decode_batch import Decoder
+from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
+from kapelle.engines.rollout.local.sampling import likeliest
 from kapelle.engines.rollout.local.step_graphs import Recorder, on_cuda
 from kapelle.engines.rollout.protocol import Completion, Hear, Interrupted, Likeliest, Request
 from kapelle.errors import EngineError, ModelError, did_you_mean
@@ -55,11 +55,11 @@ class _ModelQueue(Line[RowOutput]):
         if gone:
             self.decoder.end([pending.output for pending in gone if pending.output is not None])
 
-    def tell(self) -> None:
+    def stream_new_tokens(self) -> None:
         """Hand new tokens to those who hear them as they come."""
         hearing = {id(pending.output): pending.hear for pending in self.in_flight if pending.hear is not None}
         if hearing:
-            for output, ids, logprobs in self.decoder.news():
+            for output, ids, logprobs in self.decoder.new_tokens():
                 if (hear := hearing.get(id(output))) is not None:
                     hear(ids, logprobs)
 
@@ -71,7 +71,7 @@ class _ModelQueue(Line[RowOutput]):
 
 
 @dataclass(slots=True)
-class _Held:
+class _LoadedPolicy:
     queue: _ModelQueue
     adapter: str | None
     version: int = 0
@@ -114,9 +114,11 @@ class LocalEngine:
             for model in models.values()
         }
         self._queues = list(queues.values())
-        self._held = {p.name: _Held(queues[id(models[p.base])], p.name if p.lora else None) for p in played}
-        for name, held in self._held.items():
-            held.hash = weights_hash(self._own(name))
+        self._loaded = {
+            p.name: _LoadedPolicy(queues[id(models[p.base])], p.name if p.lora else None) for p in played
+        }
+        for name, loaded in self._loaded.items():
+            loaded.hash = weights_hash(self._weights(name))
         self._max_rows = max_rows
         self._releases = releases
         self._patience = patience
@@ -130,7 +132,7 @@ class LocalEngine:
     @property
     def policies(self) -> Sequence[str]:
         """Names of the policies that it holds."""
-        return tuple(self._held)
+        return tuple(self._loaded)
 
     @property
     def notes(self) -> Sequence[str]:
@@ -153,7 +155,7 @@ class LocalEngine:
 
     def renderer(self, policy: str) -> ChatRenderer:
         """Return how a policy's conversations become tokens."""
-        return self._find(policy).queue.model.renderer
+        return self._policy(policy).queue.model.renderer
 
     async def generate(self, request: Request) -> Completion:
         """Return one completion, decoded together with all other requests of this moment."""
@@ -161,7 +163,7 @@ class LocalEngine:
 
     async def stream(self, request: Request, hear: Hear | None) -> Completion:
         """Return one completion as `generate` does; `hear` gets its tokens as they come, all but the last ones."""
-        queue = self._find(request.policy).queue
+        queue = self._policy(request.policy).queue
         self._start_pump()
         return await queue.answer_to(request, hear)
 
@@ -194,22 +196,22 @@ class LocalEngine:
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Take new weights; tensors that are already the engine's own memory are not copied."""
-        held = self._find(policy)
+        loaded = self._policy(policy)
         if self._pump is None or self._pump.done():
-            held.queue.clear()
-        elif held.queue.in_flight:
+            loaded.queue.clear()
+        elif loaded.queue.in_flight:
             raise EngineError(
-                f"Policy '{policy}' got new weights while {len(held.queue.in_flight)} requests to its base model are "
+                f"Policy '{policy}' got new weights while {len(loaded.queue.in_flight)} requests to its base model are "
                 "unfinished. Load weights when all are answered."
             )
-        own = self._own(policy)
+        own = self._weights(policy)
         try:
             copy_weights(own, cast("Mapping[str, Tensor]", weights), f"policy '{policy}'")
         except ModelError as error:
             raise EngineError(str(error)) from None
-        held.queue.decoder.forget(held.adapter)
-        held.version = version
-        held.hash = weights_hash(own)
+        loaded.queue.decoder.forget(loaded.adapter)
+        loaded.version = version
+        loaded.hash = weights_hash(own)
 
     def release_caches(self) -> None:
         """Free kept keys and values, and copies of weights on devices whose memory the update needs.
@@ -232,7 +234,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """Forget the models; their memory is freed when nothing else holds them."""
-        self._held.clear()
+        self._loaded.clear()
 
     async def _drain(self, here: Room) -> None:
         while self._breaking is not None or any(queue.busy for queue in self._queues):
@@ -260,7 +262,7 @@ class LocalEngine:
                         queue.decoder.advance(self._steps)
                     if self._at_once:
                         queue.decoder.settle()
-                    queue.tell()
+                    queue.stream_new_tokens()
                     self._answer(queue)
                 except Exception as error:  # noqa: BLE001 - passed on likewise
                     _fail(queue.clear(), error)
@@ -278,7 +280,7 @@ class LocalEngine:
         queue.in_flight += joining
         requests = [pending.request for pending in joining]
         jobs = [
-            Job(self._find(r.policy).adapter, r.prompt_ids + r.begun, r.sampling, r.seed, len(r.begun))
+            Job(self._policy(r.policy).adapter, r.prompt_ids + r.begun, r.sampling, r.seed, len(r.begun))
             for r in requests
         ]
         for pending, output in zip(joining, queue.decoder.join(jobs), strict=True):
@@ -298,10 +300,10 @@ class LocalEngine:
         waiting, queue.waiting = queue.waiting, []
         found: list[Interrupted] = []
         for pending in [*queue.clear(), *waiting]:
-            output, held = pending.output or RowOutput([], []), self._find(pending.request.policy)
+            output, loaded = pending.output or RowOutput([], []), self._policy(pending.request.policy)
             self.tokens_sampled += len(output.ids)
             ids, logprobs = tuple(output.ids), tuple(output.logprobs)
-            found.append(Interrupted(pending.request, ids, logprobs, held.version, held.hash))
+            found.append(Interrupted(pending.request, ids, logprobs, loaded.version, loaded.hash))
         return found
 
     def _answer(self, queue: _ModelQueue) -> None:
@@ -317,32 +319,32 @@ class LocalEngine:
             pending.answer(completion)
 
     def _completion(self, request: Request, output: RowOutput, model: LanguageModel) -> Completion:
-        held = self._find(request.policy)
+        loaded = self._policy(request.policy)
         assert output.finish_reason is not None
         text = output.text
         if text is None:
             text = str(model.tokenizer.decode([*request.begun, *output.ids], skip_special_tokens=True))
         self.tokens_sampled += len(output.ids)
         return Completion(
-            tuple(output.ids), tuple(output.logprobs), output.finish_reason, text, held.version, held.hash
+            tuple(output.ids), tuple(output.logprobs), output.finish_reason, text, loaded.version, loaded.hash
         )
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
         """Return the likeliest tokens in the place of each id; see `KnowsAlternatives`."""
-        held = self._find(request.policy)
-        return likeliest(held.queue.model, held.adapter, request.prompt_ids, ids, request.sampling, count)
+        loaded = self._policy(request.policy)
+        return likeliest(loaded.queue.model, loaded.adapter, request.prompt_ids, ids, request.sampling, count)
 
-    def _own(self, policy: str) -> Mapping[str, Tensor]:
-        held = self._find(policy)
-        model = held.queue.model
-        return model.bank.parameters(policy) if held.adapter else model.base_parameters()
+    def _weights(self, policy: str) -> Mapping[str, Tensor]:
+        loaded = self._policy(policy)
+        model = loaded.queue.model
+        return model.bank.parameters(policy) if loaded.adapter else model.base_parameters()
 
-    def _find(self, policy: str) -> _Held:
-        if policy not in self._held:
+    def _policy(self, policy: str) -> _LoadedPolicy:
+        if policy not in self._loaded:
             raise EngineError(
-                f"The local engine holds no policy '{policy}'.{did_you_mean(policy, self._held)}"
+                f"The local engine holds no policy '{policy}'.{did_you_mean(policy, self._loaded)}"
             )
-        return self._held[policy]
+        return self._loaded[policy]
 
 
 def _fail(requests: Sequence[_Pending], error: Exception) -> None:

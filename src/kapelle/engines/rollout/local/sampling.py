@@ -3,17 +3,22 @@
 A row's random number depends on its own seed and position only, so that a request's tokens do not depend on the other
 rows of its batch.
 
-Shapes: R rows, V vocabulary.
+Shapes: R rows, V vocabulary; N tokens of a prompt and its completion, T of the completion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 import torch
 from torch import Tensor
+
+from kapelle.engines.rollout.protocol import Likeliest
+from kapelle.models.fast.plan import plan_sequences
+from kapelle.models.language_model import LanguageModel
+from kapelle.types import Sampling
 
 _WORD = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -122,3 +127,35 @@ def sample(logits_RV: Tensor, rows: SamplingRows, position_R: Tensor) -> tuple[T
         token_R1 = torch.where(rows.temperature_R[:, None] <= 0, logits_RV.argmax(-1, keepdim=True), token_R1)
     logp_R1 = (logits_RV.gather(1, token_R1) - top_R1).double() - mass_RV[:, -1:].log()
     return token_R1.squeeze(1), logp_R1.squeeze(1).to(logits_RV.dtype)
+
+
+@torch.no_grad()
+def likeliest(
+    model: LanguageModel,
+    adapter: str | None,
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    sampling: Sampling,
+    count: int,
+) -> list[Likeliest]:
+    """Return the `count` likeliest tokens in the place of each id, under the distribution that it was sampled from.
+
+    Tokens that this distribution leaves out are not among them. One pass over the whole text, after it was sampled:
+    sampling itself keeps the log-prob of the sampled token alone and stays as fast as it is.
+    """
+    tokens_N = torch.tensor([*prompt, *ids], device=model.device)
+    positions_N = torch.arange(len(tokens_N), device=model.device)
+    with model.computing([(adapter, 0, len(tokens_N))]):
+        hidden_ND = model.hidden(tokens_N, positions_N, plan_sequences([len(tokens_N)], model.device))
+        logits_TV = model.logits(hidden_ND[len(prompt) - 1 : -1])
+    rows = SamplingRows(
+        torch.full((len(ids),), sampling.temperature, device=model.device),
+        torch.full((len(ids),), sampling.top_p, device=model.device),
+        torch.full((len(ids),), sampling.top_k, device=model.device),
+        torch.zeros(len(ids), device=model.device),
+    )
+    best = distribution(logits_TV, rows).topk(min(count, logits_TV.shape[1]), dim=-1)
+    return [
+        tuple((token, logp) for token, logp in zip(tokens, logps, strict=True) if logp > -torch.inf)
+        for tokens, logps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]

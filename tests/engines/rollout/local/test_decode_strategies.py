@@ -11,12 +11,15 @@ from tests.support.tiny import stir
 from torch import Tensor
 
 from kapelle.engines.rollout.compose import ComposedEngine
-from kapelle.engines.rollout.local.decode import decode
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import (
+    Job,
+    PaddedRows,
+    RereadRows,
+    decode_strategy,
+    plain_cache,
+)
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.local.padded_rows import PaddedRows, plain_cache
-from kapelle.engines.rollout.local.reread_rows import RereadRows
-from kapelle.engines.rollout.local.rows import Job
-from kapelle.engines.rollout.local.ways import way_of
 from kapelle.engines.rollout.protocol import notes_of
 from kapelle.models.language_model import LanguageModel
 from kapelle.team import Lora, Policy
@@ -62,7 +65,7 @@ def read_alone(model: LanguageModel, job: Job, ids: list[int]) -> Tensor:
 )
 def test_each_model_decodes_its_own_way_to_the_logits_of_its_texts(family: str, way: str) -> None:
     model = with_adapters(family)
-    assert way_of(model).name == way
+    assert decode_strategy(model).name == way
     for job, output in zip(JOBS, decode(model, JOBS), strict=True):
         gap = (torch.tensor(output.logprobs) - read_alone(model, job, output.ids)).abs().max()
         assert float(gap) < 3e-6
@@ -70,7 +73,7 @@ def test_each_model_decodes_its_own_way_to_the_logits_of_its_texts(family: str, 
 
 def test_a_cache_whose_numbers_are_slightly_off_is_not_taken() -> None:
     model = family_model("gpt2")
-    assert way_of(model).name == "cache"
+    assert decode_strategy(model).name == "cache"
 
     def forget_a_little(_module: object, _inputs: object, options: dict[str, Any], output: Any) -> Any:
         if options.get("past_key_values") is not None:
@@ -78,7 +81,7 @@ def test_a_cache_whose_numbers_are_slightly_off_is_not_taken() -> None:
         return output
 
     model.body.register_forward_hook(forget_a_little, with_kwargs=True)
-    assert way_of(model).name == "reread"
+    assert decode_strategy(model).name == "reread"
 
 
 @torch.no_grad()
@@ -111,7 +114,7 @@ def test_rereading_takes_prompts_while_others_are_in_flight() -> None:
 def test_rereading_splits_what_is_too_long_for_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_adapters("gpt2")
     whole = RereadRows(model).join(JOBS)
-    monkeypatch.setattr("kapelle.engines.rollout.local.reread_rows.MOST", 9)
+    monkeypatch.setattr("kapelle.engines.rollout.local.decode_strategies.REREAD_TOKENS", 9)
     assert torch.allclose(RereadRows(model).join(JOBS), whole, atol=1e-5)
 
 
