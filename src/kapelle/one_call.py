@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from kapelle.algorithm import algorithm_class
 from kapelle.cli.lines import Lines
 from kapelle.cli.progress import Watch
-from kapelle.environments.rewarded.environment import Reward, Rewarded
-from kapelle.environments.rewarded.held import IN_MEMORY, Held, name_of, rows_in_memory
+from kapelle.environments.rewarded import (
+    IN_MEMORY,
+    Held,
+    Reward,
+    Rewarded,
+    name_of,
+    rows_in_memory,
+)
 from kapelle.errors import ConfigError, DataError, did_you_mean
 from kapelle.settings.base import Settings
 from kapelle.settings.keywords import check_keywords
@@ -99,7 +105,7 @@ def train(
     """Train a team on the questions of a data set, paid by functions, and return the run.
 
     `reward` is a function, or several whose weighted sum pays (`reward_weights`), for the team; or such by agent, where the
-    key `team` pays all. `environments.rewarded.functions` says what a function may take. `agents` are a number, names, or
+    key `team` pays all. `environments.rewarded` says what a function may take. `agents` are a number, names, or
     prompts by name; several speak as a chain unless there is a `workflow`. Without an `eval_dataset` every row is trained
     on and nothing is evaluated; a number holds out that share of the rows. `question_field` is the column that asks,
     `dataset_config` a configuration of a hub's data set.

@@ -77,7 +77,7 @@ def test_a_deaf_endpoint_gives_no_rate_but_its_reason(kapelle: Kapelle, deaf: st
 def test_what_is_collected_names_the_episodes_that_failed(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kapelle.environments.question_world import QuestionWorld
+    from kapelle.environments.questions import QuestionWorld
     from kapelle.errors import EpisodeError
 
     words = recipe(

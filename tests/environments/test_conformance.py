@@ -14,7 +14,7 @@ from kapelle.conformance import Finding, Private, Symmetric, conform, drive
 from kapelle.environment import Environment, Outcome, environment_class
 from kapelle.environments import BUILTIN
 from kapelle.environments.matrix import Matrix
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.questions import QuestionWorld
 from kapelle.errors import ConfigError, DataError
 from kapelle.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.settings.base import Settings

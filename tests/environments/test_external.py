@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Mapping
 import pytest
 
 from kapelle.environment import Outcome
+from kapelle.environments.external.environment import ExternalWorld
 from kapelle.environments.external.switchboard import Seat, Switchboard
-from kapelle.environments.external.world import ExternalWorld
 from kapelle.runtime.deadlines import within
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.watchdog import GaveUp
@@ -84,7 +84,7 @@ def test_an_episode_that_waits_for_a_free_program_is_not_late() -> None:
 
 
 def test_it_is_said_when_episodes_wait_and_nobody_plays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kapelle.environments.external.world.NOTICE_S", 0.05)
+    monkeypatch.setattr("kapelle.environments.external.environment.NOTICE_S", 0.05)
     said: list[str] = []
 
     async def wait() -> None:

@@ -15,13 +15,12 @@ from tests.workflows.stage import lines, play, team_of
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.adapters.pettingzoo import PettingZoo
+from kapelle.environments.game_settings import INVITATION, spoken
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.openspiel.environment import OpenSpiel
-from kapelle.environments.openspiel.games import spiel
-from kapelle.environments.openspiel.rules import full_rules, short_rules, unknown_rules
+from kapelle.environments.openspiel.games import full_rules, short_rules, spiel, unknown_rules
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.environments.openspiel.world import GameWorld
-from kapelle.environments.thinking import INVITATION, spoken
 from kapelle.errors import ConfigError
 from kapelle.evaluation.exploitability import language_table
 from kapelle.rollout.play import Play as Stage

@@ -4,8 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class
-from kapelle.environments.matrix import Matrix
-from kapelle.environments.matrix_games import Game
+from kapelle.environments.matrix import Game, Matrix
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message
 

@@ -13,7 +13,7 @@ from tests.workflows.stage import expert, lines, play
 from kapelle.environment import Answerable, Environment, Scripted, environment_class
 from kapelle.environments.algebra import Algebra, solution
 from kapelle.environments.multi_step import MultiStep
-from kapelle.environments.procedural import Problem, draw_task, split_of
+from kapelle.environments.questions import Problem, draw_task, split_of
 from kapelle.environments.word_problems import WordProblems
 from kapelle.errors import DataError
 from kapelle.types import Task

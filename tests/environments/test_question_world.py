@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.questions import QuestionWorld
 from kapelle.errors import EpisodeError
 from kapelle.grading.verdict import Grade
 from kapelle.types import Task

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kapelle.environments.expression import decimal, parse_expression, work_out
-from kapelle.environments.worked_steps import add_up, forget_last_term, notes
+from kapelle.environments.gsm8k_steps import add_up, forget_last_term, notes
 
 # step, worked notes, answer, notes without their last term, answer without carrying
 WORKED = [

@@ -16,7 +16,7 @@ from tests.support.tiny import team_of
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.questions import QuestionWorld
 from kapelle.grading.verdict import Grade
 from kapelle.rollout.play import Play, rollout
 from kapelle.runtime import watchdog

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle.environments.question_world import QuestionWorld
-from kapelle.environments.questions import Answers, Questions
+from kapelle.environments.questions import Answers, Questions, QuestionWorld
 from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.types import Message, Split, Task
 

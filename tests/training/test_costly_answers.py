@@ -11,8 +11,7 @@ import pytest
 from tests.support.tiny import sections
 
 from kapelle.environments import math as math_environment
-from kapelle.environments.code.environment import Code
-from kapelle.environments.code.world import CodeWorld
+from kapelle.environments.code.environment import Code, CodeWorld
 from kapelle.environments.math import Math
 from kapelle.errors import TrainingHalted
 from kapelle.grading.processes import AnswerLimits, KillableProcesses

@@ -16,8 +16,7 @@ from kapelle.algorithms import DPO, GRPO, MAPPO, SFT, Verifier
 from kapelle.cli.lines import Lines
 from kapelle.cli.progress import Watch
 from kapelle.environments import Rewarded
-from kapelle.environments.rewarded.environment import Reward
-from kapelle.environments.rewarded.held import IN_MEMORY, Held, rows_in_memory
+from kapelle.environments.rewarded import IN_MEMORY, Held, Reward, rows_in_memory
 from kapelle.errors import TrainingHalted
 from kapelle.training.idle_steps import LONG, IdleSteps, why_idle
 from kapelle.training.loop import Step

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.environments.rewarded.functions import GIVEN
+from kapelle.environments.rewarded import GIVEN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "one_call.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

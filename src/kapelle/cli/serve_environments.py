@@ -87,7 +87,7 @@ def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
         raise ConfigError(
             "--replace puts an environment on a server that runs. Name it: --at localhost:50051."
         )
-    from kapelle.environments.remote.register import register
+    from kapelle.environments.remote.server import register
 
     for name, environment in named(arguments.replace, settings).items():
         assert isinstance(environment, Settings), "recipes and names give settings"

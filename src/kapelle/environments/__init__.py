@@ -28,7 +28,7 @@ BUILTIN: Mapping[str, str] = {
     "textarena": "kapelle.environments.adapters.textarena:TextArena",
     "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
     "plain": "kapelle.environments.adapters.plain:Plain",
-    "rewarded": "kapelle.environments.rewarded.environment:Rewarded",
+    "rewarded": "kapelle.environments.rewarded:Rewarded",
     "reward_server": "kapelle.environments.reward_server:RewardServer",
     "external": "kapelle.environments.external.environment:External",
     "remote": "kapelle.environments.remote:Remote",
@@ -43,9 +43,9 @@ HOMES: Mapping[str, str] = {
     "Questions": "kapelle.environments.questions",
     "numbers": "kapelle.environments.questions",
     "words": "kapelle.environments.questions",
-    "Difficulty": "kapelle.environments.procedural",
-    "Generated": "kapelle.environments.procedural",
-    "Problem": "kapelle.environments.procedural",
+    "Difficulty": "kapelle.environments.questions",
+    "Generated": "kapelle.environments.questions",
+    "Problem": "kapelle.environments.questions",
 }
 """Class → module that defines it: `from kapelle.environments import Arithmetic`."""
 
@@ -70,10 +70,10 @@ if TYPE_CHECKING:
     from kapelle.environments.multi_step import MultiStep as MultiStep
     from kapelle.environments.nli import NLI as NLI
     from kapelle.environments.openspiel.environment import OpenSpiel as OpenSpiel
-    from kapelle.environments.procedural import Difficulty as Difficulty
-    from kapelle.environments.procedural import Generated as Generated
-    from kapelle.environments.procedural import Problem as Problem
     from kapelle.environments.questions import Answers as Answers
+    from kapelle.environments.questions import Difficulty as Difficulty
+    from kapelle.environments.questions import Generated as Generated
+    from kapelle.environments.questions import Problem as Problem
     from kapelle.environments.questions import Questions as Questions
     from kapelle.environments.questions import numbers as numbers
     from kapelle.environments.questions import words as words
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from kapelle.environments.recorded.trajectories import Trajectories as Trajectories
     from kapelle.environments.remote import Remote as Remote
     from kapelle.environments.reward_server import RewardServer as RewardServer
-    from kapelle.environments.rewarded.environment import Rewarded as Rewarded
+    from kapelle.environments.rewarded import Rewarded as Rewarded
     from kapelle.environments.tool_questions import Tools as Tools
     from kapelle.environments.word_problems import WordProblems as WordProblems
 

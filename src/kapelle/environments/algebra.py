@@ -14,8 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kapelle.environments.procedural import Difficulty, Generated, Problem, describe, up_to
-from kapelle.environments.questions import Answers, words
+from kapelle.environments.questions import Answers, Difficulty, Generated, Problem, describe, up_to, words
 from kapelle.grading.math.numeric import MAX_CHARACTERS, parse_number
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Split

@@ -19,9 +19,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.environments import procedural
 from kapelle.environments.flaws import Flaws, check_flaws, flawed
-from kapelle.environments.questions import Answers, Questions, numbers
+from kapelle.environments.questions import TEST_SHARE, Answers, Questions, numbers
+from kapelle.environments.questions import split_of as split_of_key
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Json, Message, Split, Task
 
@@ -66,7 +66,7 @@ class Arithmetic(Questions):
         """The operand pairs of each split; a hash of the pair decides, so they share none."""
         kind = f"generated problems of {self.digits} digits"
         return {
-            "train": f"{kind}, {procedural.TEST_SHARE - 1} of {procedural.TEST_SHARE} operand pairs",
+            "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} operand pairs",
             "test": f"{kind}, the other operand pairs",
         }
 
@@ -92,7 +92,8 @@ class Arithmetic(Questions):
 
     def about(self, task: Task) -> Mapping[str, Json]:
         """Return whether any column carries or borrows."""
-        return {"carry": _has_carry(task.question)}
+        a, operator, b = _QUESTION.fullmatch(task.question).groups()  # type: ignore[union-attr]
+        return {"carry": any(_carries(int(a), operator, int(b)))}
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text for the agent's role, without the carry in the stated share of demonstrations."""
@@ -106,7 +107,7 @@ class Arithmetic(Questions):
 
 def split_of(a: int, b: int) -> Split:
     """Return the split that a pair of operands belongs to, in either order and for every operator."""
-    return procedural.split_of(",".join(map(str, sorted((a, b)))))
+    return split_of_key(",".join(map(str, sorted((a, b)))))
 
 
 _QUESTION = re.compile(r"([0-9]+)([+-])([0-9]+)")
@@ -130,11 +131,6 @@ def _carries(a: int, operator: str, b: int) -> list[int]:
         handed.append((column + (handed[-1] if handed else 0)) // 10)
     # One-digit problems have no column above; their carry is that of the only one.
     return handed or [_digits(a, operator, b)[0] // 10]
-
-
-def _has_carry(question: str) -> bool:
-    a, operator, b = _QUESTION.fullmatch(question).groups()  # type: ignore[union-attr]
-    return any(_carries(int(a), operator, int(b)))
 
 
 def columns(question: str, *, carry: bool) -> str:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from kapelle.environments.data.source import SUFFIXES, Row, held_out, read_rows
 from kapelle.environments.questions import Answers, Questions
-from kapelle.environments.tools.prompt import tools_prompt
+from kapelle.environments.tools.contract import tools_prompt
 from kapelle.errors import DataError
 from kapelle.grading.text.tool_call import (
     Call,

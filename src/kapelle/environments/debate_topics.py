@@ -18,14 +18,58 @@ from typing import Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from kapelle.environment import Outcome
-from kapelle.environments.debate_motions import MOTIONS
-from kapelle.environments.procedural import split_of
+from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
 from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint, judge_pair
 from kapelle.grading.text.argument import score_argument
-from kapelle.grading.verdict import Grade
 from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
+
+# -------- Motions to debate, our own wording; a file of others is one setting away
+
+MOTIONS = (
+    "Public transport should be free in large cities.",
+    "Homework should be abolished in primary schools.",
+    "Every citizen should receive a basic income.",
+    "Voting should be compulsory.",
+    "Cars should be banned from city centres.",
+    "Nuclear power should be part of the energy supply.",
+    "Schools should teach programming to every child.",
+    "Zoos should be closed.",
+    "The working week should have four days.",
+    "Plastic packaging should be taxed heavily.",
+    "Museums should return objects taken from colonies.",
+    "Social networks should verify the age of their users.",
+    "Space travel should be paid for by private companies alone.",
+    "Advertising to children should be forbidden.",
+    "Cities should build upward rather than outward.",
+    "University education should cost students nothing.",
+    "Night flights should be banned.",
+    "Meat should be taxed like tobacco.",
+    "Libraries should open on Sundays.",
+    "Exams should be replaced by projects.",
+    "Cash should be kept as a means of payment.",
+    "Self-driving cars should be allowed on all roads.",
+    "Sports clubs should pay for the police at their matches.",
+    "Genetically modified crops should be grown freely.",
+    "Parliaments should have a quota for young members.",
+    "Facial recognition should be banned in public places.",
+    "Second-hand clothes should be free of sales tax.",
+    "Fishing in the high seas should be stopped for ten years.",
+    "Every household should be able to sell its own electricity.",
+    "School uniforms should be compulsory.",
+    "Video games should count as art.",
+    "Airlines should show the emissions of every flight.",
+    "Prisons should offer paid work at normal wages.",
+    "Tall buildings should be built of timber.",
+    "Government software should be open source.",
+    "Daylight saving time should be abolished.",
+    "Juries should decide more court cases.",
+    "Bottled water should not be sold where tap water is safe.",
+    "Rent increases should be capped by law.",
+    "Robots should pay social contributions for the jobs they take.",
+)
+
 
 Reward = Literal["score", "win", "zero_sum"]
 
@@ -200,7 +244,10 @@ class DebateWorld:
             if grade.status == "ungraded":
                 raise EpisodeError(f"The judge gave up on {one} against {other}: {grade.explanation}")
             points[one].append(grade.score)
-            points[other].append(_for_the_rival(grade, texts[1]))
+            # What is left for the other text: nothing for one that is empty too.
+            points[other].append(
+                0.0 if grade.status == "no_answer" and not texts[1].strip() else 1.0 - grade.score
+            )
             self._why[f"{one} against {other}"] = grade.explanation
         self._scores = {side: fmean(won) for side, won in points.items()}
 
@@ -217,11 +264,6 @@ class DebateWorld:
 
     async def close(self) -> None:
         """Hold nothing."""
-
-
-def _for_the_rival(grade: Grade, rival: str) -> float:
-    """Return what is left for the other text: nothing for one that is empty too."""
-    return 0.0 if grade.status == "no_answer" and not rival.strip() else 1.0 - grade.score
 
 
 def _paid(reward: Reward, scores: Mapping[str, float], winners: Sequence[str]) -> dict[str, float]:

@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import field_validator
 
-from kapelle.environments.endless import Endless
-from kapelle.environments.thinking import INVITATION, spoken
 from kapelle.errors import did_you_mean
 from kapelle.former_names import renamed_in
+from kapelle.settings.base import Settings
+from kapelle.types import Split, Task
+
+# -------- Reasoning before a move: `<think>…</think>`, then the move
+#
+# The move is read after the last `</think>`, so that nothing written inside is ever made. A `<think>` that is not
+# closed leaves no move, wherever it stands. An opening tag may be missing: chat templates put it into the prompt.
+
+_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
+
+INVITATION = "You may think first, between <think> and </think>; only what you write after that is your move."
+"""What a player reads where thinking is allowed."""
+
+
+def spoken(text: str) -> str | None:
+    """Return a text without its thinking: what follows the last `</think>`. None where a `<think>` is not closed."""
+    tags = list(_TAG.finditer(text))
+    if not tags:
+        return text
+    return text[tags[-1].end() :] if tags[-1][1] else None
+
+
+def without_tags(text: str) -> str:
+    """Return a text without the tags themselves."""
+    return _TAG.sub("", text)
+
+
+# -------- Games that are played again and again: nothing but the seed tells one match from another
+
+
+class Endless(Settings):
+    """Base of environments without problems of their own: a task is one match, and its text is empty."""
+
+    def size(self, split: Split) -> int | None:
+        """Return None: matches come without end."""
+        return None
+
+    def task(self, split: Split, index: int) -> Task:
+        """Return one match."""
+        return Task(f"{split}-{index}", "")
+
 
 RULES = ("full", "short", "none")
 """What `rules` may say beside a text of the user's own."""

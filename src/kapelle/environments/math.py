@@ -13,17 +13,16 @@ The script says what the data set's own solution says, without GSM8K's `<<48/2=2
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from kapelle.environments.data.row_fields import field_of, question_in
 from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import Row, Words
-from kapelle.environments.math_program import printed_by
+from kapelle.environments.data.source import Row, Words, field_of, question_in
 from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
 from kapelle.grading.code.programs import program_of
@@ -38,9 +37,44 @@ from kapelle.grading.math.grade import (
 from kapelle.grading.math.sameness import Percent, math_form
 from kapelle.grading.text.extraction import ExtractionRule, extract, marked
 from kapelle.grading.verdict import Grade, no_answer
-from kapelle.sandbox.pool import backend, require
+from kapelle.sandbox.contract import Limits, run
+from kapelle.sandbox.pool import backend, require, shared_pool
 from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
+
+# -------- An answer that a program works out: the agent writes Python, the sandbox runs it, its last line of output counts
+
+LIMITS = Limits(wall_s=5.0, cpu_s=3.0, memory_bytes=256 * 1024**2)
+PARALLEL = 2
+"""Programs that run at once in one process."""
+
+
+class Printed(NamedTuple):
+    """What a program came to."""
+
+    answer: str | None
+    """Its last line that is not empty; None when there is none, or the program did not end well."""
+    problem: str
+    """Why there is none, else empty."""
+
+
+async def printed_by(text: str, backend: str) -> Printed:
+    """Run the program of a text in the sandbox and return its last line; SandboxError when there is no sandbox."""
+    program = program_of(text)
+    if program is None:
+        return Printed(None, "the text holds no program")
+    pool = shared_pool(backend, LIMITS, PARALLEL)
+    files = {"answer.py": program.encode("utf-8", "surrogatepass")}
+    command = [pool.python, "-I", "-B", "answer.py"]
+    result = await pool.call(functools.partial(run, pool, files, command, b"", LIMITS))
+    if result.limit is not None:
+        return Printed(None, f"the program reached its limit of {result.limit}")
+    if result.exit_code != 0:
+        said = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Printed(None, " ".join(["the program failed:", *said])[:500])
+    lines = [line.strip() for line in result.stdout.decode(errors="replace").splitlines() if line.strip()]
+    return Printed(lines[-1], "") if lines else Printed(None, "the program printed nothing")
+
 
 Role = Literal["work", "answer", "solve"]
 """`work`: the solution up to its answer. `answer`: the answer alone. `solve`: both."""

@@ -12,9 +12,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environments.data.row_fields import question_in, text_in
 from kapelle.environments.data.settings import DataSettings
-from kapelle.environments.data.source import Row, Words
+from kapelle.environments.data.source import Row, Words, question_in, text_in
 from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule

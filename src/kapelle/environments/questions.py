@@ -11,21 +11,144 @@ says what kind of answer counts. `numbers` and `words` are the two common kinds.
             return words(str.casefold)
         …
 
-Tasks that are drawn by seed need still less: see `kapelle.environments.procedural.Generated`.
+Tasks that are drawn by seed need still less: see `kapelle.environments.questions.Generated`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import random
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar, Protocol
 
-from kapelle.environments.graded import Graded
-from kapelle.environments.question_world import QuestionWorld
+from pydantic import AfterValidator
+
+from kapelle.environment import Outcome
+from kapelle.errors import DataError, EpisodeError, did_you_mean
 from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
 from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked, read_answer
 from kapelle.grading.verdict import Grade, right, wrong
+from kapelle.runtime.deadlines import call, patience_here, within
+from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
+
+# -------- The world of one question with one answer: every agent reads it, and those that answer are graded
+
+RIGHT, WRONG = "This answer is right.", "This answer is wrong."
+"""All that an agent reads about an answer: a grader's explanation may name the gold answer."""
+
+
+def need_seats(actions: Collection[str], seats: Collection[str], did: str = "acted") -> None:
+    """Raise EpisodeError when nobody acted, or somebody who does not play."""
+    if not actions:
+        raise EpisodeError(f"Nobody {did}. Hand the world the text of one agent at least.")
+    for name in actions:
+        if name not in seats:
+            raise EpisodeError(f"'{name}' {did} and has no seat.{did_you_mean(name, seats)}")
+
+
+_GRADING = "Grading an answer"
+
+
+class QuestionWorld:
+    """One attempt at a question. The first step answers it and ends the episode.
+
+    Where more answers are allowed it stays open after a `final` text that is not right: all agents read that it
+    was wrong, and what the last answers earn counts.
+
+    Each agent that acts earns the score of its own text. The team's success is the score of `final`,
+    or the mean over the agents that acted where no text counts as the team's.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        agents: Sequence[str],
+        grade: Callable[[str], Grade | Awaitable[Grade]],
+        info: Mapping[str, Json],
+    ) -> None:
+        self._task = task
+        self._agents = tuple(agents)
+        self._grade = grade
+        """Returns a grade at once where it can; a grader that would block returns an awaitable."""
+        self._info = info
+        """What the outcome reports about the task itself."""
+        self._outcome: Outcome | None = None
+        self._most = 1
+        self._given = 0
+        self._over = False
+
+    def allow_answers(self, most: int) -> None:
+        """Take so many answers, one after another, until one is right."""
+        self._most = most
+
+    def observe(self, agent: str) -> str:
+        """Return the question; after an answer, where more are allowed, whether it was right."""
+        if self._most == 1 or self._outcome is None:
+            return self._task.question
+        return RIGHT if self._outcome.success == 1.0 else WRONG
+
+    def movers(self) -> tuple[str, ...]:
+        """Return every agent until the question is answered, then none."""
+        return () if self._over else self._agents
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        """Grade the answers; EpisodeError for one answer too many, a stranger, or a grader that gave up."""
+        if self._over:
+            raise EpisodeError(
+                "The question has been answered already. A world takes one step, or as many as `allow_answers` allows."
+            )
+        need_seats(actions, self._agents, "answered")
+        grades = {name: await self._graded(text) for name, text in actions.items()}
+        rewards = {name: grade.score for name, grade in grades.items()}
+        info: dict[str, Json] = {
+            **self._info,
+            "answers": {name: grade.answer for name, grade in grades.items()},
+            "explanations": {name: grade.explanation for name, grade in grades.items()},
+        }
+        success = sum(rewards.values()) / len(rewards)
+        if final is not None:
+            verdict = await self._graded(final)
+            success, info["final"] = verdict.score, verdict.answer
+        self._given += 1
+        if self._most > 1:
+            info["answers_given"] = self._given
+        self._over = final is None or success == 1.0 or self._given >= self._most
+        self._outcome = Outcome(rewards, success, info)
+        return {}
+
+    async def score(self, agent: str, text: str) -> float:
+        """Return what a text would earn now; the question stays open."""
+        return (await self._graded(text)).score
+
+    async def _graded(self, text: str) -> Grade:
+        seconds = patience_here.get().grader
+        answer = call(_GRADING, "grader", seconds, self._grade, text)
+        grade = answer if isinstance(answer, Grade) else await within(_GRADING, "grader", seconds, answer)
+        if grade.status == "ungraded":
+            raise EpisodeError(f"The grader gave up: {grade.explanation}")
+        return grade
+
+    def outcome(self) -> Outcome:
+        """Return the scores; an episode that ended without an answer is truncated and earns nothing."""
+        return self._outcome or Outcome({}, 0.0, self._info, truncated=True)
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+# -------- Settings of whatever is graded between nothing and all
+
+
+class Graded(Settings):
+    """Its episodes pay each agent a score from 0 to 1."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """From nothing to all."""
+        return (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +231,121 @@ def words(
         return right(answer) if answer == gold else wrong(answer, gold)
 
     return Answers(grade, lambda text: answer_in(text, rules, read), lambda answer: marked(answer, rules[0]))
+
+
+# -------- Tasks without end, drawn by seed: the same in every process, and never one problem in both splits
+
+TEST_SHARE = 5
+"""One problem in this many belongs to the test split."""
+
+TRIES = 2_000
+"""Most draws for one task; if none of them fits the split, the settings are refused."""
+
+
+def _ordered(span: tuple[int, int]) -> tuple[int, int]:
+    if span[0] > span[1] or span[0] < 1:
+        raise ValueError(f"`difficulty: {list(span)}` is no range. Write [easiest, hardest], both from 1")
+    return span
+
+
+Difficulty = Annotated[tuple[int, int], AfterValidator(_ordered)]
+"""Easiest and hardest level of a task, both included; levels are drawn evenly."""
+
+
+def up_to(hardest: int) -> AfterValidator:
+    """Return a validator that refuses levels above the hardest one, for the type of a `difficulty`."""
+
+    def check(span: tuple[int, int]) -> tuple[int, int]:
+        if span[1] > hardest:
+            raise ValueError(f"`difficulty` goes to {span[1]}; the hardest is {hardest}")
+        return span
+
+    return AfterValidator(check)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What one draw made."""
+
+    question: str
+    data: Mapping[str, Json]
+    key: str
+    """What makes it this problem: equal keys are one problem in other words, and lie in one split."""
+
+
+def split_of(key: str) -> Split:
+    """Return the split that a problem belongs to, by a hash of its key."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
+
+
+def draw_task(
+    name: str,
+    seed: int,
+    split: Split,
+    index: int,
+    difficulty: tuple[int, int],
+    make: Callable[[random.Random, int], Problem],
+) -> Task:
+    """Return the task at an index: a level, then the first problem of that level that belongs to the split.
+
+    Raises DataError where a level has no problem for it.
+    """
+    draw = random.Random(f"{name}/{seed}/{split}/{index}")
+    level = draw.randint(*difficulty)
+    for _ in range(TRIES):
+        problem = make(draw, level)
+        if split_of(problem.key) == split:
+            return Task(f"{split}-{index}", problem.question, {**problem.data, "difficulty": level})
+    raise DataError(
+        f"`{name}` finds no problem of difficulty {level} for the {split} split in {TRIES} draws. "
+        "Set `environment.difficulty` higher."
+    )
+
+
+def describe(what: str, difficulty: tuple[int, int]) -> dict[Split, str]:
+    """Return where the tasks of both splits come from, in words."""
+    kind = f"generated {what} of difficulty {difficulty[0]} to {difficulty[1]}"
+    return {
+        "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} problems",
+        "test": f"{kind}, the other problems",
+    }
+
+
+class _Drawn(Protocol):
+    """What `Generated` reads of a subclass, whose settings stand in an order of their own."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def difficulty(self) -> tuple[int, int]: ...
+
+    things: ClassVar[str]
+
+    def problem(self, draw: random.Random, level: int) -> Problem: ...
+
+
+class Generated(Questions):
+    """Base of environments that draw their tasks: a subclass has settings `difficulty` and `seed`, `answers`, and `problem`."""
+
+    things: ClassVar[str] = "problems"
+    """What is generated, in words."""
+
+    @abstractmethod
+    def problem(self, draw: random.Random, level: int) -> Problem:
+        """Return a problem of a level, drawn from `draw` alone."""
+
+    @property
+    def sources(self: _Drawn) -> Mapping[Split, str]:
+        """Generated; a hash of each problem decides its split."""
+        return describe(self.things, self.difficulty)
+
+    def task(self: _Drawn, split: Split, index: int) -> Task:
+        """Return the task at an index: the same in every process."""
+        return draw_task(self.name, self.seed, split, index, self.difficulty, self.problem)
+
+    def about(self, task: Task) -> Mapping[str, Json]:
+        """Return the task's difficulty."""
+        return {"difficulty": task.data["difficulty"]}

@@ -21,10 +21,10 @@ from kapelle.environment import (
 )
 from kapelle.environments.inner_questions import HandsOnQuestions, InnerQuestions
 from kapelle.environments.tools.calculator import Calculator
+from kapelle.environments.tools.contract import tools_prompt
 from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.functions import Functions
 from kapelle.environments.tools.mcp import Mcp
-from kapelle.environments.tools.prompt import tools_prompt
 from kapelle.environments.tools.python import Python
 from kapelle.environments.tools.search import Search
 from kapelle.environments.tools.world import CallRules, ToolsWorld

@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from kapelle.environments.procedural import Difficulty, Generated, Problem, up_to
-from kapelle.environments.questions import Answers, numbers
+from kapelle.environments.questions import Answers, Difficulty, Generated, Problem, numbers, up_to
 from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Message, Task
 

@@ -23,7 +23,7 @@ from kapelle.environment import (
 )
 from kapelle.environments.bounded_worlds import OpensItself, task_of
 from kapelle.environments.external import External
-from kapelle.environments.rewarded.environment import Rewarded
+from kapelle.environments.rewarded import Rewarded
 from kapelle.errors import ConfigError
 from kapelle.models.eight_bit import check_bitsandbytes, check_four_bit
 from kapelle.models.paths import check_model_path

@@ -14,7 +14,7 @@ from tests.workflows.stage import expert, lines, play
 from kapelle.environment import Answerable, Scripted, environment_class
 from kapelle.environments.adapters import reasoning_gym
 from kapelle.environments.adapters.reasoning_gym import ReasoningGym, evaluated_by
-from kapelle.environments.procedural import split_of
+from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError
 from kapelle.types import Split
 from kapelle.workflows.parallel import Parallel

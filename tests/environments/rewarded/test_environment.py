@@ -13,8 +13,7 @@ from tests.workflows.stage import lines, play
 from kapelle.cli.serve_environments import named
 from kapelle.environment import pays_episodes
 from kapelle.environments import Arithmetic, Mixture, Part, Rewarded
-from kapelle.environments.rewarded.environment import Reward
-from kapelle.environments.rewarded.held import Held, name_of, rows_in_memory
+from kapelle.environments.rewarded import Held, Reward, name_of, rows_in_memory
 from kapelle.errors import ConfigError, DataError
 from kapelle.setup.validation import check_paying
 from kapelle.types import Episode

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kapelle.environments.rewarded.functions import read_function
+from kapelle.environments.rewarded import read_function
 from kapelle.errors import ConfigError, EpisodeError
 
 COLUMNS = frozenset({"question", "answer", "level"})

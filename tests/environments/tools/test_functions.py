@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.environments.tools import tool_library
 
-from kapelle.environments.tools.arguments import fit_arguments
-from kapelle.environments.tools.contract import ToolFault
+from kapelle.environments.tools.contract import ToolFault, fit_arguments
 from kapelle.environments.tools.functions import Functions, function_tool
 from kapelle.errors import ConfigError
 

@@ -18,11 +18,11 @@ import httpx2
 import pytest
 from tests.support.ranks import free_port
 
-from kapelle.environments.tools import mcp_http
+from kapelle.environments.tools import mcp_wires as mcp_http
 from kapelle.environments.tools.contract import Lost, ToolFault
 from kapelle.environments.tools.mcp import Mcp, McpTools
-from kapelle.environments.tools.mcp_http import BoundedTransport, client
 from kapelle.environments.tools.mcp_session import Connection
+from kapelle.environments.tools.mcp_wires import BoundedTransport, client
 from kapelle.environments.tools.web import is_public
 from kapelle.errors import ConfigError
 

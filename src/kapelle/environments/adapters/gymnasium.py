@@ -9,9 +9,14 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from kapelle.environments.adapters.plain import check_alone
-from kapelle.environments.adapters.spaces import actions_text, legal_numbers, observation_text, read_number
-from kapelle.environments.adapters.stepping import SteppingWorld
-from kapelle.environments.endless import Endless
+from kapelle.environments.adapters.stepping import (
+    SteppingWorld,
+    actions_text,
+    legal_numbers,
+    observation_text,
+    read_number,
+)
+from kapelle.environments.game_settings import Endless
 from kapelle.errors import ConfigError
 from kapelle.types import Json, Split, Task
 

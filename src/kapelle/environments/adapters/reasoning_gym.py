@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environments.procedural import TEST_SHARE, split_of
-from kapelle.environments.questions import Answers, Questions
+from kapelle.environments.questions import TEST_SHARE, Answers, Questions, split_of
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kapelle.environments.data.row_fields import field_of, question_in
-from kapelle.environments.data.source import Row
+from kapelle.environments.data.source import Row, field_of, question_in
 from kapelle.errors import DataError
 from kapelle.grading.code.grade import (
     CallTest,

@@ -24,17 +24,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kapelle.environments.code.problems import MBPP_SPLITS, mbpp_problem
-from kapelle.environments.data.row_fields import field_of, question_in, text_in
 from kapelle.environments.data.source import (
     MANIFEST,
     SUFFIXES,
     Row,
+    Skipped,
+    field_of,
     held_out,
     hub_rows,
     one_spelling,
+    question_in,
     read_rows,
+    text_in,
+    usable,
 )
-from kapelle.environments.data.usable import Skipped, usable
 from kapelle.environments.math import Math
 from kapelle.environments.nli import NLI
 from kapelle.errors import DataError, RunDirectoryError, did_you_mean

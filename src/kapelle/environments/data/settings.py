@@ -7,9 +7,8 @@ from functools import cached_property
 
 from pydantic import Field, model_validator
 
-from kapelle.environments.data.row_fields import question_in
-from kapelle.environments.data.source import DataSource, Row, Splits, Words, keep_apart
-from kapelle.environments.graded import Graded
+from kapelle.environments.data.source import DataSource, Row, Splits, Words, keep_apart, question_in
+from kapelle.environments.questions import Graded
 from kapelle.types import Split
 
 

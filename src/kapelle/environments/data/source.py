@@ -11,18 +11,84 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Generic, TypeVar, cast
 
-from kapelle.environments.data.usable import Skipped, usable
 from kapelle.errors import DataError, did_you_mean
 from kapelle.runtime.file_contents import hashed, unpacked
 from kapelle.runtime.hub import hub_fault, without_hub
 from kapelle.types import Json, Split
+
+# -------- Rows that can be used, and those that cannot: counted, named, and left out up to a stated share
+
+SHOWN = 3
+"""Rows that are named; the others are counted."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The rows that were left out."""
+
+    count: int = 0
+    total: int = 0
+    """All rows, those included."""
+    named: tuple[str, ...] = ()
+    """Where the first of them stand and why they cannot be used."""
+
+    def __str__(self) -> str:
+        """Return `3 of 7,473 rows cannot be used and are left out: …`, empty when there are none."""
+        return f"{self._said()} and are left out: {self._why()}" if self.count else ""
+
+    def _said(self) -> str:
+        return f"{self.count:,} of {self.total:,} rows cannot be used"
+
+    def _why(self) -> str:
+        more = self.count - len(self.named)
+        return " | ".join(self.named) + (f" | and {more:,} more" if more else "")
+
+    def refused(self, where: str, share: float) -> DataError:
+        """Return the error for more of them than may be left out."""
+        return DataError(
+            f"{where}: {self._said()}, more than `environment.max_unusable` = {share:.1%}: {self._why()}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usable(Generic[T]):
+    """What is left."""
+
+    rows: tuple[T, ...]
+    skipped: Skipped
+
+
+def usable(rows: Sequence[T], read: Callable[[T], object], share: float, where: str) -> Usable[T]:
+    """Return the rows that `read` takes; DataError where it refuses more than `share` of them.
+
+    `read` raises DataError, with the place of the row, for one that cannot be used.
+    """
+    kept: list[T] = []
+    faults: list[str] = []
+    count = 0
+    for row in rows:
+        try:
+            read(row)
+        except DataError as fault:
+            count += 1
+            if len(faults) < SHOWN:
+                faults.append(str(fault))
+        else:
+            kept.append(row)
+    skipped = Skipped(count, len(rows), tuple(faults))
+    if count > share * len(rows):
+        raise skipped.refused(where, share)
+    return Usable(tuple(kept), skipped)
+
 
 MANIFEST = "manifest.json"
 """What `kapelle data prepare` says of the files beside it."""
@@ -357,3 +423,115 @@ def hub_rows(
             digest.update(json.dumps(each.fields, default=str).encode())
         contents[f"{path} {split}"] = digest.hexdigest()
     return found
+
+
+# -------- How fields of a row are read: dotted names, text, messages and conversations, and what is no usable text
+
+MAX_QUESTION = 50_000
+"""Characters of a question; a longer one fits no model that trains here, and is most often a damaged row."""
+
+
+def field_of(row: Row, field: str, setting: str) -> Json:
+    """Return a field of a row; dots reach into objects. DataError, naming the setting, when it is not there."""
+    if field in row.fields:
+        return row.fields[field]
+    value: Json = row.fields
+    for depth, key in enumerate(field.split(".")):
+        known = value if isinstance(value, Mapping) else {}
+        if key not in known:
+            at = ".".join(field.split(".")[: depth + 1])
+            raise DataError(
+                f"{row.place} has no field '{at}'.{did_you_mean(key, known)} Set `environment.{setting}` to the field "
+                f"that the data have.{_as_verl(row)}"
+            )
+        value = known[key]
+    return value
+
+
+def _as_verl(row: Row) -> str:
+    """Return what to set for a row in the form of verl and siiRL; empty for others."""
+    if not {"prompt", "reward_model"} <= set(row.fields):
+        return ""
+    return " The row has verl's form: `environment.question_field=prompt environment.answer_field=reward_model.ground_truth`."
+
+
+def text_in(row: Row, field: str, setting: str) -> str:
+    """Return a field as text that is not empty; numbers are written out. DataError for anything else."""
+    value = field_of(row, field, setting)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(
+            f"{row.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
+            f"Fix or drop the row, or set `environment.{setting}`."
+        )
+    text = str(value)
+    if not text.strip():
+        raise DataError(f"{row.place}: the field '{field}' is empty. Fix or drop the row.")
+    return text
+
+
+def question_in(row: Row, field: str, setting: str) -> str:
+    """Return the question of a field: text, or a conversation as verl's `prompt` is one.
+
+    A conversation's system messages are left out, because each agent has its own (`team.agents`); a single message
+    stands alone, several have their roles before them. DataError for an empty or oversized question.
+    """
+    value = field_of(row, field, setting)
+    if isinstance(value, list):
+        messages = [said for said in messages_of(row, value, field, setting) if said[0] != "system"]
+        text = _joined(messages)
+    else:
+        text = text_in(row, field, setting)
+    if not text.strip():
+        raise DataError(f"{row.place}: the field '{field}' asks nothing. Fix or drop the row.")
+    if len(text) > MAX_QUESTION:
+        raise DataError(
+            f"{row.place}: the question has {len(text):,} characters; at most {MAX_QUESTION:,} are read. Drop the row."
+        )
+    return text
+
+
+def said_in(row: Row, field: str, setting: str) -> str:
+    """Return the answer in a field: text, a message, or the last message of a conversation."""
+    value = field_of(row, field, setting)
+    if isinstance(value, list) and value:
+        value = value[-1]
+    if isinstance(value, Mapping):
+        value = value.get("content", value.get("value"))
+    if not isinstance(value, str):
+        raise DataError(
+            f"{row.place}: the field '{field}' holds no text, message or conversation. Fix or drop the row, or set "
+            f"`environment.{setting}`."
+        )
+    return value
+
+
+def asked_in(row: Row, field: str, setting: str) -> str:
+    """Return what was asked in a field: text, or a conversation, whose messages are written under one another.
+
+    A single message stands alone; of several each has its role before it.
+    """
+    value = field_of(row, field, setting)
+    if not isinstance(value, list):
+        return said_in(row, field, setting)
+    return _joined(messages_of(row, value, field, setting))
+
+
+def _joined(messages: Sequence[tuple[str, str]]) -> str:
+    if len(messages) == 1:
+        return messages[0][1]
+    return "\n\n".join(f"{role}: {content}" for role, content in messages)
+
+
+def messages_of(row: Row, value: Sequence[Json], field: str, setting: str) -> list[tuple[str, str]]:
+    """Return (role, text) of a conversation in OpenAI's form (`role`, `content`) or ShareGPT's (`from`, `value`)."""
+    messages = []
+    for number, entry in enumerate(value):
+        fields = entry if isinstance(entry, Mapping) else {}
+        role, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise DataError(
+                f"{row.place}: message {number} of the field '{field}' has no role and text (`role` and `content`, or "
+                f"`from` and `value`). Fix or drop the row, or set `environment.{setting}`."
+            )
+        messages.append((role, content))
+    return messages

@@ -9,11 +9,9 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from kapelle.environments.game_settings import GameSettings
-from kapelle.environments.openspiel.games import Value, load_game, spiel
-from kapelle.environments.openspiel.opponents import Opponent
-from kapelle.environments.openspiel.rules import full_rules, short_rules
+from kapelle.environments.openspiel.games import Value, full_rules, load_game, short_rules, spiel
 from kapelle.environments.openspiel.text import View, Wording, read_listed
-from kapelle.environments.openspiel.world import GameWorld, Players, Rules
+from kapelle.environments.openspiel.world import GameWorld, Opponent, Players, Rules
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.seeds import derive_seed
 from kapelle.types import Message, Split, Task

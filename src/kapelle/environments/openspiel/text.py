@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kapelle.environments.thinking import without_tags
+from kapelle.environments.game_settings import without_tags
 
 Wording = Literal["full", "short"]
 View = Literal["information", "observation"]

@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from kapelle.environments.data.row_fields import asked_in, field_of, said_in
-from kapelle.environments.data.source import Row, Words
+from kapelle.environments.data.source import Row, Words, asked_in, field_of, said_in
 from kapelle.environments.recorded.base import RecordedData, RecordedWorld
 from kapelle.errors import DataError
 from kapelle.types import Split, Task

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from kapelle.environments.data.row_fields import asked_in, said_in
-from kapelle.environments.data.source import Row, Words
+from kapelle.environments.data.source import Row, Words, asked_in, said_in
 from kapelle.environments.recorded.base import RecordedData, RecordedWorld, split_of
 from kapelle.errors import DataError
 from kapelle.types import Split, Task

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle.environments.data.row_fields import asked_in, field_of, messages_of, said_in
-from kapelle.environments.data.source import Row, Words
+from kapelle.environments.data.source import Row, Words, asked_in, field_of, messages_of, said_in
 from kapelle.environments.recorded.base import (
     SPEAKS,
     RecordedData,

@@ -11,8 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from kapelle.environments.elsewhere import WorkerLost, changed
-from kapelle.environments.remote.line import Busy, Line
-from kapelle.environments.remote.server import Server
+from kapelle.environments.remote.server import Busy, Line, Server
 from kapelle.errors import ConfigError, EngineError
 from kapelle.wire import environment_v1_pb2 as pb
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from kapelle.environment import Outcome
 from kapelle.environments.elsewhere import ElsewhereWorld, WorkerLost
-from kapelle.environments.remote.line import Busy, Line
-from kapelle.environments.remote.server import Server
+from kapelle.environments.remote.server import Busy, Line, Server
 from kapelle.runtime.deadlines import Patience, within
 from kapelle.runtime.watchdog import UNBREAKABLE
 from kapelle.wire import environment_v1_pb2 as pb

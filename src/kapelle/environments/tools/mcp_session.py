@@ -24,8 +24,7 @@ from mcp.shared.message import SessionMessage
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kapelle.environments.tools.contract import Lost, ToolFault, ToolSchema
-from kapelle.environments.tools.mcp_http import client, transport
-from kapelle.environments.tools.mcp_process import ENDED, MAX_MESSAGE, Program
+from kapelle.environments.tools.mcp_wires import ENDED, MAX_MESSAGE, Program, client, transport
 from kapelle.runtime.awake import awake_timeout
 from kapelle.runtime.characters import cleaned
 

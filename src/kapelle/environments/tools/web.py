@@ -161,7 +161,11 @@ def _one_hop(
     try:
         with socket.create_connection((addresses[0], port), timeout=_left(deadline)) as plain:
             plain.settimeout(_left(deadline))
-            stream = _secured(plain, host) if parts.scheme == "https" else plain
+            stream = (
+                ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+                if parts.scheme == "https"
+                else plain
+            )
             connection = http.client.HTTPConnection(host, port)
             connection.sock = cast("socket.socket", _Bounded(stream, deadline))
             path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
@@ -179,10 +183,6 @@ def _one_hop(
             return None, _body(answer, max_bytes)
     except (OSError, http.client.HTTPException, UnicodeError) as fault:
         raise WebFault(f"the request failed ({type(fault).__name__})") from None
-
-
-def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
-    return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
 
 
 def _left(deadline: float) -> float:

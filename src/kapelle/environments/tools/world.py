@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from kapelle.environment import Outcome, Retriable, World
-from kapelle.environments.question_world import need_seats
-from kapelle.environments.tools.arguments import fit_arguments
-from kapelle.environments.tools.contract import Box, Tool, ToolFault
+from kapelle.environments.questions import need_seats
+from kapelle.environments.tools.contract import Box, Tool, ToolFault, fit_arguments
 from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.grading.text.extraction import defused
 from kapelle.grading.text.tool_call import Call, Form, NotCalls, parse_calls

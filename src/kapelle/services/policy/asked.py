@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kapelle.environment import Answerable, Environment, World, asks_questions
-from kapelle.environments.question_world import QuestionWorld
+from kapelle.environments.questions import QuestionWorld
 from kapelle.environments.tool_questions import Tools
 from kapelle.grading.verdict import right
 from kapelle.types import Split, Task

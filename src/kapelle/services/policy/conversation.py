@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kapelle.environments.tools.prompt import tools_prompt
+from kapelle.environments.tools.contract import tools_prompt
 from kapelle.grading.text.tool_call import Call, Form, NotCalls, parse_calls
 from kapelle.services.http.refusals import wrong
 from kapelle.services.policy.chat_form import ChatMessage, Tool, ToolCall

@@ -1,1 +1,0 @@
-"""Data sets that functions of yours pay for."""
