@@ -19,8 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from kapelle.algorithm import algorithm_class
-from kapelle.cli.lines import Lines
-from kapelle.cli.progress import Watch
+from kapelle.cli.progress import Lines, Watch
 from kapelle.environments.rewarded import (
     IN_MEMORY,
     Held,

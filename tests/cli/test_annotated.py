@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.cli.annotated import annotated_yaml
+from kapelle.cli.train import annotated_yaml
 from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30)

@@ -13,7 +13,8 @@ from tests.cli.conftest import Kapelle, call
 from tests.support.stopping import interrupt_at
 from tests.support.tiny import SIZE, sections, tiny_model
 
-from kapelle.cli import collect, collect_answers
+from kapelle.cli import collect
+from kapelle.cli import collect as collect_answers
 from kapelle.models.weights import save_model
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
 from kapelle.runs.verifier_export import HELD_OUT, balance

@@ -13,9 +13,7 @@ import pytest
 import yaml
 
 from kapelle.cli import main
-from kapelle.cli.launch import Job, seconds_of
-from kapelle.cli.launch_kubernetes import manifest
-from kapelle.cli.launch_slurm import script
+from kapelle.cli.launch import Job, manifest, script, seconds_of
 from kapelle.errors import ConfigError
 
 HOSTILE = ('description=it\'s $(touch pwned) `id` "x" $HOME $$(A) \\', "team.agents=2;rm -rf /", "a=é\nb: |")

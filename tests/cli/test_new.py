@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kapelle.cli import main
+from kapelle.cli.arguments import KINDS
 from kapelle.cli.new import class_name, skeleton
-from kapelle.cli.new_arguments import KINDS
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Kapelle, Said
 
-from kapelle.cli.help_text import NARROWEST, usage_text
-from kapelle.cli.parser import COMMANDS, parse, split_words
+from kapelle.cli.parser import COMMANDS, NARROWEST, parse, split_words, usage_text
 from kapelle.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kapelle.cli.plain_streams import clean_what_others_print
+from kapelle.cli.quiet import clean_what_others_print
 from kapelle.runtime.characters import cleaned
 
 BAD = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e\u2066\r\ud800"

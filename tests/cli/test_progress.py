@@ -5,8 +5,7 @@ import sys
 import pytest
 from tests.support.episodes import episode, group, turn
 
-from kapelle.cli.lines import Lines
-from kapelle.cli.progress import Conversation, Progress, Watch, choose, clock_text, conversation
+from kapelle.cli.progress import Conversation, Lines, Progress, Watch, choose, clock_text, conversation
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.training.loop import Step
 from kapelle.types import Episode, Group, Task

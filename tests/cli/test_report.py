@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.support.episodes import episode, group, turn
 
 from kapelle.cli.progress import Conversation, Point, point_of
-from kapelle.cli.report import Report, learned
+from kapelle.cli.running import Report, learned
 from kapelle.types import Group, Task
 
 BEFORE = Point(0, 0.542, (0.498, 0.585), 500, {"actor": 0.542}, 500)

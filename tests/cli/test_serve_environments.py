@@ -5,7 +5,7 @@ import re
 import pytest
 from tests.cli.conftest import Kapelle
 
-from kapelle.cli.serve_environments import named
+from kapelle.cli.serve import named
 
 
 def test_environments_are_named_with_their_settings() -> None:

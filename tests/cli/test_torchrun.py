@@ -18,7 +18,7 @@ from tests.runtime.test_guard import gone, until
 from tests.support.ranks import environment, free_port
 
 from kapelle.cli import main, torchrun
-from kapelle.cli.staged import find_stages, stage_sources
+from kapelle.cli.source import find_stages, stage_sources
 from kapelle.cli.torchrun import Rank, _Launcher
 from kapelle.runs.reader import read_metrics
 from kapelle.runtime.family import Signs, _state

@@ -6,9 +6,8 @@ import io
 
 from rich.console import Console
 
-from kapelle.cli.lines import Lines, one_line, verdict
 from kapelle.cli.panel import Panel, sparkline
-from kapelle.cli.progress import Conversation, Point, Progress
+from kapelle.cli.progress import Conversation, Lines, Point, Progress, one_line, verdict
 
 RIGHT = Conversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
 WRONG = Conversation("38+24", (("reasoner", "2,5"), ("actor", "52")), 0.0)

@@ -13,8 +13,7 @@ from tests.support.tiny import tiny_model
 import kapelle
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms import DPO, GRPO, MAPPO, SFT, Verifier
-from kapelle.cli.lines import Lines
-from kapelle.cli.progress import Watch
+from kapelle.cli.progress import Lines, Watch
 from kapelle.environments import Rewarded
 from kapelle.environments.rewarded import IN_MEMORY, Held, Reward, rows_in_memory
 from kapelle.errors import TrainingHalted

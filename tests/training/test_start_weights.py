@@ -7,7 +7,7 @@ import pytest
 from tests.support.five_steps import settings
 from tests.support.tiny import same_bits
 
-from kapelle.cli.run_arguments import EVERYONE, start_words
+from kapelle.cli.arguments import EVERYONE, start_words
 from kapelle.errors import CheckpointError, ConfigError, ModelError
 from kapelle.settings import keeping
 from kapelle.settings.keeping import by_agent

@@ -91,7 +91,7 @@ def _run(argv: Sequence[str], *, own: bool) -> int:
         return 0
     command, arguments = parsed
     if own:
-        from kapelle.cli.plain_streams import clean_what_others_print
+        from kapelle.cli.quiet import clean_what_others_print
 
         clean_what_others_print()
     code: int = importlib.import_module(f"kapelle.cli.{command.module}").run(arguments)

@@ -11,10 +11,9 @@ import threading
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kapelle.cli.lines import Lines
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
-from kapelle.cli.progress import Watch
+from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError, need_known
 from kapelle.runs.best import named_checkpoint, split_run

@@ -10,10 +10,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from kapelle.cli.lines import Lines
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
-from kapelle.cli.progress import Watch
+from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError
 from kapelle.runs.best import split_run

@@ -14,9 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kapelle.cli.lines import verdict
 from kapelle.cli.output import printable
-from kapelle.cli.progress import SHOWN, Conversation, Point, Progress, clock_text, judged
+from kapelle.cli.progress import SHOWN, Conversation, Point, Progress, clock_text, judged, verdict
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HINT = "Ctrl-C stops; nothing is lost"
@@ -65,13 +64,14 @@ class Panel:
         """Return the drawing of the state as it is now."""
         progress = self._progress
         elapsed = int(self._clock() - self._start)
+        shown: list[RenderableType] = [_conversation(each) for each in progress.conversations]
         body = Group(
             Text("\n".join(map(printable, self._about)), style="dim"),
             Text(""),
             _now(progress),
             _facts(progress),
             Text(""),
-            *_conversations(progress),
+            *(shown + [Text("")] * (SHOWN - len(shown))),
         )
         frame = Frame(
             body,
@@ -136,11 +136,6 @@ def _unseen(points: tuple[Point, ...]) -> Text:
     if last is not first:
         text.append(f" ← {first.text()}, {first.counts()} after step {first.step}")
     return text
-
-
-def _conversations(progress: Progress) -> list[RenderableType]:
-    shown: list[RenderableType] = [_conversation(each) for each in progress.conversations]
-    return shown + [Text("")] * (SHOWN - len(shown))
 
 
 def _conversation(shown: Conversation) -> Text:

@@ -7,20 +7,148 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from kapelle.cli.data_arguments import declare_data
-from kapelle.cli.export_arguments import EXPORT_USAGE, declare_export
-from kapelle.cli.help_text import overview, usage_text
-from kapelle.cli.launch_arguments import declare_launch
-from kapelle.cli.new_arguments import NEW
-from kapelle.cli.run_arguments import ONE_OBJECT, add_flag, count, declare_processes, declare_runs, gigabytes
-from kapelle.cli.serve_arguments import declare_chat, declare_serve
-from kapelle.cli.unknown_words import plain, unknown_command, unknown_word
-from kapelle.cli.view_arguments import declare_view
-from kapelle.errors import ConfigError
+from kapelle.cli.arguments import (
+    EXPORT_USAGE,
+    NEW,
+    ONE_OBJECT,
+    add_flag,
+    count,
+    declare_chat,
+    declare_data,
+    declare_export,
+    declare_launch,
+    declare_processes,
+    declare_runs,
+    declare_serve,
+    declare_view,
+    gigabytes,
+)
+from kapelle.errors import ConfigError, did_you_mean
+
+# -------- The texts of `kapelle --help` and the usage lines of its commands, in lines that fit a terminal
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 2 something is wrong with what was asked or nothing could be measured, 3 a plan does not fit, "
+    "129 the terminal was closed, 130 Ctrl-C, 143 SIGTERM."
+)
+NARROWEST = 60
+"""Columns that a text takes, however narrow the terminal is."""
+
+
+def width() -> int:
+    """Return the columns that a line may have: those of the terminal, 80 where there is none."""
+    return max(NARROWEST, shutil.get_terminal_size().columns - 2)
+
+
+def overview(summaries: Mapping[str, str]) -> str:
+    """Return the text of `kapelle --help`, from what each command does."""
+    wide, columns = max(map(len, summaries)), width()
+    lines = [
+        line
+        for name, summary in summaries.items()
+        for line in textwrap.wrap(
+            summary,
+            columns,
+            initial_indent=f"  {name:{wide}}  ",
+            subsequent_indent=" " * (wide + 4),
+            break_on_hyphens=False,
+        )
+    ]
+    return "\n".join(
+        [
+            "kapelle: multi-agent reinforcement learning of language models",
+            "",
+            "usage: kapelle COMMAND [arguments]",
+            "",
+            *lines,
+            "",
+            *textwrap.wrap(
+                "`kapelle COMMAND --help` shows what a command takes; `kapelle --version` shows the version.",
+                columns,
+            ),
+            *textwrap.wrap(EXIT_CODES, columns),
+        ]
+    )
+
+
+def usage_text(command: str, arguments: str) -> str:
+    """Return a command's usage, broken between its arguments: never inside square brackets, which hold one each."""
+    columns, indent = width() - len("usage: "), " " * len(f"usage: {command} ")
+    lines = [command]
+    for piece in _pieces(arguments):
+        if len(lines[-1]) + 1 + len(piece) > columns and lines[-1].strip():
+            lines.append(indent[:-1])
+        lines[-1] += f" {piece}"
+    return "\n".join(lines)
+
+
+def _pieces(arguments: str) -> list[str]:
+    """Return the words of a usage, those within square brackets together, and an option with its value."""
+    pieces: list[str] = []
+    depth = 0
+    for word in arguments.split():
+        valued = pieces and pieces[-1].lstrip("(").startswith("--") and " " not in pieces[-1]
+        if depth or (valued and word[0].isupper()):
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+        depth += word.count("[") - word.count("]")
+    return pieces
+
+
+# -------- Words on the command line that mean nothing: what was probably meant
+
+_TYPES = {"int": "whole number", "count": "whole number", "float": "number"}
+
+
+def plain(message: str) -> str:
+    """Return what argparse says of a wrong value, in words: `argument --seeds: 'x' is no whole number`."""
+    return re.sub(
+        r"invalid (int|count|float) value: (.*)",
+        lambda found: f"{found[2]} is no {_TYPES[found[1]]}",
+        message,
+    )
+
+
+def unknown_command(word: str, known: Collection[str]) -> ConfigError:
+    """Return the error for the name of no command; a recipe is one that is trained."""
+    hint = "" if word.endswith((".yaml", ".yml")) else did_you_mean(word, known)
+    if not hint.startswith(" Did you mean"):
+        from importlib.resources import files
+
+        hint = " `kapelle --help` lists them."
+        built_in = files("kapelle") / "recipes" / f"{word}.yaml"
+        if word.endswith((".yaml", ".yml")) or built_in.is_file():
+            hint = f" Did you mean `kapelle train {word}`?"
+    return ConfigError(f"Unknown command '{word}'.{hint}")
+
+
+def unknown_word(
+    command: str, word: str, argv: Sequence[str], options: Collection[str], *, settings: bool
+) -> ConfigError:
+    """Return the error for a word that a command does not know; where it takes `settings`, they are written without dashes."""
+    name, _, value = word.partition("=")
+    hint = did_you_mean(name, options) if name.startswith("-") else ""
+    if settings and name.startswith("--") and name.replace("_", "-") not in options:
+        after = argv[argv.index(word) + 1 :]
+        shown = value or (after[0] if after and not after[0].startswith("-") else "VALUE")
+        key = name[2:].replace("-", "_")
+        from kapelle.settings.messages import settings_named
+        from kapelle.settings.schema import RunConfig
+
+        dotted = key if "." in key and key.partition(".")[0] in RunConfig.model_fields else ""
+        named = [dotted] if dotted else settings_named(key)
+        hint = (f" Settings are written without dashes: {named[0]}={shown}" if named else "") or hint
+    if name in ("--recipe", "--config"):
+        hint = f" A recipe is named without it: `kapelle {command} RECIPE`."
+    return ConfigError(f"`kapelle {command}` does not know '{word}'.{hint}")
+
 
 RECIPE_HELP = "a built-in recipe (`kapelle recipes ls`) or a YAML file"
 SETTINGS_HELP = "key.path=value, for example training.steps=100; values are YAML"

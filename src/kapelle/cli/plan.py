@@ -20,8 +20,7 @@ DOES_NOT_FIT = 3
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; 0 if it fits or no limit is given, 3 if it does not."""
     hush()
-    from kapelle.cli.source import read_recipe
-    from kapelle.cli.staged import find_stages
+    from kapelle.cli.source import find_stages, read_recipe
     from kapelle.planning import plan
 
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
-from kapelle.environment import Scripted, asks_questions
+from kapelle.environment import Mixed, Scripted, asks_questions
 from kapelle.errors import ConfigError, EngineError, did_you_mean
 from kapelle.runs.best import split_run
+from kapelle.runs.findings import keep_exact
 from kapelle.runtime.deadlines import Patience
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from kapelle.team import Agent
     from kapelle.types import Episode
     from kapelle.workflow import Workflow
+
 
 YOU = "you"
 SCRIPT = "script"
@@ -69,7 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _exact(arguments: argparse.Namespace) -> int:
-    from kapelle.cli.play_exact import report
 
     named, settings = split_words(arguments.words)
     if len(named) != 1 or not (Path(named[0]) / "config.yaml").is_file():
@@ -85,11 +87,26 @@ def _open(arguments: argparse.Namespace) -> Table:
     if (split_run(named[0])[0] / "config.yaml").is_file():
         return _from_run(named[0], settings, arguments.against)
     if arguments.against in (None, "random") and is_recipe(named[0]):
-        return _from_recipe(named[0], settings)
+        # The game of a recipe's team; of a recipe in stages, that of the last one.
+        name = named[0]
+        from kapelle.setup.recipe import load_recipe, load_stages
+        from kapelle.setup.team_builder import build_algorithm, build_team
+
+        stages = load_stages(name, (), settings)
+        config = (stages[-1][1] if stages else load_recipe(name, (), settings)).config
+        team = build_team(config, build_algorithm(config))
+        return Table(config.environment, config.workflow, None, team.agents)
     environment = environment_named(named[0], settings)
     against = arguments.against or "random"
     if against in SOLVERS:
-        environment = _against_solver(environment, against, arguments.seat)
+        from kapelle.environments.openspiel.environment import OpenSpiel
+
+        if not isinstance(environment, OpenSpiel):
+            raise ConfigError(
+                f"--against {against} is for games of OpenSpiel. Play '{environment.name}' --against random."
+            )
+        others = [k for k in range(1, environment.loaded.num_players() + 1) if k != arguments.seat]
+        environment = _with_opponents(environment, dict.fromkeys(others, against))
     elif against != "random" and not (split_run(against)[0] / "config.yaml").is_file():
         known = ("random", *SOLVERS)
         raise ConfigError(
@@ -111,17 +128,6 @@ def _from_run(path: str, settings: Sequence[str], against: str | None) -> Table:
     trainer = Trainer.from_run(path, *settings)
     environment, workflow = trainer.play.environment, trainer.play.workflow
     return Table(_with_opponents(environment, {}), workflow, trainer.play)
-
-
-def _from_recipe(name: str, settings: Sequence[str]) -> Table:
-    """Return the game of a recipe's team; of a recipe in stages, that of the last one."""
-    from kapelle.setup.recipe import load_recipe, load_stages
-    from kapelle.setup.team_builder import build_algorithm, build_team
-
-    stages = load_stages(name, (), settings)
-    config = (stages[-1][1] if stages else load_recipe(name, (), settings)).config
-    team = build_team(config, build_algorithm(config))
-    return Table(config.environment, config.workflow, None, team.agents)
 
 
 def _workflow(environment: Environment) -> Workflow:
@@ -147,17 +153,6 @@ def _worded_like(environment: Environment, learned: Environment) -> Environment:
         return environment
     words = {"wording", "view", "rules", "thinking", "list_moves"} - environment.model_fields_set
     return type(environment).model_validate({**environment.model_dump(), **learned.model_dump(include=words)})
-
-
-def _against_solver(environment: Environment, solver: str, seat: int) -> Environment:
-    from kapelle.environments.openspiel.environment import OpenSpiel
-
-    if not isinstance(environment, OpenSpiel):
-        raise ConfigError(
-            f"--against {solver} is for games of OpenSpiel. Play '{environment.name}' --against random."
-        )
-    others = [k for k in range(1, environment.loaded.num_players() + 1) if k != seat]
-    return _with_opponents(environment, dict.fromkeys(others, solver))
 
 
 def seated(table: Table, seat: int, read: Read) -> tuple[Play, str]:
@@ -308,3 +303,96 @@ def ending(episode: Episode, person: str) -> list[str]:
     if episode.success is not None:
         lines.append(f"success {episode.success:.2f}")
     return lines
+
+
+# -------- `kapelle play RUN --exact`: exact values of a run's checkpoints in a game small enough to enumerate
+
+if TYPE_CHECKING:
+    from kapelle.evaluation.exploitability import Exact
+    from kapelle.rollout.play import Play
+    from kapelle.training.trainer import Trainer
+
+    Row = tuple[str, Exact]
+
+TITLES = ("policy", "NashConv", "exploitability", "legal moves", "expected returns by seat")
+COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {}"
+
+
+def report(path: Path, settings: Sequence[str]) -> None:
+    """Print NashConv, exploitability, smallest share of legal moves and returns of every checkpoint and of averages.
+
+    For a mixture, this covers each game that can be enumerated; the others are listed with the reason. Raises
+    ConfigError when there is no such game; see `exploitability.language_table`.
+    """
+    from kapelle.training.trainer import Trainer
+
+    trainer = Trainer.from_run(path, *settings)
+    environment = trainer.play.environment
+    if not isinstance(environment, Mixed):
+        _keep(path, {"": _report(path, trainer, trainer.play)})
+        return
+    reasons = []
+    found: dict[str, list[Row]] = {}
+    for part, game in environment.members.items():
+        try:
+            rows = list(_rows(path, trainer, replace(trainer.play, environment=game)))
+        except ConfigError as error:
+            reasons.append(f"{part}: {error}")
+            continue
+        say(f"{part}\n{COLUMNS.format(*TITLES)}")
+        for row in rows:
+            say(_line(*row))
+        found[part] = rows
+    for reason in reasons:
+        say(reason)
+    if len(reasons) == len(environment.members):
+        raise ConfigError(f"No game of the mixture in {path} has exact values.")
+    _keep(path, found)
+
+
+def _report(path: Path, trainer: Trainer, play: Play) -> list[Row]:
+    rows = []
+    say(COLUMNS.format(*TITLES))
+    for row in _rows(path, trainer, play):
+        say(_line(*row))
+        rows.append(row)
+    return rows
+
+
+def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
+    """Leave the values of each checkpoint in the run, for `kapelle view`."""
+    rows = [
+        {"part": part, "step": int(name), "nash_conv": exact.nash_conv, "exploitability": exact.exploitability, "legal": exact.legal, "returns": list(exact.returns)}
+        for part, own in found.items()
+        for name, exact in own
+        if name.isdecimal()
+    ]  # fmt: skip
+    keep_exact(path, rows)
+
+
+def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[Row]:
+    """Yield the policies of one game with their values; ConfigError when it cannot be enumerated or nothing is saved yet."""
+    from kapelle.evaluation.exploitability import average, checkpoint_tables, evaluate_table, uniform_table
+
+    game = play.environment
+    yield ("uniform", evaluate_table(game, uniform_table(game)))
+    tables = []
+    saved = checkpoint_tables(play, trainer.engine, path / "checkpoints", lambda line: say(line, sys.stderr))
+    for name, table in saved:
+        tables.append(table)
+        yield (name.lstrip("0") or "0", evaluate_table(game, table))
+    if not tables:
+        raise ConfigError(
+            f"{path} has no whole checkpoint of a step yet. Train on, or set `checkpoint.every` lower."
+        )
+    if len(tables) > 1:
+        yield ("average", evaluate_table(game, average(game, tables)))
+    if len(tables) > 3:  # the first ones play worst, and they weigh on the average for long
+        yield ("later half", evaluate_table(game, average(game, tables[len(tables) // 2 :])))
+
+
+def _line(name: str, exact: Exact) -> str:
+    returns = ", ".join(f"{value:+.3f}" for value in exact.returns)
+    return COLUMNS.format(
+        name, f"{exact.nash_conv:.3f}", f"{exact.exploitability:.3f}", f"{exact.legal:.3f}", returns
+    )

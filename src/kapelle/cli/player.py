@@ -7,10 +7,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kapelle.cli.lines import Lines
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
-from kapelle.cli.progress import Watch
+from kapelle.cli.progress import Lines, Watch
 from kapelle.errors import ConfigError
 from kapelle.runs.best import split_run
 from kapelle.runs.reader import read_config

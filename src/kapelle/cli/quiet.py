@@ -1,10 +1,76 @@
-"""How other libraries behave under the command line: no output except errors, no spinning threads."""
+"""What other libraries do under the command line: print errors alone, without control characters, and wait without spinning.
+
+Names in a model's folder, a data set or an answer reach warnings, logs and tracebacks as they stand: a terminal would
+obey control characters in them.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
+import traceback
 import warnings
+from types import TracebackType
+from typing import TextIO
+
+from kapelle.runtime.characters import cleaned
+
+
+def clean_what_others_print() -> None:
+    """Clean warnings, log records and the tracebacks of defects from now on, in this process."""
+    if logging.getLogRecordFactory() is CleanRecord:
+        return
+    logging.setLogRecordFactory(CleanRecord)
+    warnings.showwarning = _show_warning
+    sys.excepthook = _show_defect
+    threading.excepthook = _show_defect_of_thread
+
+
+class CleanRecord(logging.LogRecord):
+    """A log record whose text, with that of its exception, is clean."""
+
+    def getMessage(self) -> str:  # noqa: D102, N802 (the library's name)
+        if self.exc_info and not self.exc_text:
+            self.exc_text = _text_of(*self.exc_info).rstrip("\n")
+        return cleaned(super().getMessage())
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    _write(warnings.formatwarning(message, category, filename, lineno, line), file)
+
+
+def _show_defect(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    _write(_text_of(kind, error, frames))
+
+
+def _show_defect_of_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        name = args.thread.name if args.thread is not None else "a thread"
+        _write(f"Exception in {name}:\n{_text_of(args.exc_type, args.exc_value, args.exc_traceback)}")
+
+
+def _text_of(
+    kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+) -> str:
+    return cleaned("".join(traceback.format_exception(kind, error, frames)))
+
+
+def _write(text: str, file: TextIO | None = None) -> None:
+    stream = file or sys.stderr
+    try:
+        stream.write(cleaned(text))
+    except (OSError, ValueError, AttributeError):  # nobody reads it any more
+        return
+
 
 _DEFAULTS = {
     # Waiting threads must not spin: next to another busy process, spinning costs ten times the work itself.

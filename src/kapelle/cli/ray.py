@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kapelle.cli.source import read_source
-from kapelle.cli.staged import find_stages
+from kapelle.cli.source import find_stages, read_source
 from kapelle.cli.torchrun import refuse_second_launcher, words_of
 from kapelle.cluster.guard import check_installed
 from kapelle.cluster.guard import launch as launch_on_ray

@@ -18,7 +18,14 @@ def run(arguments: argparse.Namespace) -> int:
     if action not in ACTIONS:
         raise ConfigError(f"Unknown action '{action}' of `kapelle recipes`.{did_you_mean(action, ACTIONS)}")
     if action == "cp":
-        return _copy(arguments.name, arguments.destination)
+        text = _text("cp", arguments.name)
+        path = Path(arguments.destination or f"{arguments.name}.yaml")
+        if path.is_dir():
+            path /= f"{arguments.name}.yaml"
+        with writing(path, "destination"), path.open("x", encoding="utf-8") as file:
+            file.write(text)
+        say(f"{path} is yours to change. Train it with: {command('train', str(path))}")
+        return 0
     if action == "show":
         say(_text("show", arguments.name).rstrip())
         return 0
@@ -58,14 +65,3 @@ def _text(action: str, name: str | None) -> str:
     if name not in recipes:
         raise ConfigError(f"Unknown recipe '{name}'.{did_you_mean(name, recipes)}")
     return recipes[name]
-
-
-def _copy(name: str | None, destination: str | None) -> int:
-    text = _text("cp", name)
-    path = Path(destination or f"{name}.yaml")
-    if path.is_dir():
-        path /= f"{name}.yaml"
-    with writing(path, "destination"), path.open("x", encoding="utf-8") as file:
-        file.write(text)
-    say(f"{path} is yours to change. Train it with: {command('train', str(path))}")
-    return 0

@@ -5,23 +5,34 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from kapelle.cli.lines import Lines
-from kapelle.cli.output import command, is_first, leave_ranks_here, say
-from kapelle.cli.progress import Progress, Watch, point_of
+from kapelle.cli.output import command, is_first, leave_ranks_here, returns, say
+from kapelle.cli.progress import (
+    Conversation,
+    Lines,
+    Point,
+    Progress,
+    Watch,
+    conversation,
+    judged,
+    one_line,
+    point_of,
+)
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
 from kapelle.runs.reader import is_run, read_evaluations, saved_steps
 from kapelle.runtime.family import doing, stalled_after
 
 if TYPE_CHECKING:
-    from kapelle.cli.report import Report
     from kapelle.training.summary import Summary
     from kapelle.training.trainer import Trainer
+    from kapelle.types import Episode, Group
+
 
 NextCommands = Callable[[str], Sequence[tuple[str, str]]]
 """What to try after a run: (command, what it does), from the run directory."""
@@ -44,7 +55,10 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
     summary: Summary | None = None
     stopped_by = parameters = 0
     with _view(stream, title, _about(source), run_dir, plain=plain) as view:
-        watch = Watch(view, constant_sum=_is_constant_sum(source))
+        from kapelle.environment import Opposed
+
+        environment = source.config.environment
+        watch = Watch(view, constant_sum=isinstance(environment, Opposed) and environment.constant_sum)
         try:
             with _trainer(source, run_dir, watch) as trainer:
                 parameters = _parameters(trainer)
@@ -91,7 +105,6 @@ def _trainer(source: Source, run_dir: Path, watch: Watch) -> Trainer:
 
 
 def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: int, stopped_by: int) -> Report:
-    from kapelle.cli.report import Report, learned
 
     # The run's own rows, because a run that was resumed was measured before by another process.
     rows = [point_of(row) for row in read_evaluations(run_dir)] if is_run(run_dir) else []
@@ -110,13 +123,6 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
         notes=tuple(watch.notes),
         changes=tuple(watch.changes),
     )
-
-
-def _is_constant_sum(source: Source) -> bool:
-    from kapelle.environment import Opposed
-
-    environment = source.config.environment
-    return isinstance(environment, Opposed) and environment.constant_sum
 
 
 def _say_how_to_continue(run_dir: Path, whole: Path, lost: str | None, stream: TextIO) -> None:
@@ -164,3 +170,169 @@ def _view(
 
     with Panel(title, about, str(run_dir), Console(file=stream)) as panel:
         yield panel
+
+
+# -------- The result of a run, for people and for programs
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is printed at the end of a run."""
+
+    steps: int
+    """Steps behind the weights."""
+    before: Point | None
+    after: Point | None
+    """None for a run that was stopped."""
+    learned: tuple[Conversation, Conversation] | None
+    """One problem's conversation before and after."""
+    seconds: Mapping[str, float]
+    """By phase."""
+    parameters: int
+    """Of all base models together."""
+    run_dir: Path
+    stopped_by: int
+    """0, or the exit code of the signal that stopped it."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Name and sentence of what to know of the data and the engine."""
+    changes: tuple[str, ...] = ()
+    """What was different for a resumed run from what it had before."""
+
+    def row(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        before, after = self.before, self.after
+        return {
+            "accuracy_before": before.success if before else None,
+            "accuracy_after": after.success if after else None,
+            "interval": _listed(after),
+            "interval_before": _listed(before),
+            **({"verifier": dict(after.verifier)} if after and after.verifier else {}),
+            "problems": after.problems if after else before.problems if before else None,
+            "scored_before": before.rate.scored if before else None,
+            "scored_after": after.rate.scored if after else None,
+            "reason": after.reason if after else before.reason if before else None,
+            "fewer": after.fewer if after else before.fewer if before else None,
+            "failed_before": before.failed if before else None,
+            "failed_after": after.failed if after else None,
+            "reward_before": dict(before.reward) if before else None,
+            "reward_after": dict(after.reward) if after else None,
+            "steps": self.steps,
+            "parameters": self.parameters,
+            "seconds_warmup": round(self.seconds.get("warm-up", 0.0), 3),
+            "seconds_training": round(self.seconds.get("training", 0.0), 3),
+            "seconds_evaluation": round(self.seconds.get("evaluation", 0.0), 3),
+            "seconds_total": round(sum(self.seconds.values()), 3),
+            "conversation": None
+            if self.learned is None
+            else [_conversation_row(each) for each in self.learned],
+            "run_dir": str(self.run_dir),
+            "stopped_by": self.stopped_by,
+            **{name: [note for of, note in self.notes if of == name] for name in ("data", "engine")},
+            "changed": list(self.changes),
+        }
+
+    def lines(self, next_commands: Sequence[tuple[str, str]]) -> list[str]:
+        """Return it as text; `next_commands` are (command, what it does)."""
+        width = max((len(words) for words, _ in next_commands), default=0)
+        return [
+            "",
+            *self._scores(),
+            *self._example(),
+            *_row(
+                "time",
+                ", ".join(
+                    f"{name} {self.seconds[name]:.1f} s"
+                    for name in ("warm-up", "training", "evaluation")
+                    if name in self.seconds
+                ),
+            ),
+            *(line for name, note in self.notes for line in _row(name, note)),
+            *(line for change in self.changes for line in _row("changed", change)),
+            *_row("run", str(self.run_dir)),
+            *(["", "try next", *(f"  {words:{width}}   {what}" for words, what in next_commands)]),
+        ]
+
+    def _scores(self) -> list[str]:
+        """Return the figures before and after, each with what it is the mean of; stated once where that is the same."""
+        measured = self.after or self.before
+        if measured is not None and measured.verifier is not None:
+            return _judge(None if measured is self.before else self.before, measured)
+        points = [point for point in (self.before, self.after) if point is not None]
+        if not points:
+            return _row("steps", str(self.steps))
+        alike = len({(point.is_game, point.counts()) for point in points}) == 1
+        text_before, text_after = (
+            "not measured"
+            if point is None
+            else point.text()
+            if alike
+            else f"{point.text()}, {point.counts()}"
+            for point in (self.before, self.after)
+        )
+        whole = points[0].counts(" unseen problems") if alike else "on unseen problems"
+        games = all(point.is_game for point in points)
+        intervals = ", 95 % intervals" if any(point.interval for point in points) else ""
+        name = "return" if games else "score" if any(point.games for point in points) else "accuracy"
+        lines = _row(name, f"{text_before}  →  {text_after}  {whole}{intervals}")
+        for part in dict.fromkeys(part for point in points for part in point.part_reward):
+            earned = [returns(p.part_reward[part]) for p in points if part in p.part_reward]
+            lines += _row("", f"{part}: return {'  →  '.join(earned)}")
+        for reason in dict.fromkeys(point.reason for point in points if point.reason):
+            lines += _row("", f"not scored: {reason}")
+        return lines
+
+    def _example(self) -> list[str]:
+        if self.learned is None:
+            return []
+        before, after = self.learned
+        return [*_row("before", one_line(before)), *_row("after", one_line(after))]
+
+
+def _row(name: str, text: str) -> list[str]:
+    return [f"{name:10}{text}"]
+
+
+def _judge(before: Point | None, after: Point) -> list[str]:
+    """Return how well a verifier judges held-out answers, and how well its probabilities are calibrated."""
+    found = after.verifier or {}
+    then = f"{judged(before.verifier)}  →  " if before and before.verifier else ""
+    lines = _row(
+        "verifier",
+        f"{then}{judged(found)}  among answers to one of {found['both']} held-out questions, 95 %",
+    )
+    if found["auc"] is None:
+        return lines
+    low, high = found["interval"] or (0.0, 1.0)
+    over_all = f"{found['answers']} answers to {found['questions']} questions, {100 * found['right']:.1f} % of them right"
+    return [
+        *lines,
+        *_row("", f"AUC {found['auc']:.3f} [{low:.3f}, {high:.3f}] over all {over_all}"),
+        *_row("", f"calibration error {found['calibration_error']:.3f}, Brier score {found['brier']:.3f}"),
+    ]
+
+
+def _listed(point: Point | None) -> list[float] | None:
+    return list(point.interval) if point and point.interval else None
+
+
+def _conversation_row(shown: Conversation) -> dict[str, Any]:
+    texts = [{"agent": agent, "text": text} for agent, text in shown.texts]
+    return {"question": shown.question, "said": texts, "score": shown.score, "returns": dict(shown.returns)}
+
+
+def learned(before: Sequence[Group], after: Sequence[Group]) -> tuple[Conversation, Conversation] | None:
+    """Return the conversations before and after training on one problem that was wrong and became right.
+
+    The first such problem; None where there is none. An attempt that failed or was not scored is not wrong.
+    """
+    first = {group.task.id: group.episodes[0] for group in before}
+    for group in after:
+        old, new = first.get(group.task.id), group.episodes[0]
+        if old is not None and _solved(old) is False and _solved(new):
+            return conversation(old), conversation(new)
+    return None
+
+
+def _solved(episode: Episode) -> bool | None:
+    """Return whether an episode was right; None for one that failed or was not scored."""
+    return None if episode.error is not None or episode.success is None else episode.success == 1.0

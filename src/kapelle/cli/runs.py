@@ -12,7 +12,6 @@ from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 
 if TYPE_CHECKING:
     from kapelle.runs.rollback import Plan
-    from kapelle.runs.summary import Kept
 
 ACTIONS = ("ls", "show", "rollback")
 
@@ -96,7 +95,10 @@ def _show(place: Path, *, as_json: bool) -> int:
                 name: getattr(status, name) for name in ("phase", "pid", "host", "started", "updated")
             },
             "settings": {key: {"value": value, "from": source} for key, (value, source) in own.items()},
-            "checkpoints": [_kept_row(each) for each in kept],
+            "checkpoints": [
+                {"name": each.folder.name, "step": each.step, "size": each.size, "wrong": each.wrong}
+                for each in kept
+            ],
             "last": rows[-1] if rows else None,
             "evaluation": evaluation,
             "failures": failures(place),
@@ -167,10 +169,6 @@ def _moved(plan: Plan, *, dry: bool) -> list[str]:
     lines.append(f"{plan.run} {now} at step {plan.step}, checkpoint {plan.to.name}.")
     whole = plan.run.resolve().parent if (plan.run.resolve().parent / "stages.yaml").is_file() else plan.run
     return lines if dry else [*lines, f"Continue with: {command('train', '--resume', str(whole))}"]
-
-
-def _kept_row(kept: Kept) -> dict[str, Any]:
-    return {"name": kept.folder.name, "step": kept.step, "size": kept.size, "wrong": kept.wrong}
 
 
 def amount(size: int) -> str:

@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kapelle.cli.lines import Lines
-from kapelle.cli.listening import binding_of, file_of
+from kapelle.cli.arguments import SESSION_IDLE, WORLD_IDLE
+from kapelle.cli.environments import environment_named
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
-from kapelle.cli.progress import Watch
+from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
-from kapelle.cli.serve_arguments import SESSION_IDLE
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.environment import Environment, pays_episodes
+from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.best import split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
+from kapelle.services.binding import Binding, token_here
+from kapelle.settings.base import Settings
 
 if TYPE_CHECKING:
-    from kapelle.services.binding import Binding
     from kapelle.services.reward.scores import Scorer
+
+
+# -------- What a command that serves makes of its arguments
+
+
+def binding_of(arguments: argparse.Namespace) -> Binding:
+    """Return the binding that the arguments of `declare_binding` describe; ConfigError for one that may not be."""
+    return Binding(
+        arguments.host,
+        arguments.port,
+        token_here(),
+        file_of(arguments.tls_cert),
+        file_of(arguments.tls_key),
+        tuple(arguments.allow_host),
+    )
+
+
+def file_of(name: str | None) -> Path | None:
+    """Return the file that an argument names, None for none."""
+    return None if name is None else Path(name)
+
 
 KINDS = ("policy", "reward", "environments")
 DRAIN_SECONDS = 600.0
@@ -47,10 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal asks to stop; then answer what was accepted and return the signal's exit code."""
     named, settings = split_words(arguments.words)
     if named == ("environments",):
-        from kapelle.cli.serve_environments import run as serve_environments
-
         arguments.port = 50_051 if arguments.port is None else arguments.port
-        return serve_environments(arguments, settings)
+        return serve_worlds(arguments, settings)
     arguments.port = 8000 if arguments.port is None else arguments.port
     if len(named) != 2 or named[0] not in KINDS or settings:
         hint = did_you_mean(named[0], KINDS) if named and named[0] not in KINDS else ""
@@ -130,3 +151,86 @@ def until_stopped(
 def _name(name: str) -> str:
     """Return what clients call the team: a slash would part an agent from it."""
     return name.replace("/", "-")
+
+
+# -------- `kapelle serve environments`: offer worlds to runs on this and other machines, and replace one while they play
+
+SHORT = {"debate": "debate_topics"}
+"""Names that people use → the environment's own."""
+HOW = "`kapelle serve environments --environments math,kuhn=recipes/kuhn.yaml math.path=data/gsm8k`"
+
+
+def serve_worlds(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
+    """Serve environments until a signal asks to stop, or replace one on a server that runs."""
+    from kapelle.services.grpc.installed import check_installed
+
+    check_installed()
+    if arguments.replace is not None:
+        return _replace(arguments, settings)
+    if not arguments.environments:
+        raise ConfigError(f"Name the environments to serve: {HOW}.")
+    binding = binding_of(arguments)
+    environments = named(arguments.environments, settings)
+    from kapelle.services.environments.serving import SessionLimits, serve_environments
+
+    limits = SessionLimits(arguments.sessions, arguments.idle or WORLD_IDLE, arguments.timeout)
+    return until_stopped(
+        serve_environments(environments, binding, limits, processes=arguments.workers),
+        lambda server: f"{', '.join(environments)} served at {server.address}",
+        2 * arguments.drain,  # half of it for episodes, half for the calls that are left
+    )
+
+
+def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
+    """Return the environments of a list `name` or `name=what`, with settings `name.key=value`."""
+    specs: dict[str, str] = {}
+    for each in listed.split(","):
+        name, given, what = each.strip().partition("=")
+        name = name if given or not name.endswith((".yaml", ".yml")) else Path(name).stem
+        what = what or each.strip()
+        if not name or name in specs:
+            raise ConfigError(
+                f"`{listed}` names '{name}' {'twice' if name else 'without a name'}. Write {HOW}."
+            )
+        specs[name] = SHORT.get(what, what)
+    for setting in settings:
+        owner = _owner(setting, specs)
+        if owner is None:
+            name = setting.partition(".")[0]
+            raise ConfigError(
+                f"The setting `{setting}` belongs to no environment that is served.{did_you_mean(name, list(specs))}"
+            )
+    found = {}
+    for name, what in specs.items():
+        own = [f"environment.{each[len(name) + 1 :]}" for each in settings if _owner(each, specs) == name]
+        try:
+            found[name] = environment_named(what, own)
+        except KapelleError as error:
+            raise type(error)(f"Environment '{name}': {error}") from None
+        if pays_episodes(found[name]):
+            raise ConfigError(
+                f"Environment '{name}' pays whole episodes where the agents are played, not where its worlds live. Name it as "
+                "the run's own environment instead of serving it."
+            )
+    return found
+
+
+def _owner(setting: str, names: Mapping[str, str]) -> str | None:
+    """Return the environment that a setting `name.key=value` is for."""
+    return max((name for name in names if setting.startswith(f"{name}.")), key=len, default=None)
+
+
+def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
+    """Put an environment on a server that runs; runs that play it go over to it with their next episodes."""
+    if arguments.at is None:
+        raise ConfigError(
+            "--replace puts an environment on a server that runs. Name it: --at localhost:50051."
+        )
+    from kapelle.environments.remote.server import register
+
+    for name, environment in named(arguments.replace, settings).items():
+        assert isinstance(environment, Settings), "recipes and names give settings"
+        values = json.dumps(environment.model_dump(mode="json"))
+        version = register(arguments.at, name, values, arguments.certificate)
+        say(f"{name} at {arguments.at} is version {version} now")
+    return 0

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.errors import ConfigError, RunDirectoryError
+from kapelle.runs.lock import RunLock
 from kapelle.runs.reader import read_config, read_provenance
+from kapelle.runtime.ranks import told
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import Recipe, load_recipe
+from kapelle.training.stages import FILE, Stage, checkable, is_done, open_stages, read_stages, start_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +75,95 @@ def _resumed(place: Path, overlays: tuple[str, ...], settings: tuple[str, ...]) 
         key: before.get(key, source) if source == config else source for key, source in recipe.origin.items()
     }
     return Source(recipe.config.name, recipe.config, origin, place, resume=True, notes=notes)
+
+
+# -------- Recipes with stages on the command line: find the stages, check them together, then run them in turn
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The stages of a recipe, and where they are to run."""
+
+    recipe: str
+    stages: tuple[Stage, ...]
+    run_dir: Path | None
+    """None where the command may choose."""
+
+    def checked(self) -> Iterator[tuple[Stage, RunConfig]]:
+        """Yield every stage with settings that can be checked before anything has run."""
+        with checkable(self.stages) as configs:
+            yield from zip(self.stages, configs, strict=True)
+
+    def dry(self, *, as_json: bool) -> Iterator[Source]:
+        """Yield every stage as a source that is only shown."""
+        for stage, config in self.checked():
+            if not as_json:
+                say(f"# stage {stage.number} of {len(self.stages)}: {stage.name}")
+            notes = stage.recipe.notes
+            yield Source(self.recipe, config, stage.recipe.origin, None, resume=False, notes=notes)
+
+
+def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Staged | None:
+    """Return the stages that words name, or that a folder to resume holds; None for a single run."""
+    files, settings = split_words(words)
+    folder = Path(run_dir) if run_dir else None
+    if resume and (not files or folder is None):
+        place = Path(files[0]) if files else folder
+        if place is None or not (place / FILE).is_file():
+            return None
+        return Staged(str(place), read_stages(str(place / FILE), files[1:], settings), place)
+    stages = read_stages(files[0], files[1:], settings, real=real) if files else ()
+    return Staged(files[0], stages, folder) if stages else None
+
+
+def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
+    """Check all stages, then yield each one that is not done, with a title; ask for the next when it is done.
+
+    Of several ranks the first one opens the folder and says what is done.
+    """
+    from kapelle.setup.preparation import prepare
+    from kapelle.training.joining import join_ranks
+    from kapelle.training.start_weights import check_weights
+
+    for _, config in staged.checked():
+        prepared = prepare(config)
+        if not resume:  # a run that goes on needs the weights no more that it began with
+            check_weights(prepared, staged=True)
+    ranks = join_ranks(staged.stages[0].recipe.config)
+    held: list[RunLock] = []
+    whole = Path(told(ranks, "stages", partial(_opened, staged, held, resume=resume)))
+    for stage in staged.stages:
+        title = f"stage {stage.number} of {len(staged.stages)}, {stage.name}"
+        if told(ranks, title, partial(_done, stage, whole, held)):
+            if not ranks.rank:
+                say(f"{title}: done before")
+            continue
+        start = start_of(stage, staged.stages, whole)
+        source = Source(
+            staged.recipe,
+            start.config,
+            stage.recipe.origin,
+            start.run_dir,
+            start.resume,
+            start.start_from,
+            stage.recipe.notes,
+            whole,
+        )
+        yield f"kapelle train: {title}", source
+    for lock in held:
+        lock.release()
+
+
+def _opened(staged: Staged, held: list[RunLock], *, resume: bool) -> str:
+    """Open and lock the folder of all stages and return its path."""
+    from kapelle.runs.writer import new_path
+
+    whole = staged.run_dir or new_path(staged.recipe)
+    held.append(open_stages(whole, staged.stages, resume=resume))
+    return str(whole)
+
+
+def _done(stage: Stage, whole: Path, held: list[RunLock]) -> bool:
+    for lock in held:
+        lock.recheck()
+    return is_done(stage, whole)

@@ -85,15 +85,6 @@ def take_signals() -> None:
         signal.signal(signal.SIGINT, end_at_once)
 
 
-def _loading() -> bool:
-    """Return whether torch or transformers is being imported for the first time; nothing can be open before they are there.
-
-    An exception in the middle of that comes out as any other, and inside torch's C++ it aborts the process with a page of trace.
-    """
-    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in ("torch", "transformers"))
-    return any(getattr(spec, "_initializing", False) for spec in specs)
-
-
 @contextmanager
 def termination() -> Iterator[None]:
     """Raise Terminated for a SIGTERM, HungUp for a SIGHUP, KeyboardInterrupt for a Ctrl-C inside the block, so that what is open is closed.
@@ -113,7 +104,11 @@ def termination() -> Iterator[None]:
     def receive(number: int, _frame: FrameType | None) -> None:
         Arrivals.handled = True
         hung_up(number)
-        if _loading():
+        # Whether torch or transformers is being imported for the first time; nothing can be open
+        # before they are there. An exception in the middle of that comes out as any other, and
+        # inside torch's C++ it aborts the process with a page of trace.
+        specs = (getattr(sys.modules.get(name), "__spec__", None) for name in ("torch", "transformers"))
+        if any(getattr(spec, "_initializing", False) for spec in specs):
             end_at_once(number)
         begin_stop(number, kinds[number])
         error = kinds[number]()

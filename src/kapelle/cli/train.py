@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from kapelle.cli.output import command, say
+import yaml
+
+from kapelle.cli.arguments import start_words
+from kapelle.cli.output import command, printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
-from kapelle.cli.run_arguments import start_words
 from kapelle.errors import ConfigError
 from kapelle.runs.best import resumed_run
 
@@ -24,11 +27,15 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     arguments.words = [*arguments.words, *start_words(arguments.start_from)]
     from kapelle.cli.running import announce, train
-    from kapelle.cli.source import read_source
-    from kapelle.cli.staged import find_stages, stage_sources
+    from kapelle.cli.source import find_stages, read_source, stage_sources
 
     if arguments.resume:
-        _take_tags_off(arguments)
+        # Name the runs that are meant by `RUN@latest` and the like.
+        files, settings = split_words(arguments.words)
+        if arguments.run_dir is not None:
+            arguments.run_dir = str(resumed_run(arguments.run_dir))
+        elif files:
+            arguments.words = [str(resumed_run(files[0])), *files[1:], *settings]
     if arguments.processes is not None and arguments.launch is None:
         raise ConfigError("`--processes N` says how many processes `--launch` starts; give both.")
     if arguments.launch is not None and not arguments.dry_run:
@@ -59,15 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
 
-def _take_tags_off(arguments: argparse.Namespace) -> None:
-    """Name the runs that are meant by `RUN@latest` and the like."""
-    files, settings = split_words(arguments.words)
-    if arguments.run_dir is not None:
-        arguments.run_dir = str(resumed_run(arguments.run_dir))
-    elif files:
-        arguments.words = [str(resumed_run(files[0])), *files[1:], *settings]
-
-
 def _next_commands(source: Source) -> NextCommands:
     more = 2 * max(1, source.config.training.steps)
     if source.config.algorithm.name == "verifier":
@@ -86,7 +84,6 @@ def _next_commands(source: Source) -> NextCommands:
 
 
 def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
-    from kapelle.cli.annotated import annotated_yaml
     from kapelle.models.renderer_loading import light_renderer
     from kapelle.planning.situation import in_four_bits
     from kapelle.planning.weights_map import describe, weights_map
@@ -121,3 +118,47 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     say("# settings; values that are not defaults show where they come from")
     say(annotated_yaml(values, changed))
     return 0
+
+
+# -------- Resolved settings as YAML, with a comment on where each value that is not a default came from
+
+
+def annotated_yaml(values: Mapping[str, Any], origin: Mapping[str, str]) -> str:
+    """Return `values` as YAML; leaves whose origin is not `default` carry it as a comment.
+
+    `origin` is keyed by dotted path, like `Recipe.origin`. Read as YAML, the text gives `values` again.
+    """
+    return "\n".join(_mapping(values, origin, "", 0))
+
+
+def _mapping(values: Mapping[str, Any], origin: Mapping[str, str], at: str, depth: int) -> list[str]:
+    lines: list[str] = []
+    for key, value in values.items():
+        path = f"{at}.{key}" if at else str(key)
+        head = f"{'  ' * depth}{_scalar(str(key))}:"
+        if isinstance(value, Mapping) and value:
+            lines += [head, *_mapping(value, origin, path, depth + 1)]
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            lines.append(head)
+            for index, item in enumerate(value):
+                inner = _mapping(item, origin, f"{path}.{index}", depth + 2)
+                first = inner[0].lstrip()
+                lines += [f"{'  ' * (depth + 1)}- {first}", *inner[1:]]
+        else:
+            lines.append(f"{head} {_scalar(value)}{_comment(origin.get(path, 'default'))}")
+    return lines
+
+
+def _comment(source: str) -> str:
+    return "" if source == "default" else f"   # {printable(' '.join(source.split()))}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_scalar, value))}]"
+    # Double quotes keep on one line what YAML's own choice would spread over several lines.
+    style = '"' if isinstance(value, str) and not value.isprintable() else None
+    text = yaml.safe_dump(
+        [value], default_flow_style=True, default_style=style, allow_unicode=True, width=10**9
+    )
+    return text.strip().removeprefix("[").removesuffix("]")

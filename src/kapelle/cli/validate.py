@@ -30,8 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _conform(_looked_at(environment, start=arguments.start), arguments.agents)
     if arguments.agents is not None:
         raise ConfigError("--agents is for an environment alone; a recipe names its agents in `team.agents`.")
-    from kapelle.cli.source import read_recipe
-    from kapelle.cli.staged import find_stages
+    from kapelle.cli.source import find_stages, read_recipe
     from kapelle.setup.preparation import DOUBT, prepare
     from kapelle.training.start_weights import check_weights
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kapelle.cli.listening import binding_of
 from kapelle.cli.output import say, writing
+from kapelle.cli.serve import binding_of
 from kapelle.errors import ConfigError
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
-
-if TYPE_CHECKING:
-    from kapelle.viewer.library import Library
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,7 +25,14 @@ def run(arguments: argparse.Namespace) -> int:
     binding = binding_of(arguments)
     library = Library([Path(word) for word in arguments.words or ["runs"]])
     if arguments.export is not None:
-        return _export(library, Path(arguments.export))
+        file = Path(arguments.export)
+        from kapelle.viewer.export import exported
+
+        page = exported(library)
+        with writing(file, "--export"), file.open("xb") as opened:
+            opened.write(page)
+        say(f"{file}: {len(page) / 1e6:.1f} MB, opens in any browser")
+        return 0
     stop = threading.Event()
     with (
         catch_interrupts(lambda _: stop.set()) as stopped,
@@ -40,13 +43,3 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"{count} run{'' if count == 1 else 's'} at {server.url}  (Ctrl-C ends it)")
         stop.wait()
     return stopped.exit_code
-
-
-def _export(library: Library, file: Path) -> int:
-    from kapelle.viewer.export import exported
-
-    page = exported(library)
-    with writing(file, "--export"), file.open("xb") as opened:
-        opened.write(page)
-    say(f"{file}: {len(page) / 1e6:.1f} MB, opens in any browser")
-    return 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.workflows.stage import lines, play
 
-from kapelle.cli.serve_environments import named
+from kapelle.cli.serve import named
 from kapelle.environment import pays_episodes
 from kapelle.environments import Arithmetic, Mixture, Part, Rewarded
 from kapelle.environments.rewarded import Held, Reward, name_of, rows_in_memory
