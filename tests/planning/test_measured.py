@@ -14,7 +14,7 @@ from tests.support.tiny import train_engine
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import FlatRows, Job
 from kapelle.engines.train.protocol import UpdateLimits
-from kapelle.engines.train.torch.head import Entropy
+from kapelle.engines.train.torch.large_head import Entropy
 from kapelle.models.embedded import build_tokenizer
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.module_outline import outline_of
@@ -101,7 +101,7 @@ def test_an_update_takes_what_is_planned(case: Case) -> None:
     forward = engine._forward
     ((_, batch), *_) = list(forward.batches(samples(case.words)))
     assert len(batch.tokens_N) == work.tokens
-    home = engine._held.homes["a"]
+    home = engine._learners.placements["a"]
 
     def body() -> torch.Tensor:
         with home.model.computing([(home.adapter, 0, work.tokens)]):

@@ -15,8 +15,8 @@ from tests.support.tiny import frozen_copy, sections
 
 from kapelle import Trainer
 from kapelle.engines.train.protocol import TrainSetup
+from kapelle.engines.train.settings import Torch
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.engines.train.torch.settings import Torch
 from kapelle.errors import CheckpointError, ConfigError, ModelError
 from kapelle.models.language_model import load_language_model
 from kapelle.runtime import plugins

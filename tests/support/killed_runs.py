@@ -133,8 +133,8 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
     import shutil
 
     from kapelle.engines.rollout.local.engine import LocalEngine
-    from kapelle.engines.train.torch.forward import Forward
     from kapelle.engines.train.torch.learner import Learner
+    from kapelle.engines.train.torch.engine import ForwardPass
     from kapelle.evaluation import evaluate as evaluation
     from kapelle.runs import checkpoint, checkpoint_contents
     from kapelle.runs.checkpoint_shares import Share
@@ -147,7 +147,7 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
     # `before` and `after` stand for the two sides of a call.
     return {
         "in a rollout": (LocalEngine, "generate", "before"),
-        "in an update": (Forward, "outputs", "before"),
+        "in an update": (ForwardPass, "outputs", "before"),
         "in an evaluation": (evaluation, "summarise", "before"),
         "between updates": (Learner, "step", "before"),
         "after a step, nothing recorded": (Loop, "step", "after"),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kapelle.algorithm import Loss, Outputs, Targets
 from kapelle.engines.rollout.protocol import WritingRenderer
-from kapelle.engines.train.bundles import bundles_of, minibatches
+from kapelle.engines.train.batch import bundles_of, minibatches
 from kapelle.engines.train.protocol import HEAD, Objective, Published, TrainSetup
 from kapelle.errors import CheckpointError, NumericsError, ParityError
 from kapelle.models.fast.plan import plan_sequences
@@ -141,11 +141,8 @@ class PlainEngine:
         if objective.parity and any("behaviour" in sample.columns for sample in samples):
             row = self.check_parity(samples)
         for epoch in range(objective.epochs):
-            for chosen in minibatches(
-                samples,
-                objective.minibatches,
-                lambda name, epoch=epoch: derive_seed(0, name, epoch),  # type: ignore[misc]
-            ):
+            seeds = {name: derive_seed(0, name, epoch) for name in self._learners}
+            for chosen in minibatches(samples, objective.minibatches, seeds):
                 for name in self._learners:
                     own = [k for k in chosen if samples[k].learner == name]
                     if own:

@@ -102,7 +102,7 @@ def learners_of(engine: TrainEngine) -> Mapping[str, Learner]:
 
 def model_of(engine: TorchTrainEngine, name: str) -> LanguageModel:
     """Return the model that a learner stands on."""
-    return engine._held.homes[name].model
+    return engine.model_of(name)
 
 
 def lora_policies(*names: str, lora: Lora = LORA) -> list[Policy]:

@@ -32,7 +32,7 @@ MOST_KEYS = 512
 STEP = 32
 """`models/fast/attention.py`: queries of one product."""
 LOGIT_BUDGET = 1 << 21
-"""`engines/train/torch/head.py`: most logits that are kept for the backward pass."""
+"""`engines/train/torch/large_head.py`: most logits that are kept for the backward pass."""
 ROWS, PIECE, DEVICE_PIECE = 512, 1 << 20, 1 << 24
 """`engines/train/torch/large_head.py`: tokens of a piece, and its logits on a CPU and on a GPU."""
 

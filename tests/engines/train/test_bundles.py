@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.engines.train.bundles import minibatches, passes
+from kapelle.engines.train.batch import minibatches, passes
 from kapelle.rows import Sample
 
 
@@ -62,7 +62,7 @@ def test_a_step_holds_whole_bundles_and_every_sample_once(
     shape: list[tuple[str, int | None, int]], parts: int
 ) -> None:
     samples = drawn(shape)
-    split = minibatches(samples, parts, len)
+    split = minibatches(samples, parts, {sample.learner: 1 for sample in samples})
     assert sorted(k for chosen in split for k in chosen) == list(range(len(samples)))
     for together in mates(samples):
         assert sum(bool(together & set(chosen)) for chosen in split) == 1

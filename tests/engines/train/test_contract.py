@@ -32,7 +32,7 @@ from kapelle.engines.train.protocol import (
     TrainSetup,
     UpdateLimits,
 )
-from kapelle.engines.train.torch.settings import Torch
+from kapelle.engines.train.settings import Torch
 from kapelle.errors import CheckpointError, ModelError, NumericsError, ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.rows import Sample

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.support.tiny import related_samples
 
-from kapelle.engines.train.batch import Batch, pack
-from kapelle.engines.train.dropout_keys import token_keys
+from kapelle.engines.train.batch import Batch, pack, token_keys
 
 SEEDS = {"a": 7, "b": 8}
 Path = tuple[str, tuple[int, ...]]

@@ -19,7 +19,7 @@ def watched(ratios: list[float], mask: list[float] | None = None) -> dict[str, f
     mask_K = torch.tensor(mask or [1.0] * len(ratios))
     segment_K = torch.zeros(len(ratios), dtype=torch.int64)
     sums = UpdateSums()
-    sums.watch("a", said, Targets(segment_K, 1, mask_K, {"behaviour": behaviour_K}))
+    sums.add_statistics("a", said, Targets(segment_K, 1, mask_K, {"behaviour": behaviour_K}))
     return means(sums.sums["a"])
 
 

@@ -1,9 +1,12 @@
-"""Samples laid flat for one forward pass, every distinct token computed once.
+"""Samples laid flat for one forward pass, every distinct token computed once; split into passes, minibatches and shards.
 
 A learner is a set of weights that is evaluated at target tokens: a policy for their log-probs, a critic
 for the values before them. The samples of a group share their prompt, later turns of an agent extend
 earlier ones, and short answers are often the same: `unfold` finds what is shared, `pack` lays the rest out flat. This
 changes no number: a sequence attends to itself alone, and its positions start at 0.
+
+Samples that a loss compares with one another are a bundle (`Sample.bundle`): they stay together in one forward pass, in one
+optimiser step and on one rank.
 
 Shapes: N flat tokens, K target tokens, S sequences (samples) of one learner.
 """
@@ -117,12 +120,12 @@ def pack(
     for tree in unfold(samples, share):
         for piece in pieces(tree, max_tokens):
             if waiting and filled + piece.size > max_tokens:
-                yield _batch(waiting, samples, device)
+                yield _laid_flat(waiting, samples, device)
                 waiting, filled = [], 0
             waiting.append(piece)
             filled += piece.size
     if waiting:
-        yield _batch(waiting, samples, device)
+        yield _laid_flat(waiting, samples, device)
 
 
 def blank(learner: str, device: torch.device | str) -> Batch:
@@ -147,7 +150,7 @@ def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
     yield TokenTree(tree.learner, tree.prefix, branches)
 
 
-def _batch(trees: Sequence[TokenTree], samples: Sequence[Sample], device: torch.device | str) -> Batch:
+def _laid_flat(trees: Sequence[TokenTree], samples: Sequence[Sample], device: torch.device | str) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
     spans: list[Span] = []
@@ -187,11 +190,11 @@ def _batch(trees: Sequence[TokenTree], samples: Sequence[Sample], device: torch.
             [s.tokens[t] if t < len(s.tokens) else 0 for s in chosen for t in s.targets], device=device
         ),
         temperature_K=torch.tensor([s.temperature for s in chosen for _ in s.targets], device=device),
-        parts=_parts(order, samples, device),
+        parts=_parts_by_learner(order, samples, device),
     )
 
 
-def _parts(
+def _parts_by_learner(
     by_learner: Mapping[str, Sequence[int]], samples: Sequence[Sample], device: torch.device | str
 ) -> dict[str, Part]:
     parts: dict[str, Part] = {}
@@ -225,3 +228,105 @@ def _marks(
         torch.tensor(pairs, device=device) if pairs else None,
         torch.tensor(observed, device=device) if any(observed) else None,
     )
+
+
+def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[int]]:
+    """Return the indices in `chosen` grouped by `Sample.bundle`, in order; a sample without a bundle is alone."""
+    found: dict[tuple[str, int | None, int], list[int]] = {}
+    for k in chosen:
+        sample = samples[k]
+        alone = k if sample.bundle is None else -1
+        found.setdefault((sample.learner, sample.bundle, alone), []).append(k)
+    return list(found.values())
+
+
+def passes(chosen: Sequence[int], samples: Sequence[Sample], max_tokens: int) -> list[tuple[list[int], int]]:
+    """Return what each forward pass may hold, with its most tokens; no bundle is split.
+
+    Without bundles that is everything, and `pack` splits it. A bundle longer than `max_tokens` has a pass of its own.
+    """
+    if all(samples[k].bundle is None for k in chosen):
+        return [(list(chosen), max_tokens)]
+    pieces: list[tuple[list[int], int]] = []
+    for bundle in bundles_of(chosen, samples):
+        size = sum(len(samples[k].tokens) for k in bundle)
+        if pieces and pieces[-1][1] + size <= max_tokens:
+            pieces[-1] = (pieces[-1][0] + bundle, pieces[-1][1] + size)
+        else:
+            pieces.append((bundle, size))
+    return pieces
+
+
+def minibatches(samples: Sequence[Sample], parts: int, seeds: Mapping[str, int]) -> list[list[int]]:
+    """Split every learner's samples at random into `parts`, bundles whole; the split of one learner does not depend on the others.
+
+    `seeds` are by learner. Parts that come out empty are left out.
+    """
+    split: list[list[int]] = [[] for _ in range(parts)]
+    for learner in dict.fromkeys(sample.learner for sample in samples):
+        own = bundles_of([k for k, sample in enumerate(samples) if sample.learner == learner], samples)
+        if parts > 1:
+            generator = torch.Generator().manual_seed(seeds[learner])
+            own = [own[k] for k in torch.randperm(len(own), generator=generator).tolist()]
+        for number in range(parts):
+            split[number].extend(sorted(k for bundle in own[number::parts] for k in bundle))
+    return [chosen for chosen in split if chosen]
+
+
+SHARD_PIECES = 4
+"""What shares a prompt is sharded in pieces of at most one such part of a rank's tokens: each piece computes the prompt again."""
+
+
+def shard_samples(samples: Sequence[Sample], ranks: int) -> list[list[int]]:
+    """Return the indices of each rank's samples, in order; a rank may get none.
+
+    Bundles stay whole. Largest first, each unit goes to the rank with the fewest tokens (Graham 1969): the fullest rank has
+    at most one unit more than the emptiest.
+    """
+    sharded: list[list[int]] = [[] for _ in range(ranks)]
+    filled = [0] * ranks
+    for tokens, members in sorted(_shard_units(samples, ranks), key=lambda unit: -unit[0]):
+        rank = filled.index(min(filled))
+        filled[rank] += tokens
+        sharded[rank].extend(members)
+    return [sorted(own) for own in sharded]
+
+
+def _shard_units(samples: Sequence[Sample], ranks: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield what is computed together: its tokens, and which samples it is."""
+    if any(sample.bundle is not None for sample in samples):
+        for bundle in bundles_of(range(len(samples)), samples):
+            yield sum(len(samples[k].tokens) for k in bundle), bundle
+        return
+    trees = unfold(samples, share=True)
+    most = sum(tree.size for tree in trees) // (SHARD_PIECES * ranks)
+    for tree in trees:
+        for piece in pieces(tree, most):
+            yield piece.size, [k for branch in piece.branches for k in branch.samples]
+
+
+_KEY_BITS = 0xFFFFFFFF
+
+
+def token_keys(batch: Batch, seeds: Mapping[str, int]) -> Tensor:
+    """Return the keys `_N` (int32) by which the dropout of a batch's flat tokens is drawn; `seeds` are by learner.
+
+    A key depends on its learner's seed and the tokens up to its own. A prefix that samples share is computed once in one
+    split of a step and several times in another: as a function of the tokens alone, its masks are the same.
+    """
+    tokens, owners = batch.tokens_N.tolist(), iter(batch.owners)
+    keys = [0] * len(tokens)
+    learner, _, last = next(owners)
+    for span in batch.spans:
+        while span.start >= last:
+            learner, _, last = next(owners)
+        key = seeds.get(learner, 0) & _KEY_BITS
+        if span.prefix is not None:
+            begin, stem = span.prefix
+            key = keys[begin + stem - 1]
+        for place in range(span.start, span.start + span.length):
+            key = (((key * 0x01000193) ^ (tokens[place] + 1)) * 0x85EBCA6B) & _KEY_BITS
+            key ^= key >> 13
+            keys[place] = key
+    keys_N = torch.tensor(keys, dtype=torch.int64) - (1 << 31)
+    return keys_N.to(batch.tokens_N.device, torch.int32)

@@ -1,29 +1,99 @@
-"""Whether trainer and sampler agree on weights and distribution, token by token."""
+"""Whether trainer and sampler agree on weights and distribution, token by token; float64 judges where they do not.
+
+The largest gap of a step does not decide by itself. Weights that have grown can make one token in a thousand depend on
+sums whose terms nearly cancel; two correct float32 passes then differ there by more than any bound that is useful
+elsewhere, and both differ from float64 by as much. A fault (other weights, another token, another temperature) leaves the
+trainer close to float64 and the sampler far from it, or changes more than a few tokens.
+
+So a step with gaps above the bound passes only if few tokens are above it (`SHARE`), none by more than `CEILING` bounds,
+and each by no more than `ROUNDINGS` times the effect of rounding errors of the compute type on that token. It costs
+nothing while there is no such gap.
+
+Shapes: T targets of one sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kapelle.engines.train.arbitration import Finding
-from kapelle.engines.train.sums import book
+from kapelle.engines.train.sums import add_metric
 from kapelle.errors import ParityError
+from kapelle.models.exact import exact_logprobs, rounding_of
+from kapelle.models.language_model import LanguageModel
+from kapelle.rows import Column, Sample
 
 PARITY = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
 """Default bound on |trainer − sampler| log-prob (nats) by compute type; half precision as measured."""
+
+SHARE = 0.01
+"""Greatest share of a step's tokens above the bound; one token always may be."""
+
+CEILING = 100.0
+"""Greatest gap, in bounds: beyond it the compute type is too coarse for these weights."""
+
+ROUNDINGS = 16.0
+"""Greatest gap, in root mean squares of the token's rounding error; in correct passes it stays below 7 (measured)."""
+
+MOST_ROWS = 64
+"""Most sequences that are computed in float64."""
+
+
+LearnerModels = Mapping[str, tuple[LanguageModel, str | None]]
+"""Learner → its model, and its adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParityFinding:
+    """The verdict of float64 on a step whose largest gap is above the bound."""
+
+    tokens: int
+    """Tokens above the bound."""
+    total: int
+    """Tokens that were compared."""
+    learner: str = ""
+    sampler: float = 0.0
+    """Distance of the sampler's log-prob from float64 (nats), at the token that rounding explains least."""
+    trainer: float = 0.0
+    """The same distance for the trainer."""
+    rounding: float | None = None
+    """Root mean square of the rounding error there; None if nothing was computed in float64."""
+    refused: str | None = None
+    """Why the step cannot pass; None if rounding explains everything."""
+
+    def describe(self) -> str:
+        """Return it in words."""
+        where = f"{self.tokens} of {self.total} tokens are above the bound"
+        if self.rounding is None:
+            return f"{where}; {self.refused}"
+        distances = (
+            f"against float64 the sampler is off by {self.sampler:.2g} and the trainer by {self.trainer:.2g} "
+            f"(policy '{self.learner}'), where rounding makes about {self.rounding:.2g}"
+        )
+        return f"{where}; {distances}: {self.refused}" if self.refused else f"{where}; {distances}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    sample: Sample
+    trainer_T: Tensor
+    above_T: Tensor
+    """Where the gap is above the bound, or NaN."""
+    worst: float
 
 
 def check_parity(
     gaps: Sequence[Tensor],
     bound: float,
     totals: dict[str, list[float]],
-    arbitrate: Callable[[float, float], Finding],
+    judge: Callable[[float, float], ParityFinding],
 ) -> None:
     """Record the largest and the mean gap; without gaps nothing happens.
 
-    Where one is above the bound, `arbitrate(bound, worst)` compares both sides with float64: ParityError if rounding
+    Where one is above the bound, `judge(bound, worst)` compares both sides with float64: ParityError if rounding
     does not explain it, else the number of such tokens is recorded too.
     """
     if not gaps:
@@ -31,7 +101,7 @@ def check_parity(
     gap = torch.cat([each.to(gaps[0].device) for each in gaps])
     worst = float(gap.max())
     if not worst <= bound:
-        found = arbitrate(bound, worst)
+        found = judge(bound, worst)
         if found.refused is not None:
             raise ParityError(
                 f"Trainer and sampler log-probs differ by {worst:.3g} nats (bound {bound:.3g}): {found.describe()}. See "
@@ -39,4 +109,71 @@ def check_parity(
             )
         totals["parity/rounded"] = [found.tokens + totals.get("parity/rounded", [0.0])[0], 1.0]
     totals["parity/max"] = [max(worst, totals.get("parity/max", [0.0])[0]), 1.0]
-    book(totals, "parity/mean", float(gap.sum()), float(gap.numel()))
+    add_metric(totals, "parity/mean", float(gap.sum()), float(gap.numel()))
+
+
+def judge_in_float64(
+    samples: Sequence[Sample],
+    score: Callable[[Sequence[Sample]], list[Tensor]],
+    models: LearnerModels,
+    bound: float,
+    worst: float,
+) -> ParityFinding:
+    """Judge the samples of a step whose largest gap is `worst`; `score` is the trainer's forward pass."""
+    policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
+    rows = [_row(*each, bound) for each in zip(policy, score(policy), strict=True)]
+    total = sum(len(row.above_T) for row in rows)
+    suspects = sorted((row for row in rows if bool(row.above_T.any())), key=lambda row: -row.worst)
+    tokens = sum(int(row.above_T.sum()) for row in suspects)
+    finding = ParityFinding(tokens, total)
+    if not suspects or not worst <= 2 * suspects[0].worst:
+        return replace(finding, refused="scored once more, the trainer returns other log-probs")
+    model = models[suspects[0].sample.learner][0]
+    if model.flat is None or model.through is not None:
+        return replace(
+            finding, refused="for this architecture or engine there is no pass in float64 to compare with"
+        )
+    try:
+        found = max((_compared(row, models, finding) for row in suspects[:MOST_ROWS]), key=_unexplained)
+    except (torch.OutOfMemoryError, MemoryError):
+        return replace(finding, refused="there was no memory to compare them with float64")
+    return replace(found, refused=_fault(found, len(suspects), bound, worst))
+
+
+def _row(sample: Sample, trainer_T: Tensor, bound: float) -> _Row:
+    counts_T = torch.ones_like(trainer_T) if sample.mask is None else sample.mask
+    gap_T = (trainer_T - sample.columns[Column.BEHAVIOUR]).abs()
+    return _Row(sample, trainer_T, ~(gap_T <= bound) & counts_T.bool(), float((gap_T * counts_T).max()))
+
+
+def _compared(row: _Row, models: LearnerModels, finding: ParityFinding) -> ParityFinding:
+    sample, (model, adapter) = row.sample, models[row.sample.learner]
+    arguments = (model, adapter, sample.tokens, sample.targets, sample.temperature)
+    exact_T = exact_logprobs(*arguments)
+    rounding_T = rounding_of(*arguments, exact_T)
+    logprobs = (sample.columns[Column.BEHAVIOUR], row.trainer_T)
+    sampler_T, trainer_T = ((each.double() - exact_T).abs().nan_to_num(torch.inf) for each in logprobs)
+    each = [
+        replace(finding, learner=sample.learner, sampler=float(s), trainer=float(t), rounding=float(r))
+        for s, t, r, above in zip(sampler_T, trainer_T, rounding_T, row.above_T, strict=True)
+        if above
+    ]
+    return max(each, key=_unexplained)
+
+
+def _unexplained(found: ParityFinding) -> float:
+    assert found.rounding is not None
+    return max(found.sampler, found.trainer) / max(found.rounding, 1e-12)
+
+
+def _fault(found: ParityFinding, rows: int, bound: float, worst: float) -> str | None:
+    if not _unexplained(found) <= ROUNDINGS:
+        if found.sampler >= found.trainer:
+            return "the tokens were sampled with other weights, or from another distribution, than those that are trained"
+        return "the trainer does not compute what its weights define; please report it"
+    if found.tokens > max(1, SHARE * found.total) or rows > MOST_ROWS or not worst <= CEILING * bound:
+        return (
+            "the weights have grown too large for the compute type; go back to an earlier checkpoint with a "
+            "lower `optimizer.lr`"
+        )
+    return None

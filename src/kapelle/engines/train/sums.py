@@ -19,7 +19,7 @@ TAIL = 2.0
 """A token is in the tail if the new weights make it more than this many times more, or less, likely."""
 
 
-def book(totals: dict[str, list[float]], name: str, total: float, weight: float) -> None:
+def add_metric(totals: dict[str, list[float]], name: str, total: float, weight: float) -> None:
     """Add to the (sum, weight) of a metric."""
     entry = totals.setdefault(name, [0.0, 0.0])
     entry[0] += total
@@ -52,7 +52,7 @@ class UpdateSums:
         self.weight[learner] = self.weight.get(learner, 0.0) + float(loss.weight)
         sums = self.sums.setdefault(learner, {})
         for name, (total, weight) in {"loss": (loss.total.detach(), loss.weight), **loss.metrics}.items():
-            book(sums, f"{name}/{learner}", float(total), float(weight))
+            add_metric(sums, f"{name}/{learner}", float(total), float(weight))
 
     def merge(self, other: UpdateSums) -> None:
         """Add what another process has accumulated."""
@@ -60,18 +60,18 @@ class UpdateSums:
             self.weight[name] = self.weight.get(name, 0.0) + weight
         for name, metrics in other.sums.items():
             for metric, (total, weight) in metrics.items():
-                book(self.sums.setdefault(name, {}), metric, total, weight)
+                add_metric(self.sums.setdefault(name, {}), metric, total, weight)
         self.bad |= other.bad
         self.gaps.extend(other.gaps)
 
-    def watch(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
+    def add_statistics(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
         """Add the statistics that every policy has, whatever its loss: entropy, and ratios to the sampler."""
         sums, mask_K = self.sums.setdefault(policy, {}), targets.mask_K
         tokens = float(mask_K.sum())
-        book(sums, f"entropy/{policy}", float((statistics.entropy_K.detach() * mask_K).sum()), tokens)
+        add_metric(sums, f"entropy/{policy}", float((statistics.entropy_K.detach() * mask_K).sum()), tokens)
         if Column.BEHAVIOUR not in targets.columns:
             return
         ratio_K = token_log_ratio(statistics.logp_K.detach(), targets[Column.BEHAVIOUR]).exp()
         tail_K = (ratio_K > TAIL) | (ratio_K < 1 / TAIL)
         for name, value_K in {"tail": tail_K, "mean": ratio_K, "square": ratio_K.square()}.items():
-            book(sums, f"ratio_{name}/{policy}", float((value_K * mask_K).sum()), tokens)
+            add_metric(sums, f"ratio_{name}/{policy}", float((value_K * mask_K).sum()), tokens)

@@ -11,7 +11,7 @@ from tests.engines.train.fsdp.test_engine import NLL, setup
 from tests.support.ranks import Raised, run_ranks
 from tests.support.tiny import related_samples
 
-from kapelle.engines.train.fsdp.engine import FsdpTrainEngine
+from kapelle.engines.train.fsdp import FsdpTrainEngine
 from kapelle.engines.train.protocol import UpdateLimits
 from kapelle.runtime.rank_group import ranks_here
 from kapelle.team import Policy

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from kapelle.algorithms.sft import negative_log_likelihood
-from kapelle.engines.train.fsdp.engine import FsdpTrainEngine
-from kapelle.engines.train.fsdp.settings import Fsdp
+from kapelle.engines.train.fsdp import FsdpTrainEngine
 from kapelle.engines.train.protocol import Objective, TrainEngine, TrainSetup, UpdateLimits
+from kapelle.engines.train.settings import Fsdp
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.engines.train.torch.placement import laid_like, whole
+from kapelle.engines.train.torch.learner import distributed_like, gathered
 from kapelle.errors import ConfigError
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.runtime.rank_group import RankGroup
@@ -71,7 +71,7 @@ def test_it_learns_what_the_whole_base_learns(group: RankGroup, lora: Any, tmp_p
         assert float((here - there).abs().max()) < 1e-5
     if lora is None:
         assert any(isinstance(p, DTensor) for p in sharded.learners["a"].parameters.values())
-        model = sharded._own.model_of("a")
+        model = sharded._engine.model_of("a")
         held = weights_hash(model.base_parameters())
         save_model(tmp_path, model)
         assert weights_hash(model.base_parameters()) == held
@@ -98,9 +98,9 @@ def test_its_state_is_whole_and_goes_to_the_engine_torch_and_back(group: RankGro
 
 def test_tensors_that_are_whole_stay_as_they_are() -> None:
     tensor = tiny_model().base_parameters()["model.norm.weight"]
-    assert whole(tensor) is tensor
-    assert laid_like(tensor, tensor) is tensor
-    assert whole(3) == 3
+    assert gathered(tensor) is tensor
+    assert distributed_like(tensor, tensor) is tensor
+    assert gathered(3) == 3
 
 
 def test_what_cannot_be_sharded(group: RankGroup) -> None:

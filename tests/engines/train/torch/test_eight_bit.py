@@ -23,7 +23,7 @@ from tests.support.tiny import (
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.optimizers import OF_BITSANDBYTES
+from kapelle.engines.train.torch.learner import OF_BITSANDBYTES
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.models import eight_bit
 from kapelle.team import Policy

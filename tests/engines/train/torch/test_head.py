@@ -16,23 +16,23 @@ from tests.support.tiny import (
 from torch import Tensor
 
 from kapelle.engines.train.batch import pack
-from kapelle.engines.train.torch import head, large_head
+from kapelle.engines.train.torch import large_head
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.team import Policy
 
 
-def said(entropy: head.Entropy) -> tuple[TokenStatistics, Tensor]:
+def said(entropy: large_head.Entropy) -> tuple[TokenStatistics, Tensor]:
     """What a tiny model says of drawn samples, and the hidden states that it was asked from."""
     (batch,) = pack(drawn(["a"], temperature=0.7), 100_000)
     model = tiny_model()
     generator = torch.Generator().manual_seed(0)
     hidden_KD = torch.randn(len(batch.source_K), model.hidden_size, generator=generator, requires_grad=True)
-    return head.token_statistics(model, hidden_KD, batch, batch.parts["a"], entropy), hidden_KD
+    return large_head.token_statistics(model, hidden_KD, batch, batch.parts["a"], entropy), hidden_KD
 
 
 def largest_kept(monkeypatch: pytest.MonkeyPatch, budget: int) -> int:
     """Return the size of the largest tensor that is kept for the backward pass."""
-    monkeypatch.setattr(head, "LOGIT_BUDGET", budget)
+    monkeypatch.setattr(large_head, "LOGIT_BUDGET", budget)
     sizes: list[int] = []
 
     def kept(tensor: Tensor) -> Tensor:
@@ -40,17 +40,17 @@ def largest_kept(monkeypatch: pytest.MonkeyPatch, budget: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
-        said(head.Entropy.LEARNED)
+        said(large_head.Entropy.LEARNED)
     return max(sizes)
 
 
-@pytest.mark.parametrize("entropy", list(head.Entropy))
+@pytest.mark.parametrize("entropy", list(large_head.Entropy))
 def test_pieces_give_the_numbers_and_gradients_of_all_at_once(
-    entropy: head.Entropy, monkeypatch: pytest.MonkeyPatch
+    entropy: large_head.Entropy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for budget, piece in ((1 << 24, 0), (1, 1 << 20), (1, 3000), (1, 1)):
-        monkeypatch.setattr(head, "LOGIT_BUDGET", budget)
+        monkeypatch.setattr(large_head, "LOGIT_BUDGET", budget)
         monkeypatch.setattr(large_head, "PIECE", piece)
         statistics, hidden_KD = said(entropy)
         (statistics.logp_K.exp().sum() + (statistics.entropy_K * 0.1).sum()).backward()
@@ -59,19 +59,19 @@ def test_pieces_give_the_numbers_and_gradients_of_all_at_once(
     for pieces in found[1:]:
         for one, other in zip(pieces, found[0], strict=True):
             assert float((one - other).abs().max()) < 4e-6  # four float32 steps at −10
-    assert bool(found[0][1].any()) == (entropy is not head.Entropy.LEFT_OUT)
+    assert bool(found[0][1].any()) == (entropy is not large_head.Entropy.LEFT_OUT)
 
 
 @pytest.mark.parametrize("budget", [1 << 24, 1])
 def test_a_measured_entropy_is_the_learned_one_without_its_gradient(
     budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "LOGIT_BUDGET", budget)
-    learned, _ = said(head.Entropy.LEARNED)
-    measured, hidden_KD = said(head.Entropy.MEASURED)
+    monkeypatch.setattr(large_head, "LOGIT_BUDGET", budget)
+    learned, _ = said(large_head.Entropy.LEARNED)
+    measured, hidden_KD = said(large_head.Entropy.MEASURED)
     assert not measured.entropy_K.requires_grad
     torch.testing.assert_close(measured.entropy_K, learned.entropy_K.detach(), atol=1e-5, rtol=0)
-    left_out, other_KD = said(head.Entropy.LEFT_OUT)
+    left_out, other_KD = said(large_head.Entropy.LEFT_OUT)
     for statistics in (measured, left_out):
         statistics.logp_K.sum().backward()
     assert hidden_KD.grad is not None
@@ -90,7 +90,7 @@ def test_logits_are_not_kept_for_the_backward_pass_beyond_the_budget(monkeypatch
 def test_an_update_in_pieces_is_that_of_each_sequence_alone(
     policies: list[Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "LOGIT_BUDGET", 0)
+    monkeypatch.setattr(large_head, "LOGIT_BUDGET", 0)
     monkeypatch.setattr(large_head, "PIECE", 3000)
     engine = train_engine(policies, max_grad_norm=None)
     model = model_of(engine, "a")

@@ -1,4 +1,6 @@
-"""Log-probs and entropies over a large vocabulary, whose gradient is made in the pass that computes the logits.
+"""Log-probs and entropies of target tokens from hidden states, with bounded memory for large vocabularies.
+
+Few logits are computed at once. Over a large vocabulary they are computed in pieces, and the gradient is made in the same pass.
 
 The loss is not known while the head runs, but all it can do to a token's gradient is to scale it. With logits l,
 probabilities p, target y, entropy H and w_v = ∂l_v/∂h, the gradients with respect to the hidden state h are
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +30,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from kapelle.engines.train.batch import Batch, Part
+from kapelle.functional.divergences import TokenStatistics, entropy_from_logits, token_logprobs
 from kapelle.models.banked_linear import computes_in
+from kapelle.models.language_model import LanguageModel
 from kapelle.models.output_head import OutputHead
+
+LOGIT_BUDGET = 1 << 21
+"""Most logits that are kept for the backward pass; beyond it they are computed in pieces and forgotten."""
 
 ROWS = 512
 """Most tokens of a piece."""
@@ -41,6 +50,46 @@ DEVICE_PIECE = 1 << 24
 
 FORBIDDEN = -1e4
 """Stands for log-probs below it in products with their probability, which is 0 in every type: 0 · (−∞) is NaN."""
+
+
+class Entropy(Enum):
+    """Whether the entropy of each token's distribution is computed, and whether a loss learns from it."""
+
+    LEFT_OUT = "left out"
+    MEASURED = "measured"
+    LEARNED = "learned"
+
+
+def token_statistics(
+    model: LanguageModel, hidden_KD: Tensor, batch: Batch, part: Part, entropy: Entropy
+) -> TokenStatistics:
+    """Return log-probs (and entropies, else zeros) of a part's target tokens, of the tempered distributions."""
+    here = part.place
+    columns = (hidden_KD[here], batch.token_K[here], batch.temperature_K[here])
+    head = model.head
+    if len(columns[0]) * len(head.weight_VD) <= LOGIT_BUDGET:
+        return _at_once(model, *columns, entropy)
+    return TokenStatistics(
+        *statistics_in_pieces(
+            head,
+            *columns,
+            entropy=entropy is not Entropy.LEFT_OUT,
+            learned=entropy is Entropy.LEARNED,
+        )
+    )
+
+
+def _at_once(
+    model: LanguageModel, hidden_KD: Tensor, token_K: Tensor, temperature_K: Tensor, entropy: Entropy
+) -> TokenStatistics:
+    logits_KV = model.logits(hidden_KD) / temperature_K[:, None]
+    logp_K = token_logprobs(logits_KV, token_K)
+    if entropy is Entropy.LEFT_OUT:
+        return TokenStatistics(logp_K, torch.zeros_like(logp_K))
+    if entropy is Entropy.LEARNED:
+        return TokenStatistics(logp_K, entropy_from_logits(logits_KV))
+    with torch.no_grad():
+        return TokenStatistics(logp_K, torch.special.entr(logits_KV.softmax(-1)).sum(-1))
 
 
 class Wanted(NamedTuple):

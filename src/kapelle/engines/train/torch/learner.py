@@ -1,31 +1,34 @@
-"""One set of weights that learns: its parameters, optimiser, schedule and loss scale.
+"""What learns: sets of weights, each with its optimiser, schedule and loss scale, and the models and adapters they are on.
 
-Learners share nothing here. Clipping, normalisation and the step are each learner's own, so a
-joint update equals training every learner alone.
+Learners share nothing. Clipping, normalisation and the step are each learner's own, so a joint update equals training
+every learner alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from kapelle.engines.train.torch.optimizers import build_optimizer, check_kind
-from kapelle.engines.train.torch.placement import laid_like, own_part, whole
-from kapelle.errors import NumericsError
+from kapelle.engines.train.batch import Batch, token_keys
+from kapelle.engines.train.protocol import HEAD, TrainSetup
+from kapelle.errors import CheckpointError, ModelError, NumericsError
 from kapelle.models.finite import poisoned
+from kapelle.models.language_model import LanguageModel, copy_language_model
+from kapelle.models.weights import copy_weights
+from kapelle.runtime.seeds import derive_seed
 from kapelle.settings.schema import OptimizerConfig
+from kapelle.team import Critic, Lora, Policy, embedder_name, reference_name
 
 Agreed = Callable[[str | None], str | None]
 """Takes what is wrong in this process, and returns what is wrong in some process."""
-
-
-def _alone(wrong: str | None) -> str | None:
-    return wrong
 
 
 class Learner:
@@ -62,7 +65,7 @@ class Learner:
         """Return the loss times this learner's loss scale (1 but for fp16)."""
         return self._scaler.scale(loss)
 
-    def step(self, weight: float, on_bad: str, agreed: Agreed = _alone) -> dict[str, float]:
+    def step(self, weight: float, on_bad: str, agreed: Agreed = lambda wrong: wrong) -> dict[str, float]:
         """Divide the accumulated gradient of sums by `weight`, clip it, step; return norm and rate.
 
         A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
@@ -79,7 +82,7 @@ class Learner:
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         torch._foreach_div_(grads, weight)
         bound = self._settings.max_grad_norm
-        norm = whole(
+        norm = gathered(
             nn.utils.clip_grad_norm_(list(self.parameters.values()), math.inf if bound is None else bound)
         )
         finite = bool(torch.isfinite(norm))
@@ -114,12 +117,12 @@ class Learner:
 
     def _poison(self) -> str | None:
         tensors = {
-            f"weights.{name}": own_part(parameter.detach()) for name, parameter in self.parameters.items()
+            f"weights.{name}": local_part(parameter.detach()) for name, parameter in self.parameters.items()
         }
         for name, parameter in self.parameters.items():
             moments = self._optimizer.state.get(parameter, {})
             tensors |= {
-                f"optimizer.{name}.{k}": own_part(v)
+                f"optimizer.{name}.{k}": local_part(v)
                 for k, v in moments.items()
                 if k != "step" and isinstance(v, Tensor)
             }
@@ -133,11 +136,14 @@ class Learner:
         """Return weights, optimiser state and counters as a tree; with `parts`, what is shared out stays so."""
         moments = self._optimizer.state_dict()["state"]
         names = list(self.parameters)
-        held = _as_it_is if parts else whole
+
+        def read(value: Any) -> Any:
+            return value if parts else gathered(value)
+
         return {
-            "weights": {name: held(parameter.detach()) for name, parameter in self.parameters.items()},
+            "weights": {name: read(parameter.detach()) for name, parameter in self.parameters.items()},
             "optimizer": {
-                names[index]: {key: held(value) for key, value in entry.items()}
+                names[index]: {key: read(value) for key, value in entry.items()}
                 for index, entry in moments.items()
             },
             "steps": self.steps,
@@ -150,7 +156,7 @@ class Learner:
         check_kind(self.name, self._settings, state["optimizer"].values())
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(laid_like(state["weights"][name], parameter))
+                parameter.copy_(distributed_like(state["weights"][name], parameter))
         names = list(self.parameters)
         moments: Mapping[str, Mapping[str, Any]] = state["optimizer"]
         self._optimizer.load_state_dict(
@@ -177,10 +183,6 @@ class Learner:
             learner.changed = True
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a tree of tensors."""
     copies: dict[str, Any] = {}
@@ -195,7 +197,7 @@ def _copied(entry: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
     """Return copies of an optimiser's values of a parameter; those of its shape are laid out as it is."""
     copies = {key: value.clone() if isinstance(value, Tensor) else value for key, value in entry.items()}
     return {
-        key: laid_like(value, parameter)
+        key: distributed_like(value, parameter)
         if isinstance(value, Tensor) and value.shape == parameter.shape
         else value
         for key, value in copies.items()
@@ -214,3 +216,262 @@ def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
         return 1.0
     progress = min(1.0, (step - settings.warmup_steps) / max(1, total - settings.warmup_steps))
     return 1.0 - progress if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
+"""Classes of `bitsandbytes.optim` by name: moments of one byte (2110.02861), and paged ones, which may lie in the machine's memory."""
+
+
+def build_optimizer(
+    parameters: Sequence[nn.Parameter], settings: OptimizerConfig, lr: float
+) -> torch.optim.Optimizer:
+    """Return AdamW in torch's or another library's form; `setup` has checked that the library is there."""
+    given: dict[str, Any] = {
+        "lr": lr,
+        "betas": settings.betas,
+        "eps": settings.eps,
+        "weight_decay": settings.weight_decay,
+    }
+    if settings.name == "adamw":
+        return torch.optim.AdamW(list(parameters), **given, fused=True)
+    import bitsandbytes
+
+    made: torch.optim.Optimizer = getattr(bitsandbytes.optim, OF_BITSANDBYTES[settings.name])(
+        list(parameters), **given
+    )
+    return made
+
+
+def check_kind(learner: str, settings: OptimizerConfig, entries: Iterable[Mapping[str, object]]) -> None:
+    """Raise CheckpointError when saved moments are those of another optimiser than the settings name."""
+    for entry in entries:
+        if ("exp_avg" in entry) != (settings.name == "adamw"):
+            raise CheckpointError(
+                f"The optimiser's state of '{learner}' ({', '.join(sorted(entry))}) is not that of `optimizer.name: "
+                f"{settings.name}`. Set `optimizer.name` as it was when the checkpoint was written."
+            )
+
+
+# Where processes shard a base (engines/train/fsdp.py), its weights are `DTensor`s: each process holds a part.
+
+
+def gathered(value: Any) -> Any:
+    """Return a value itself, or gather a tensor from all processes, which must all ask for it."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def local_part(value: Tensor) -> Tensor:
+    """Return a tensor itself, or the part of it that this process holds."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def distributed_like(tensor: Tensor, pattern: Tensor) -> Tensor:
+    """Return a whole tensor, which all processes hold, laid out as another of its shape is; one that already is, itself."""
+    if not isinstance(pattern, DTensor) or isinstance(tensor, DTensor):
+        return tensor
+    on_device = tensor.to(device=pattern.device, dtype=pattern.dtype)
+    return distribute_tensor(on_device, pattern.device_mesh, pattern.placements, src_data_rank=None)
+
+
+@dataclass(slots=True)
+class Placement:
+    """The model and adapter of a learner, reference or embedder."""
+
+    model: LanguageModel
+    adapter: str | None
+    critic: bool = False
+
+
+class Learners:
+    """Policies and critics on models in this process's memory, with their frozen references and embedders."""
+
+    def __init__(self, setup: TrainSetup) -> None:
+        """Add adapters and heads to the models and make one learner for each policy and critic that is trained."""
+        self._setup = setup
+        self.placements: dict[str, Placement] = {}
+        self.by_name: dict[str, Learner] = {}
+        """Trained policies, then trained critics."""
+        self._policies = [policy for policy in setup.policies if policy.endpoint is None]
+        for policy in self._policies:
+            model = setup.models[policy.base]
+            if policy.lora:
+                self._add_adapter(model, policy.name, policy.lora)
+            self.placements[policy.name] = Placement(model, policy.name if policy.lora else None)
+            if policy.trained:
+                self._add_learner(policy)
+        for critic in setup.critics:
+            self._add_critic(critic)
+        if setup.references:
+            self.refresh_references()
+        if setup.embedders:
+            self._add_embedders()
+
+    @property
+    def policies(self) -> Mapping[str, Learner]:
+        """The policies that learn."""
+        return {policy.name: self.by_name[policy.name] for policy in self._policies if policy.trained}
+
+    @property
+    def models(self) -> list[LanguageModel]:
+        """Every model in use, once."""
+        return list({id(placement.model): placement.model for placement in self.placements.values()}.values())
+
+    def _add_critic(self, critic: Critic) -> None:
+        model = self._setup.models[critic.base]
+        self._add_adapter(model, critic.name, critic.lora)
+        if critic.name not in model.value_heads:
+            model.add_value_head(critic.name)
+        self.placements[critic.name] = Placement(model, critic.name, critic=True)
+        if critic.trained:
+            self._add_learner(critic)
+
+    def _add_adapter(self, model: LanguageModel, name: str, lora: Lora) -> None:
+        """Add an adapter, or continue with the one that an earlier engine left on a model in memory."""
+        existing = model.bank.adapters.get(name)
+        if existing is None:
+            model.bank.add(name, lora, derive_seed(self._setup.seed, "adapter", name))
+        elif existing != lora:
+            raise ModelError(
+                f"Model '{model.name}' carries an adapter '{name}' from before, made with other `lora` settings. "
+                "Load the model anew, or set `lora` as it was."
+            )
+
+    def _add_learner(self, learner: Policy | Critic) -> None:
+        setup, name = self._setup, learner.name
+        settings, scaled = setup.optimizer_of(learner), self.placements[name].model.dtype == torch.float16
+        parameters = cast("Mapping[str, torch.nn.Parameter]", self._tensors(name))
+        narrow = next((key for key, p in parameters.items() if p.dtype != torch.float32), None)
+        if narrow is not None:
+            raise ModelError(
+                f"'{name}' trains all weights of '{self.placements[name].model.name}', but '{narrow}' is held in "
+                f"{str(parameters[narrow].dtype).removeprefix('torch.')}: small steps would be lost to rounding. Pass the model "
+                "with its weights in float32, or train an adapter (`weights: lora`)."
+            )
+        self.by_name[name] = Learner(
+            name, parameters, settings, settings.lr, setup.limits.total_steps, scaled
+        )
+
+    def _tensors(self, name: str) -> dict[str, Tensor]:
+        placement = self.placements[name]
+        found = (
+            placement.model.bank.parameters(placement.adapter)
+            if placement.adapter
+            else placement.model.base_parameters()
+        )
+        if not placement.critic:
+            return dict(found)
+        head = placement.model.value_heads[name].named_parameters()
+        return {**found, **{f"{HEAD}{key}": tensor for key, tensor in head}}
+
+    def weights(self, name: str) -> Mapping[str, Tensor]:
+        """Return the weights of a policy, critic or reference by name; the tensors themselves, not copies."""
+        return self.by_name[name].parameters if name in self.by_name else self._tensors(name)
+
+    def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """Set weights; see the protocol."""
+        copy_weights(self.weights(name), weights, f"'{name}'")
+        if name in self.by_name:
+            self.by_name[name].changed = True
+
+    @contextmanager
+    def temporary_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> Iterator[None]:
+        """Put other weights, by policy and name, in the place of the current ones inside the block."""
+        previous: list[tuple[Tensor, Tensor]] = []
+        try:
+            with torch.no_grad():
+                for name, others in weights.items():
+                    own = self.weights(name)
+                    previous += [(tensor, tensor.detach().clone()) for tensor in own.values()]
+                    copy_weights(own, others, f"'{name}'")
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in previous:
+                    tensor.copy_(before)
+
+    def _add_embedders(self) -> None:
+        """Keep each policy's base as it is now: the base under its adapter, or a copy of a base that is trained."""
+        copies: dict[int, LanguageModel] = {}
+        for policy in self._policies:
+            model = self.placements[policy.name].model
+            if policy.trained and policy.lora is None:
+                model = copies.setdefault(id(model), copy_language_model(model, embedder_name(policy.name)))
+            self.placements[embedder_name(policy.name)] = Placement(model, None)
+
+    def refresh_references(self) -> None:
+        """Make every reference policy a frozen copy of its trained policy as it is now."""
+        for policy in self._policies:
+            if not policy.trained:
+                continue
+            model, name = self.placements[policy.name].model, reference_name(policy.name)
+            if policy.lora:
+                model.bank.copy(policy.name, name)
+                self.placements[name] = Placement(model, name)
+            else:
+                self.placements[name] = Placement(copy_language_model(model, name), None)
+
+    def exchange(self, one: str, other: str) -> None:
+        """Swap two policies: weights, optimiser state and references, bit for bit."""
+        self.by_name[one].exchange(self.by_name[other])
+        reference, other_reference = reference_name(one), reference_name(other)
+        if reference not in self.placements:
+            return
+        with torch.no_grad():
+            pairs = zip(self.weights(reference).values(), self.weights(other_reference).values(), strict=True)
+            for first, second in pairs:
+                copy = first.clone()
+                first.copy_(second)
+                second.copy_(copy)
+
+    def has_dropout(self) -> bool:
+        """Return whether any adapter has dropout."""
+        return any(lora.dropout for model in self.models for lora in model.bank.adapters.values())
+
+    @contextmanager
+    def dropout(self) -> Iterator[Callable[[Batch], Tensor | None]]:
+        """Turn the adapters' dropout on; yield what gives a batch's keys, by which it is drawn.
+
+        A mask depends on the run's seed, the learner's steps and the tokens up to its own, so that it is the same in any split
+        of a step's samples. The base has none: that would train another distribution than the one that was sampled.
+        """
+        if not self.has_dropout():
+            yield lambda _: None
+            return
+        seeds = {
+            name: derive_seed(self._setup.seed, "dropout", name, learner.steps)
+            for name, learner in self.by_name.items()
+        }
+        for model in self.models:
+            model.bank.train(on=True)
+        try:
+            yield lambda batch: token_keys(batch, seeds)
+        finally:
+            for model in self.models:
+                model.bank.train(on=False)
+
+    def state(self, *, parts: bool = False) -> dict[str, object]:
+        """Return everything that an exact resume needs, as a tree of tensors and plain values; see `Learner.state`."""
+        references = {
+            name: {key: tensor.detach() for key, tensor in self.weights(name).items()}
+            for name in self.placements
+            if name.startswith(reference_name(""))
+        }
+        return {
+            "learners": {name: learner.state(parts=parts) for name, learner in self.by_name.items()},
+            "references": references,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned, bit for bit."""
+        if not {"learners", "references"} <= state.keys():
+            raise CheckpointError(
+                f"The state holds {sorted(state)}, not what the train engine `torch` saves. Set `train_engine.name` as it "
+                "was when the checkpoint was written."
+            )
+        for name, entry in state["learners"].items():
+            self.by_name[name].load_state(entry)
+            self.by_name[name].changed = True
+        with torch.no_grad():
+            for name, tensors in state["references"].items():
+                for key, tensor in self.weights(name).items():
+                    tensor.copy_(tensors[key])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from kapelle.engines.train.dealing import deal
+from kapelle.engines.train.batch import shard_samples
 from kapelle.engines.train.sums import UpdateSums
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.rows import Sample
@@ -82,7 +82,7 @@ class AmongRanks:
         self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
     ) -> list[Tensor]:
         """Work at this rank's samples and gather all rows."""
-        dealt = deal(samples, self._ranks.size)
+        dealt = shard_samples(samples, self._ranks.size)
 
         def share() -> bytes:
             own = work([samples[k] for k in dealt[self._ranks.rank]])
@@ -98,7 +98,7 @@ class AmongRanks:
         self, samples: Sequence[Sample], accumulate: Accumulate, learners: Mapping[str, Learner]
     ) -> UpdateSums:
         """Accumulate this rank's samples and add up what all ranks have accumulated."""
-        own = [samples[k] for k in deal(samples, self._ranks.size)[self._ranks.rank]]
+        own = [samples[k] for k in shard_samples(samples, self._ranks.size)[self._ranks.rank]]
         parts = [unpacked(part) for part in self._meet("update", lambda: _part(accumulate(own), learners))]
         with_gradient = {name: set[int]() for name in learners}
         joined = UpdateSums()

@@ -1,4 +1,4 @@
-"""What a recipe says of the train engines that work in the models' own memory."""
+"""What a recipe says of the built-in train engines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from kapelle.engines.train.protocol import TrainSetup
+from kapelle.engines.train.protocol import TrainEngine, TrainSetup
 from kapelle.settings.base import Settings
 
 if TYPE_CHECKING:
@@ -31,3 +31,21 @@ class Ddp(Torch):
     name: Literal["ddp"] = "ddp"  # type: ignore[assignment]  # the tag of another class
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
     """Seconds for which a process waits for the others: at the start, and wherever they meet."""
+
+
+class Fsdp(Settings):
+    """Settings of the engine that shards bases by FSDP2; adapters and heads are whole in every process."""
+
+    name: Literal["fsdp"] = "fsdp"
+    timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
+    """Seconds for which a process waits for the others: at the start, and wherever they meet."""
+    cpu_offload: bool = False
+    """Whether the parts of bases lie in the machine's memory while they are not computed with."""
+
+    def build(self, setup: TrainSetup) -> TrainEngine:
+        """Return the engine, for a process alone `torch`; ConfigError for models that cannot be sharded."""
+        if setup.ranks.size == 1:
+            return Torch().build(setup)
+        from kapelle.engines.train.fsdp import FsdpTrainEngine
+
+        return FsdpTrainEngine(setup, cpu_offload=self.cpu_offload)

@@ -21,7 +21,7 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
-from kapelle.engines.train.arbitration import arbitrate
+from kapelle.engines.train.parity import judge_in_float64
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ParityError
@@ -145,7 +145,7 @@ class TestFaults:
         engine = train_engine(lora_policies("a"))
         samples = with_behaviour(engine, draw_samples(["a"], [(4, 3)]))
         model = model_of(engine, "a")
-        found = arbitrate(
+        found = judge_in_float64(
             samples, lambda asked: [s + 1e-3 for s in engine.score(asked)], {"a": (model, "a")}, 1e-4, 1e-3
         )
         assert "the trainer does not compute" in str(found.refused)
@@ -155,7 +155,7 @@ class TestFaults:
     def test_a_gap_that_is_gone_when_scored_once_more_is_refused(self) -> None:
         engine = train_engine(lora_policies("a"))
         samples = with_behaviour(engine, draw_samples(["a"], [(4, 3)]))
-        found = arbitrate(samples, engine.score, {"a": (model_of(engine, "a"), "a")}, 1e-4, 1e-3)
+        found = judge_in_float64(samples, engine.score, {"a": (model_of(engine, "a"), "a")}, 1e-4, 1e-3)
         assert "scored once more" in str(found.refused)
 
     def test_log_probs_that_are_no_numbers_are_refused(self) -> None:
@@ -170,5 +170,5 @@ class TestFaults:
         samples = with_behaviour(engine, draw_samples(["a"], [(4, 3)]))
         wrong = with_columns(samples, behaviour=[s.columns["behaviour"] + 1e-3 for s in samples])
         model_of(engine, "a").flat = None
-        found = arbitrate(wrong, engine.score, {"a": (model_of(engine, "a"), "a")}, 1e-4, 1e-3)
+        found = judge_in_float64(wrong, engine.score, {"a": (model_of(engine, "a"), "a")}, 1e-4, 1e-3)
         assert "no pass in float64" in str(found.refused)

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiny import draw_samples, related_samples
 
-from kapelle.engines.train.dealing import deal
+from kapelle.engines.train.batch import shard_samples
 from kapelle.rows import Sample
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=30)
 
 
-def tokens(samples: list[Sample], dealt: list[list[int]]) -> list[int]:
-    return [sum(len(samples[k].tokens) for k in own) for own in dealt]
+def tokens(samples: list[Sample], sharded: list[list[int]]) -> list[int]:
+    return [sum(len(samples[k].tokens) for k in own) for own in sharded]
 
 
 @settings(max_examples=30)
@@ -25,21 +25,21 @@ def test_each_sample_goes_to_one_rank_and_no_rank_gets_much_more(
     lengths: list[tuple[int, int]], ranks: int
 ) -> None:
     samples = draw_samples(["a", "b"], lengths)
-    dealt = deal(samples, ranks)
-    assert sorted(k for own in dealt for k in own) == list(range(len(samples)))
-    filled = tokens(samples, dealt)
+    sharded = shard_samples(samples, ranks)
+    assert sorted(k for own in sharded for k in own) == list(range(len(samples)))
+    filled = tokens(samples, sharded)
     assert max(filled) - min(filled) <= max(len(sample.tokens) for sample in samples)
 
 
 def test_one_long_sample_weighs_as_much_as_many_short_ones() -> None:
     samples = draw_samples(["a"], [(2, 30), *[(2, 3)] * 6])
-    assert deal(samples, 2) == [[0], [1, 2, 3, 4, 5, 6]]
+    assert shard_samples(samples, 2) == [[0], [1, 2, 3, 4, 5, 6]]
 
 
 def test_what_a_loss_compares_stays_on_one_rank() -> None:
     drawn = draw_samples(["a"], [(3, 2)] * 6)
     pairs = [replace(sample, bundle=k // 2) for k, sample in enumerate(drawn)]
-    for own in deal(pairs, 2):
+    for own in shard_samples(pairs, 2):
         assert all(own.count(k ^ 1) == 1 for k in own)
 
 
@@ -47,18 +47,18 @@ def test_the_answers_to_one_prompt_go_to_all_where_there_is_no_other() -> None:
     prompt = tuple(range(10, 20))
     drawn = draw_samples(["a"], [(10, 6)] * 8)
     samples = [replace(sample, tokens=prompt + sample.tokens[10:]) for sample in drawn]
-    assert [len(own) for own in deal(samples, 2)] == [4, 4]
+    assert [len(own) for own in shard_samples(samples, 2)] == [4, 4]
 
 
 def test_without_enough_samples_a_rank_gets_none() -> None:
-    assert deal(draw_samples(["a"], [(2, 2)]), 3) == [[0], [], []]
-    assert deal([], 2) == [[], []]
+    assert shard_samples(draw_samples(["a"], [(2, 2)]), 3) == [[0], [], []]
+    assert shard_samples([], 2) == [[], []]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_computed_once_is_dealt_once(ranks: int) -> None:
     samples = related_samples(["a"])
-    dealt = deal(samples, ranks)
-    holder = {k: rank for rank, own in enumerate(dealt) for k in own}
+    sharded = shard_samples(samples, ranks)
+    holder = {k: rank for rank, own in enumerate(sharded) for k in own}
     assert holder[0] == holder[2]  # the same answer
     assert holder[0] == holder[5]  # and the turn that goes on from it
